@@ -74,6 +74,9 @@ def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrit
     def run(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(graph.forward)
 
+    def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(lambda *args: [_no_view(each) for each in graph.forward(*args)])
+
     def rewritten(module: fx.GraphModule) -> fx.GraphModule:
         traced = orders(module.graph)
         rewrite(module.graph)
@@ -87,8 +90,16 @@ def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrit
     def partition(joint: fx.GraphModule, examples: Sequence[Any], **kwargs: Any) -> Any:
         return default_partition(rewritten(joint), examples, **kwargs)
 
-    backend = aot_autograd(fw_compiler=run, inference_compiler=infer, partition_fn=partition, decompositions=_DECOMPOSITIONS)
+    backend = aot_autograd(
+        fw_compiler=forward, bw_compiler=run, inference_compiler=infer, partition_fn=partition, decompositions=_DECOMPOSITIONS
+    )
     return backend(module, inputs)
+
+
+def _no_view(result: Any) -> Any:
+    """A result of a forward graph. Autograd lets nobody write into a view, such as a region's reshaped result, where torch
+    has traced an operation that makes none."""
+    return result.detach() if isinstance(result, torch.Tensor) and result._is_view() else result
 
 
 def _mv(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Lines of a value, by their numbers along one dimension: some taken out of it, or put back among constants.
 
-    gossamer::pick_lines(x, index, dim)                   →  x[..., index, ...]
-    gossamer::spread_lines(small, index, fill, size, dim) →  what has these lines of `small`, and others of `fill`, or zeros
+    gossamer::pick_lines(x, index, dim)                          →  x[..., index, ...], in memory as x
+    gossamer::spread_lines(small, index, fill, size, dim, order) →  its lines are those of `small`, the others `fill` or zeros
 
-The result lies in memory as the operand does: the dimensions in the same order, from the outermost on.
+order  the dimensions of the result, from the outermost in memory on. `small` does not tell it: a single line has no order.
 """
 
 from torch import Tensor
@@ -17,8 +17,8 @@ def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
     return x.permute(order).index_select(order.index(dim), index).permute(inverse(order))
 
 
-def _spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: int) -> Tensor:
-    out = _like(small, size, dim)
+def _spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: int, order: list[int]) -> Tensor:
+    out = _empty(small, size, dim, order)
     if fill is None:
         out.zero_()
     else:
@@ -28,19 +28,18 @@ def _spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: i
     return out.scatter_(dim, index.expand_as(small), small)  # twice as fast along the last dimension
 
 
-def _like(small: Tensor, size: int, dim: int) -> Tensor:
-    """Memory for as many lines."""
-    order = outside_in(small)
-    sizes = [size if n == dim else small.shape[n] for n in order]
-    return small.new_empty(sizes).permute(inverse(order))
+def _empty(x: Tensor, size: int, dim: int, order: list[int]) -> Tensor:
+    """Memory for a tensor like x that has this size along one dimension."""
+    sizes = [size if n == dim else x.shape[n] for n in order]
+    return x.new_empty(sizes).permute(inverse(order))
 
 
 def outside_in(x: Tensor) -> list[int]:
-    """Its dimensions, from the outermost on; as in a contiguous tensor where strides are unknown."""
-    strides, sizes = ([hint(n) for n in each] for each in (x.stride(), x.shape))
-    if None in strides or None in sizes:
+    """The dimensions of x, from the outermost on; as in a contiguous tensor where strides are unknown."""
+    strides = [hint(n) for n in x.stride()]
+    if None in strides:
         return list(range(x.dim()))
-    return sorted(range(x.dim()), key=lambda n: (sizes[n] != 1, -(strides[n] or 0), n))
+    return sorted(range(x.dim()), key=lambda n: (-(strides[n] or 0), n))
 
 
 def inverse(order: list[int]) -> list[int]:
@@ -49,14 +48,11 @@ def inverse(order: list[int]) -> list[int]:
 
 
 def _fake_pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
-    return _like(x, index.shape[0], dim)
-
-
-def _fake_spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: int) -> Tensor:
-    return _like(small, size, dim)
+    return _empty(x, index.shape[0], dim, outside_in(x))
 
 
 pick_lines = Operation("pick_lines(Tensor x, Tensor index, int dim) -> Tensor", _pick, _pick, _fake_pick).register()
 spread_lines = Operation(
-    "spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim) -> Tensor", _spread, _spread, _fake_spread
-).register()
+    "spread_lines(Tensor small, Tensor index, Tensor? fill, int size, int dim, int[] order) -> Tensor", _spread, _spread,
+    lambda small, index, fill, size, dim, order: _empty(small, size, dim, order),
+).register()  # fmt: skip

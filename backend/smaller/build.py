@@ -107,7 +107,7 @@ class Builder:
         """The lines of a smaller value where they belong, and constants elsewhere; see `_selected` for the order."""
         if not self._analysis.gradients:  # which operations of ours have not
             index = self.input(self.recipe.constant(lines.nonzero().flatten()))
-            return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim))
+            return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim, order))
         index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
         mask = self.input(self.recipe.constant(lines.reshape([-1 if n == dim else 1 for n in range(len(order))])))
         whole = self._selected(small, dim, index, order)

@@ -230,13 +230,15 @@ RESULTS: dict[str, Callable[[Net, Tensor], Any]] = {
     "sliced": lambda net, x: net.a(x)[:, 1:5],
     "turned": lambda net, x: net.a(x).t(),
     "two views": lambda net, x: (lambda y: (y, y[:, :3]))(net.a(x)),
+    "a sum of sequences": lambda net, x: net.a(x.unflatten(0, (2, 8))) + 1,
 }
 
 
 @pytest.mark.parametrize("dense", ["eager", "inductor"])
 @pytest.mark.parametrize("results", RESULTS)
-def test_results_can_be_written_to(results: str, dense: str) -> None:
-    model, x = network(RESULTS[results]), torch.randn(16, 32)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_results_can_be_written_to(results: str, dense: str, training: bool) -> None:
+    model, x = network(RESULTS[results]).train(training), torch.randn(16, 32)
     function = run(model, x, dense=dense).function
     for _ in range(5):  # by then the training graph is taken at once
         found = []

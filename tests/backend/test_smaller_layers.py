@@ -1,5 +1,6 @@
 """Layers with rows, columns, filters or heads of zeros are compiled as smaller ones; results are those of dense torch."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -182,6 +183,31 @@ def test_what_is_put_back_lies_in_memory_as_ever(grad: bool) -> None:
     for found, expected in zip(made.output, model(x), strict=True):
         assert_same(found, expected if grad else expected.detach())
         assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "model, x",
+    [
+        (nn.Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 6, 9)),
+        (nn.Conv2d(8, 16, 3, padding=1, bias=False), torch.randn(2, 8, 6, 9).contiguous(memory_format=torch.channels_last)),
+        (nn.Conv2d(8, 16, 1), torch.randn(2, 8, 1, 1).contiguous(memory_format=torch.channels_last)),
+        (nn.Conv3d(8, 16, 1), torch.randn(1, 8, 2, 3, 4).contiguous(memory_format=torch.channels_last_3d)),
+        (nn.Linear(8, 16), torch.randn(1, 5, 8)),
+        (nn.Linear(8, 16), torch.randn(5, 1, 8).transpose(0, 1)),
+    ],
+    ids=["images", "channels last", "one pixel", "channels last of volumes", "one sequence", "one sequence, turned"],
+)
+def test_a_single_line_tells_no_order_of_dimensions(model: nn.Conv2d, x: Tensor, grad: bool) -> None:
+    model, x = copy.deepcopy(model).requires_grad_(False), x.clone().requires_grad_(grad)
+    with torch.no_grad():
+        model.weight[torch.arange(16) != 5] = 0
+    made = run(lambda x: model(x)[:, ::2], x, grad=grad)
+    assert [*smaller(made).values()] == ["1x8"]
+    expected = model(x)[:, ::2]
+    assert_same(made.output, expected if grad else expected.detach())
+    for found, eager, size in zip(made.output.stride(), expected.stride(), expected.shape, strict=True):
+        assert found == eager or size == 1
 
 
 def test_channels_of_scale_zero_are_constants() -> None:
