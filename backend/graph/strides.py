@@ -43,10 +43,10 @@ def restore_results(graph: fx.Graph, traced: Sequence[Order | None], before: Col
 
     before  the nodes of the traced graph: what is not among them may lie otherwise, and so may views of it
     """
-    output = graph.output_node()
+    output, known = graph.output_node(), dict[fx.Node, bool]()
     given, structure = tree_flatten(output.args)
     found = [
-        _laid_out(each, each, order, each.next) if isinstance(each, fx.Node) and _now(each, before) else each
+        _laid_out(each, each, order, each.next) if isinstance(each, fx.Node) and _now(each, before, known) else each
         for each, order in zip(given, traced, strict=True)
     ]
     if any(each is not before for each, before in zip(found, given, strict=True)):
@@ -61,11 +61,14 @@ def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -
             continue
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+        anew = not moved.isdisjoint(given := node.all_input_nodes)
         if node not in traced:
+            if anew and _lies_as_its_operands(node):
+                node.meta["val"] = Emitter(node).evaluated(node)
             moved.add(node)
-        elif moved.isdisjoint(given := node.all_input_nodes):
+        elif not anew:
             continue
-        elif torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        elif _is_by_element(node):
             before, node.meta["val"] = _order(node), Emitter(node).evaluated(node)
             if _order(node) != before:
                 moved.add(node)
@@ -75,23 +78,28 @@ def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -
                     node.replace_input_with(each, _laid_out(node, each, order))
 
 
-def _now(node: fx.Node, before: Collection[fx.Node]) -> bool:
-    """Whether the value of a node comes from nodes that were put in the place of others, by views or by element.
+def _now(node: fx.Node, before: Collection[fx.Node], known: dict[fx.Node, bool]) -> bool:
+    """Whether a node was put in the place of others, or its value comes from such nodes by views or by element.
 
     Its own value is then computed again: it lies as those do.
     """
-    if node not in before:
-        return True
-    by_element = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    if node.op != "call_function" or not (by_element or node.target in _VIEWS):
-        return False
-    moved = [_now(each, before) for each in node.all_input_nodes]
-    if not any(moved):
-        return False
-    if node.target in (aten.view.default, aten._unsafe_view.default):
-        node.target = aten.reshape.default  # which copies where the dimensions do not lie side by side
-    node.meta["val"] = Emitter(node).evaluated(node)
-    return True
+    if node not in known:
+        known[node] = node not in before
+        moved = [_now(each, before, known) for each in node.all_input_nodes] if _lies_as_its_operands(node) else []
+        if any(moved):
+            if node.target in (aten.view.default, aten._unsafe_view.default):
+                node.target = aten.reshape.default  # which copies where the dimensions do not lie side by side
+            node.meta["val"] = Emitter(node).evaluated(node)
+            known[node] = True
+    return known[node]
+
+
+def _is_by_element(node: fx.Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def _lies_as_its_operands(node: fx.Node) -> bool:
+    return node.op == "call_function" and (_is_by_element(node) or node.target in _VIEWS)
 
 
 def _order(node: fx.Node) -> Order | None:

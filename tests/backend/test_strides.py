@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.strides import orders_of_results, restore_results
 from tests.backend.harness import assert_same, compile_and_run
 
 
@@ -84,3 +87,33 @@ def test_results_lie_in_memory_as_they_do_without_compilation(dense: str, traine
     assert run.output.stride() == expected.stride()
     if tail == "nothing":
         assert run.output.permute(0, 2, 3, 1).view(-1, 16).shape == (72, 16)
+
+
+def test_results_lie_as_before_behind_what_a_pass_has_added() -> None:
+    """A bias that a pass takes out of a convolution is noted with the layout of the convolution, which a region takes away."""
+    images, weight, bias = (
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(5, 3, 1, 1),
+        torch.randn(5),
+    )
+
+    def model(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.relu(torch.ops.aten.convolution(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1))
+
+    traced = make_fx(model, tracing_mode="fake")(images, weight, bias)
+    graph = traced.graph
+    orders, before = orders_of_results(graph), set(graph.nodes)
+    (convolution,) = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    emit = Emitter(convolution, before=convolution.next)
+    shaped = emit(torch.ops.aten.reshape.default, convolution.args[2], [5, 1, 1])
+    added = emit(torch.ops.aten.add.Tensor, convolution, shaped)
+    convolution.replace_all_uses_with(added, lambda user: user is not added)
+    planar = Emitter(convolution)(torch.ops.aten.clone.default, convolution.args[0], memory_format=torch.contiguous_format)
+    region = Emitter(convolution)(convolution.target, planar, convolution.args[1], None, *convolution.args[3:])
+    convolution.replace_all_uses_with(region)
+    restore_results(graph, orders, before)
+    traced.recompile()
+    expected = model(images, weight, bias)
+    found = traced(images, weight, bias)
+    assert_same(found, expected)
+    assert found.stride() == expected.stride()
