@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, copied
 from gossamer.backend.graph.purity import Impure
 from gossamer.backend.run.recomputed import Recomputed
-from gossamer.runtime.torch_internals import set_grad_enabled
+from gossamer.runtime.torch_internals import TensorifyScalarRestartAnalysis, set_grad_enabled
 
 
 def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler) -> Recomputed | None:
@@ -53,51 +54,80 @@ def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler) -> 
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Compiled:
+    """A compiled function, and which of its inputs it takes."""
+
+    function: Callable[..., Any]
+    takes: Callable[[Sequence[Any]], bool] = lambda _: True
+
+
 class _Training:
     """A module's function with gradients, compiled at the first call.
 
-    Dynamo's guards of the frame are complete by then. Where compiling it restricts open sizes further, that is looked up at
-    each call, and other sizes are computed by the module itself.
+    Dynamo's guards of the frame are complete by then. If compiling it restricts open sizes further, each call looks at that,
+    and the module itself computes other sizes. If torch cannot leave a float open, floats are fixed: a few values of them are
+    compiled, as many as Dynamo would compile.
     """
 
     def __init__(self, kept: KeptGraph, compiler: Compiler, context: Callable[[], Any]) -> None:
         self._kept, self._compiler, self._context = kept, compiler, context
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled, self._fixed = dict[tuple[float, ...], _Compiled](), list[int]()
         self._lock = threading.Lock()
-        self._guard: Callable[[Sequence[Any]], bool] = lambda _: True
 
     @torch.compiler.disable
     def __call__(self, *inputs: Any) -> Any:
-        if self._compiled is None:
+        compiled = self._compiled.get(self._floats(inputs))
+        if compiled is None and len(self._compiled) < _MOST:
             with self._lock:
-                if self._compiled is None:  # else another thread was faster
-                    self._compiled = self._compile_or_warn(inputs)
-        return self._compiled(*inputs) if self._guard(inputs) else self._kept.module.forward(*inputs)
+                compiled = self._compiled.get(self._floats(inputs))  # another thread may have been faster
+                if compiled is None:
+                    compiled = self._compile_or_warn(inputs)
+                    self._compiled[self._floats(inputs)] = compiled
+        if compiled is None or not compiled.takes(inputs):
+            return self._kept.module.forward(*inputs)
+        return compiled.function(*inputs)
 
-    def _compile_or_warn(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        try:
-            return self._compile(inputs)
-        except Exception as problem:
-            if self._compiler.options.strict:
-                raise
-            warnings.warn(
-                f"gossamer: the gradients of a model in eval mode could not be compiled ({type(problem).__name__}: "
-                f"{problem}). They are computed as without torch.compile.",
-                stacklevel=2,
-            )
-            return self._kept.module.forward
+    def _floats(self, inputs: Sequence[Any]) -> tuple[float, ...]:
+        return tuple(float(inputs[n]) for n in self._fixed)
 
-    def _compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _compile_or_warn(self, inputs: Sequence[Any]) -> _Compiled:
+        for _ in range(_TRIES):
+            try:
+                return self._compile(inputs)
+            except TensorifyScalarRestartAnalysis as restart:
+                problem: Exception = restart
+                self._fixed = self._kept.floats
+            except Exception as other:
+                problem = other
+                break
+        if self._compiler.options.strict:
+            raise problem
+        warnings.warn(
+            f"gossamer: the gradients of a model in eval mode could not be compiled ({type(problem).__name__}: "
+            f"{problem}). They are computed as without torch.compile.",
+            stacklevel=2,
+        )
+        return _Compiled(self._kept.module.forward)
+
+    def _compile(self, inputs: Sequence[Any]) -> _Compiled:
         shapes = self._kept.shapes
         known = len(shapes.guards) if shapes is not None else 0
-        module, traced = self._kept.again(inputs)
+        module, traced = self._kept.again(inputs, dict(zip(self._fixed, self._floats(inputs), strict=True)))
         with self._kept.at_work(), self._context(), torch.enable_grad():
             compiled = self._compiler.compile(module, traced)
         if shapes is not None and len(shapes.guards) > known:
             code = shapes.produce_guards_expression(traced, guards=shapes.guards[known:])
             if code is not None:
-                self._guard = partial(shapes.evaluate_guards_expression, code)
-        return compiled
+                return _Compiled(compiled, partial(shapes.evaluate_guards_expression, code))
+        return _Compiled(compiled)
+
+
+_MOST = 8
+"""Values of floats for which gradients are compiled."""
+
+_TRIES = 3
+"""torch asks for a float to be fixed, and once more for one that the graph does not use any longer."""
 
 
 def _results(graph: fx.Graph) -> Sequence[Any]:

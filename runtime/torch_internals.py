@@ -8,11 +8,10 @@ has an underscore in its dotted path, and torch.fx.experimental; operators (`tor
 of, and have a schema that torch keeps.
 """
 
-import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -80,8 +79,8 @@ class Private:
     changing: bool = False
 
 
-class Absent:
-    """In place of a class: nothing is an instance of it."""
+class Absent(Exception):
+    """In place of a class: nothing is an instance of it, and nobody raises it."""
 
 
 def off(feature: str) -> str | None:
@@ -100,42 +99,6 @@ def known_off() -> list[str]:
 def refusal(feature: str) -> Callable[..., Any] | None:
     """What raises GossamerError where the feature is asked for, if it is off."""
     return None if off(feature) is None else _refusing(feature)
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """What Dynamo compiles: the backend as the user named it, the function's name, and whether a break is an error."""
-
-    backend: object
-    function: str
-    full_graph: bool
-
-
-def compilation_in_progress() -> Compilation | None:
-    """What this thread compiles. None where nothing is compiled, or where this torch calls its compiler otherwise."""
-    frame = sys._getframe()
-    while frame is not None:
-        variables = frame.f_code.co_varnames + frame.f_code.co_cellvars
-        if frame.f_code.co_name == "_compile" and {"compiler_fn", "one_graph", "code"} <= set(variables):
-            found = frame.f_locals
-            backend = found["compiler_fn"]
-            while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
-                backend = inner
-            return Compilation(getattr(backend, "compiler_fn", backend), found["code"].co_name, found["one_graph"])
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-@contextmanager
-def callbacks_may_raise() -> Iterator[None]:
-    """Around what may raise at the end of a compilation, which Dynamo would take for pending ever after."""
-    try:
-        yield
-    except BaseException:
-        handler, pending = _get("callback_handler"), "_CompilationCallbackHandler__pending_callbacks_counter"
-        if getattr(handler, pending, 0):
-            setattr(handler, pending, getattr(handler, pending) - 1)
-        raise
 
 
 def _refusing(feature: str) -> Callable[..., Any]:
@@ -343,6 +306,9 @@ PRIVATE = {
     "install_guard": Private("torch._dynamo.guards:install_guard", "that it stays", EVAL, lambda *_: None),
     "weight_norm": Private("torch:_weight_norm", "what torch.nn.utils.weight_norm calls", HOOKS, Absent),
     "set_grad_enabled": Private("torch._C:_set_grad_enabled", "what graphs call", EVAL),
+    "TensorifyScalarRestartAnalysis": Private(
+        "torch._dynamo.exc:TensorifyScalarRestartAnalysis", "that a float cannot stay open", EVAL, Absent
+    ),
     "TracingContext": Private("torch._guards:TracingContext", "what a graph was compiled in", AGAIN, Absent),
     "tracing": Private("torch._guards:tracing", "compiling it again in that", AGAIN, nullcontext),
     "compile_context": Private("torch._guards:compile_context", "likewise", AGAIN, nullcontext),

@@ -3,9 +3,9 @@
 Dynamo's notes about inputs hold tensors, and it takes them away in the end. A kept graph holds none, and goes on without.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, fx
@@ -35,13 +35,35 @@ class KeptGraph:
         with tracing(self._tracing), compile_context(self._compiling):
             yield
 
-    def again(self, args: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
+    @property
+    def floats(self) -> list[int]:
+        """The numbers of the inputs that are floats of the user's program. Dynamo passes them as tensors of one element."""
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        return [n for n, node in enumerate(placeholders) if _float(node.meta.get("example_value")) is not None]
+
+    def again(self, args: Sequence[Any], fixed: Mapping[int, float] = MappingProxyType({})) -> tuple[fx.GraphModule, list[Any]]:
         """A copy to be compiled for these inputs, and what to compile it for: tensors without content, some of whose sizes are
-        open."""
+        open, and floats, which are open unless they are `fixed` by their numbers."""
         module = copied(self.module)
         placeholders = module.graph.find_nodes(op="placeholder")
         self.note(placeholders, args)
-        return module, [node.meta.get("example_value", value) for node, value in zip(placeholders, args, strict=True)]
+        for n, value in fixed.items():
+            for item in [user for user in placeholders[n].users if user.target == "item"]:
+                item.replace_all_uses_with(value)
+                module.graph.erase_node(item)
+        module.recompile()
+        return module, [
+            self._known(node.meta.get("example_value", value)) for node, value in zip(placeholders, args, strict=True)
+        ]
+
+    def _known(self, example: Any) -> Any:
+        """A float in the mode in which the backend compiles, which takes a tensor of Dynamo's for one without a number."""
+        number, mode = _float(example), getattr(self._tracing, "fake_mode", None)
+        if number is None or mode is None or example.fake_mode is mode:
+            return example
+        known = mode.from_tensor(example)
+        known.item_memo = number
+        return known
 
     def note(self, placeholders: Sequence[fx.Node | None], args: Sequence[Any]) -> None:
         """Has placeholders, one for each input or None, tell the real static inputs."""
@@ -69,6 +91,11 @@ def module_of(graph: fx.Graph, like: fx.GraphModule) -> fx.GraphModule:
         if hasattr(like, name):
             setattr(module, name, getattr(like, name))
     return module
+
+
+def _float(example: Any) -> Any:
+    """The symbol of a float that Dynamo passes as a tensor."""
+    return getattr(example, "item_memo", None) if is_fake(example) else None
 
 
 def _source(placeholder: fx.Node) -> Any:

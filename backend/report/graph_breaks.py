@@ -18,12 +18,11 @@ from typing import Any
 
 from torch import fx, nn
 
+from gossamer.backend.report.compilation import callbacks_may_raise, compilation_in_progress
 from gossamer.runtime.torch_internals import (
     InstructionTranslator,
     Unsupported,
     callback_handler,
-    callbacks_may_raise,
-    compilation_in_progress,
     counters,
     external_utils,
     get_compilation_metrics,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gossamer.backend.compile_eval import _Compiled
 from gossamer.backend.report.report import collect
 from tests.backend.harness import Run, assert_same, compile_and_run, prune_
 
@@ -85,9 +86,10 @@ def test_a_size_that_the_training_graph_does_not_take_is_computed_without_it() -
     found = run(model, torch.randn(16, 32), dynamic=True)
     assert_gradients(model, found.function, torch.randn(16, 32))
     recomputed = _recomputed(found.output)
-    recomputed.training._guard = lambda _: False
-    recomputed.training._compiled = None.__class__  # raises if it is called with inputs
+    taken = []
+    recomputed.training._compiled[()] = _Compiled(lambda *_: pytest.fail("is not for this size"), lambda x: taken.append(x))
     assert_gradients(model, found.function, torch.randn(8, 32))
+    assert taken
 
 
 def _recomputed(result: Tensor) -> Any:

@@ -1,0 +1,44 @@
+"""The compilation that Dynamo has in progress in this thread."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gossamer.runtime.torch_internals import callback_handler
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What Dynamo compiles: the backend as the user named it, the function's name, and whether a break is an error."""
+
+    backend: object
+    function: str
+    full_graph: bool
+
+
+def compilation_in_progress() -> Compilation | None:
+    """What this thread compiles. None where nothing is compiled, or where this torch calls its compiler otherwise."""
+    frame = sys._getframe()
+    while frame is not None:
+        variables = frame.f_code.co_varnames + frame.f_code.co_cellvars
+        if frame.f_code.co_name == "_compile" and {"compiler_fn", "one_graph", "code"} <= set(variables):
+            found = frame.f_locals
+            backend = found["compiler_fn"]
+            while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+                backend = inner
+            return Compilation(getattr(backend, "compiler_fn", backend), found["code"].co_name, found["one_graph"])
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+@contextmanager
+def callbacks_may_raise() -> Iterator[None]:
+    """Around what may raise at the end of a compilation, which Dynamo would take for pending ever after."""
+    try:
+        yield
+    except BaseException:
+        pending = "_CompilationCallbackHandler__pending_callbacks_counter"
+        if getattr(callback_handler, pending, 0):
+            setattr(callback_handler, pending, getattr(callback_handler, pending) - 1)
+        raise
