@@ -1,9 +1,9 @@
-"""Which channels of which values of Dynamo's graph are needed.
+"""Finds the channels that are needed of each value in Dynamo's graph.
 
-    forward     each rule says where the channels of a result lie, and which are constant: those of a row of zeros are its bias
-    backward    each rule says which channels of its operands are needed for those of the result that are
+    forward     each rule says where the channels of a result lie, and which are constant. A row of zeros gives its bias.
+    backward    each rule says which channels of its operands the needed channels of the result depend on
 
-What no rule takes gets the whole value, and so needs all channels that are not constant: those are filled in.
+A node without a rule takes whole values. It needs all channels that are not constant, and the constants are filled in.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ Rule = Callable[["Analysis", fx.Node], "Step | None"]
 class Product:
     """A product with a static weight [M, K, ...], for predictions and reports.
 
-    tokens  rows of x, or pixels; None where their number is open
+    tokens  the number of rows of x, or of pixels; None if it is open
     taps    elements of the weight for each of M x K
     """
 
@@ -39,14 +39,14 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """How a node goes on with channels.
+    """What a rule says about a node.
 
-    result    the channels of its value, or of each of several
-    operands  the nodes that it takes without what is left out
-    back      which channels of the result are needed (of each) → says so of the operands, by `Analysis.want`
+    result    the channels of the value, or of each of several values
+    operands  the nodes whose smaller values the node takes
+    back      takes the needed channels of the result (of each value) and asks for those of the operands by `Analysis.want`
     build     `build.Builder` → the node for the smaller values; None for the same call
-    product   the product that it is, if it is one
-    alias     whether the result may be over the memory of its operand
+    product   set if the node is a product
+    alias     whether the result may share the memory of its operand
     """
 
     result: Channels | list[Channels]
@@ -59,12 +59,12 @@ class Step:
 
 @dataclass(eq=False)
 class Analysis:
-    """What is known about a graph.
+    """What the rules have found out about a graph.
 
-    names     of the static inputs, for the report
-    gradients whether some are asked for, and `training` whether for static inputs
-    zeros     what has to be zeros for the smaller graph to be the same
-    entries   values that come from outside with all of their channels, and are gathered from, by dimension
+    names      of the static inputs, for the report
+    gradients  whether the graph computes gradients
+    training   whether it computes gradients of static inputs
+    entries    the channels of whole values that products gather from, by node and dimension
     """
 
     graph: fx.Graph
@@ -78,12 +78,12 @@ class Analysis:
     _wanted: dict[tuple[fx.Node, int], Tensor] = field(default_factory=dict)
 
     def channels(self, node: object) -> Channels | None:
-        """Those of a value, if a rule has found some."""
+        """The channels of a value, if a rule has found some."""
         step = self.steps.get(node) if isinstance(node, fx.Node) else None
         return step.result if step is not None and isinstance(step.result, Channels) else None
 
     def entry(self, node: fx.Node, dim: int, size: int) -> Channels:
-        """Channels of a value that no rule has made, which a product may gather from."""
+        """The channels of a value without a rule. A product may gather from them."""
         if (node, dim) not in self.entries:
             none = torch.zeros(size, dtype=torch.bool)
             self.entries[node, dim] = Channels((dim,), self.atoms.new(size), 0, none, None)
@@ -95,14 +95,14 @@ class Analysis:
         self._wanted[node, piece] = mask if known is None else known | mask
 
     def is_zero(self, fill: Known | None, const: Tensor) -> Tensor:
-        """Which constants are zeros, and have no gradient."""
+        """Which constants are zeros and have no gradient."""
         if fill is None:
             return const
         trained = self.training and fill.value.requires_grad
         return torch.zeros_like(const) if trained else const & (fill.value.detach() == 0)
 
     def run(self, rules: Mapping[Any, Rule]) -> None:
-        """Asks the rules, by the target of a node, and finds what is needed."""
+        """Applies the rules to all nodes, and finds the needed channels."""
         live = _live(self.graph)
         for node in self.graph.nodes:
             rule = rules.get(node.target) if node.op in ("call_function", "call_method") else None
@@ -117,13 +117,13 @@ class Analysis:
             for each in self.pieces(node):
                 self.atoms.tie_lines(each.ids, each.along)
         kept = self.atoms.kept()
-        for each in self.all_channels():  # of what is needed nowhere something stays, so that no size is zero
+        for each in self.all_channels():  # one line stays of a value that nobody needs, so that no size is zero
             if not bool(kept[each.ids].any()):
                 self.atoms.need(each.ids.flatten(), torch.arange(each.ids.numel()) == 0)
                 kept = self.atoms.kept()
 
     def all_channels(self) -> list[Channels]:
-        """Those of all values."""
+        """The channels of all values."""
         return [*self.entries.values(), *[each for node in self.steps for each in self.pieces(node)]]
 
     def products(self) -> list[Product]:
@@ -152,13 +152,13 @@ class Analysis:
             step.back(found if isinstance(step.result, list) else found[0])
 
     def _may_write(self, node: fx.Node) -> bool:
-        """Whether nobody sees the value of a node but the one that writes to it."""
+        """Whether only the node that writes to a value sees it."""
         step = self.steps.get(node)
         return len(node.users) == 1 and step is not None and not step.alias
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
-    """What results depend on, or what is written to."""
+    """The nodes that results or writes depend on."""
     found = set[fx.Node]()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in found or writes(node):

@@ -1,4 +1,4 @@
-"""Rules for attention: a head stays as a whole or goes as a whole, and what values that are zeros give is zeros."""
+"""Rules for attention. A head stays or goes as a whole, and values that are zeros give zeros."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from gossamer.backend.smaller.writes import argument
 def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
     """scaled_dot_product_attention of as many heads of queries as of keys.
 
-    The mean of a constant is the constant, unless a mask may hide all keys.
+    The mean of a constant is the constant, unless a mask hides all keys.
     """
     operands = [argument(node, n, name) for n, name in enumerate(("query", "key", "value"))]
     found = [analysis.channels(each) for each in operands]
@@ -48,7 +48,7 @@ def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _alike(one: Channels, two: Channels) -> bool:
-    """Whether both have heads and features in the same places."""
+    """Whether both have heads and features in the same dimensions."""
     return len(one.dims) == 2 and one.dims == two.dims and one.ids.shape == two.ids.shape and one.along == two.along == 0
 
 
@@ -62,7 +62,7 @@ def _broadcast(mask: fx.Node, operand: fx.Node, dim: int) -> bool:
 
 
 def product(analysis: Analysis, node: fx.Node) -> Step | None:
-    """matmul in each head: scores, or what they weigh."""
+    """matmul in each head: queries by keys, or weights by values."""
     if len(node.args) != 2 or node.kwargs:
         return None
     a, b = node.args
@@ -99,7 +99,7 @@ def product(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def softmax(analysis: Analysis, node: fx.Node) -> Step | None:
-    """softmax along another dimension than that of heads."""
+    """softmax along another dimension than the heads."""
     x, dim = argument(node, 0, "input"), argument(node, 1, "dim")
     given = analysis.channels(x)
     if given is None or dim is None or node.all_input_nodes != [x] or dim % x.meta["example_value"].dim() in given.dims:

@@ -1,4 +1,4 @@
-"""The smaller graph: the nodes of Dynamo's, for smaller values, and how its new inputs are computed."""
+"""Builds the smaller graph: Dynamo's nodes on smaller values, and a recipe for its new inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from gossamer.backend.smaller.writes import writes
 
 @dataclass(frozen=True, eq=False)
 class SmallerGraph:
-    """A graph with some inputs left out, and new ones at the end.
+    """A graph without some of the inputs, and with new inputs at the end.
 
-    graph    it
+    graph    the nodes
     taken    the numbers of the old inputs that it has
-    leaves   the numbers of the old inputs that new ones are computed from
-    recipe   values of leaves → (the new inputs, [whether something is not the zeros that it has to be])
-    inputs   values of the new inputs, their placeholders, and those of the static inputs that they are in place of
+    leaves   the numbers of the old inputs that the recipe takes
+    recipe   values of leaves → (the new inputs, [whether something that has to be zeros is not])
+    inputs   for each new input, its value, its placeholder, and the placeholder of the static input that it replaces
     """
 
     graph: fx.Graph
@@ -33,7 +33,7 @@ class SmallerGraph:
 
 
 class Builder:
-    """Copies a graph node by node, without the channels that do not stay."""
+    """Copies a graph node by node and leaves out channels."""
 
     def __init__(self, analysis: Analysis, kept: Tensor) -> None:
         self.graph, self.recipe = fx.Graph(), analysis.recipe
@@ -51,7 +51,7 @@ class Builder:
             self._env[node] = self.same(node) if step is None or step.build is None else step.build(self)
             if node.op == "placeholder":
                 self._last = self._env[node]
-        effects = {self._env[node] for node in self._analysis.graph.nodes if not node.users}  # why else it would be there
+        effects = {self._env[node] for node in self._analysis.graph.nodes if not node.users}  # kept for their effects
         self.graph.eliminate_dead_code(lambda node: node in effects or node.is_impure() or bool(writes(node)))
         inputs = [known for known, _ in self._inputs]
         named = [self.recipe.main_leaf(known) for known in inputs]
@@ -68,7 +68,7 @@ class Builder:
         )
 
     def same(self, node: fx.Node) -> fx.Node:
-        """The same call, with the smaller values that it takes."""
+        """The same call on smaller values."""
         step = self._analysis.steps.get(node)
         small = step.operands if step is not None else ()
         made = self.graph.node_copy(node, lambda each: self._env[each] if each in small else self.full(each))
@@ -77,7 +77,7 @@ class Builder:
         return made
 
     def mapped(self, arguments: Any) -> Any:
-        """Arguments of a node, such as open sizes, for one of the smaller graph."""
+        """Arguments of a node, such as open sizes, in the smaller graph."""
         return fx.map_arg(arguments, self.full)
 
     def small(self, node: fx.Node) -> fx.Node:
@@ -85,7 +85,7 @@ class Builder:
         return self._env[node]
 
     def full(self, node: fx.Node) -> fx.Node:
-        """The whole value of a node: what was left out of it is constant."""
+        """The whole value of a node. Its missing channels are constants."""
         channels = self._analysis.channels(node)
         if channels is None or bool((lines := self.kept(channels)).all()):
             return self._env[node]
@@ -96,7 +96,7 @@ class Builder:
         return self._full[node]
 
     def _spelled(self, channels: Channels, fill: Known, value: Tensor) -> fx.Node:
-        """Constants in the dimensions of a value."""
+        """The constants, as a tensor that broadcasts to a value."""
         order = sorted(range(len(channels.dims)), key=lambda n: channels.dims[n])
         sizes = dict(zip(channels.dims, channels.ids.shape, strict=True))
         turned = self.recipe(torch.permute, fill, order)
@@ -104,8 +104,8 @@ class Builder:
         return self.input(self.recipe(Tensor.to, turned, value.dtype))
 
     def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, order: list[int]) -> fx.Node:
-        """The lines of a smaller value where they belong, and constants elsewhere; see `_selected` for the order."""
-        if not self._analysis.gradients:  # which operations of ours have not
+        """Puts the lines of a smaller value where they belong, and constants elsewhere. `_selected` explains the order."""
+        if not self._analysis.gradients:  # which our operations do not have
             index = self.input(self.recipe.constant(lines.nonzero().flatten()))
             return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim, order))
         index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
@@ -114,13 +114,13 @@ class Builder:
         return self.graph.call_function(torch.where, (mask, whole, 0.0 if fill is None else fill))
 
     def _selected(self, value: fx.Node, dim: int, index: fx.Node, order: list[int]) -> fx.Node:
-        """Lines of a value; the result lies in memory in this order of dimensions, from the outermost on."""
+        """Some lines of a value. `order` lists the dimensions of the result in memory, outermost first."""
         call = self.graph.call_function
         selected = call(torch.index_select, (call(torch.permute, (value, order)), order.index(dim), index))
         return call(torch.permute, (selected, inverse(order)))
 
     def gathered(self, node: fx.Node, channels: Channels) -> fx.Node:
-        """Those of a whole value that some product takes."""
+        """The channels of a whole value that some product takes."""
         kept, dim = self.kept(channels), channels.dim
         if bool(kept.all()):
             return self.full(node)
@@ -138,28 +138,28 @@ class Builder:
         return channels.lines(self._kept)
 
     def taken(self, known: Known, masks: Mapping[int, Tensor]) -> Known:
-        """A tensor without what masks leave out, by dimension."""
+        """A tensor with only the lines that masks keep, by dimension."""
         for dim, mask in masks.items():
             if not bool(mask.all()):
                 known = self.recipe(torch.index_select, known, dim, mask.nonzero().flatten())
         return known
 
     def zeros(self, known: Known) -> None:
-        """Has the smaller graph depend on this being zeros."""
+        """Makes the smaller graph valid only if this tensor is zeros."""
         if known.value.numel():
             self._zeros.append(known)
 
     def zero_constants(self, channels: Channels, which: Tensor) -> None:
-        """Has the smaller graph depend on these constants of a value being zeros."""
+        """Makes the smaller graph valid only if these constants of a value are zeros."""
         if channels.fill is not None and bool(which.any()):
             self.zeros(self.recipe(torch.where, which, channels.fill, 0.0))
 
     def finite(self, known: Known) -> None:
-        """Has the smaller graph depend on this being finite."""
+        """Makes the smaller graph valid only if this tensor is finite."""
         self.zeros(self.recipe(torch.logical_not, self.recipe(torch.isfinite, known)))
 
     def input(self, known: Known) -> fx.Node:
-        """A new input."""
+        """Adds an input."""
         name = f"smaller_{len(self._inputs)}"
         if self._last is None:
             made = self.graph.placeholder(name)

@@ -1,10 +1,11 @@
-"""Calls the compiled smaller graph, with inputs that are computed again when weights have changed.
+"""Calls the compiled smaller graph and computes its inputs again when weights have changed.
 
-weights as they were                     the inputs as they are: a look at versions and samples, as everywhere
-new values, the same rows empty          the inputs are computed again, into the same memory
-at every call                            the whole graph, until they stay the same for two calls
-something in a row that was left out     another smaller graph, or the whole one, compiled then
-gradients for weights under masks        the inputs are computed at every call, with gradients; the masks are looked at
+weights                                  what a call does
+unchanged                                takes the inputs as they are, after a look at versions and samples
+new values, the same rows empty          computes the inputs again, into the same memory
+new values at every call                 runs the whole graph until they stay the same for two calls
+a nonzero in a row that was left out     compiles another smaller graph, or the whole one
+gradients for weights under masks        computes the inputs with gradients, and looks at the masks
 """
 
 import threading
@@ -19,20 +20,20 @@ from torch import Tensor, fx
 from gossamer.runtime.remembered import Compared, Made
 
 _RESTLESS = 3
-"""Changes in a row, each after a single call, by which weights count as changing at every call."""
+"""After so many changes in a row, each after a single call, weights count as changing at every call."""
 
 _MOST = 16
-"""Compiled graphs: layers of one class may share Dynamo's, and differ in what is empty."""
+"""Compiled graphs at most: layers of one class may share Dynamo's graph and differ in their empty rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
     """A compiled graph.
 
-    compiled  it
+    compiled  the function
     taken     the numbers of Dynamo's inputs that it takes
-    leaves    the numbers of those that its other inputs are computed from
-    recipe    leaves' values → (these inputs, [whether something is not the zeros that it has to be])
+    leaves    the numbers of the inputs that the recipe takes
+    recipe    values of leaves → (the other inputs, [whether something that has to be zeros is not])
     trained   the numbers of the leaves that have gradients
     """
 
@@ -43,11 +44,11 @@ class Variant:
     trained: frozenset[int]
 
     def looked_at(self, args: Sequence[Any]) -> list[Tensor]:
-        """What must not have changed for inputs to be those that were computed."""
+        """The tensors that must be unchanged for computed inputs to be valid."""
         return [args[n] for n in self.leaves if n not in self.trained] if self.trained else [args[n] for n in self.leaves]
 
     def inputs(self, args: Sequence[Any]) -> tuple[list[Tensor], bool]:
-        """The other inputs, and whether the graph may be used."""
+        """Computes the other inputs, and says whether the graph is valid."""
         with torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.set_grad_enabled(bool(self.trained)):
             inputs, nonzero = self.recipe(*[args[n] for n in self.leaves])
             return inputs, not any(map(bool, nonzero))
@@ -57,11 +58,14 @@ class Variant:
 class _State:
     """What is known about some weights.
 
-    made     of what, and where in memory that lies; its value is not used
-    variant  that fits, None for the whole graph
-    inputs   of the variant; None where they are computed at every call
-    calls    since the weights have changed, which they did so many `changes` in a row after one call
-    pending  whether the weights change at every call, so that nothing was computed of them
+    made     tells whether the weights are unchanged; its value is not used
+    places   their addresses
+    variant  the graph that fits; None for the whole graph
+    leaves   the variant whose leaves the weights are
+    inputs   of the variant; None if every call computes them
+    calls    the number of calls since the last change
+    changes  the number of changes in a row that came after a single call
+    pending  whether the weights change at every call, so that nothing was computed from them
     """
 
     made: Made[None]
@@ -75,10 +79,10 @@ class _State:
 
 
 class SmallerCall:
-    """What Dynamo calls instead of a compiled graph.
+    """The function that Dynamo calls in place of a compiled graph.
 
-    first    the graph that was compiled for the weights as they are
-    another  inputs → one for other weights; None if none pays
+    first    the graph for the weights as they are now
+    another  inputs → a graph for other weights; None if none pays
     whole    inputs → the compiled graph with all inputs
     """
 
@@ -120,7 +124,7 @@ class SmallerCall:
             return self._whole
 
     def _renewed(self, args: Sequence[Any]) -> _State:
-        """What is known about weights that are new, have changed, or have settled."""
+        """A new state, for weights that are new, have changed, or have settled."""
         with self._lock:
             old = next((state for state in self._states if state.made.is_of(state.leaves.looked_at(args))), None)
             changes = old.changes + 1 if old is not None and old.calls <= 1 and not old.pending else 0
@@ -138,14 +142,14 @@ class SmallerCall:
             return state
 
     def _begun(self, leaves: Variant, args: Sequence[Any]) -> _State:
-        """A state of weights as they are, which is to be called before they are read."""
+        """A state of the weights as they are. Call this before you read them."""
         looked_at = leaves.looked_at(args)
         of = weakref.ref(self)
         made = Made[None](looked_at, self._compared, lambda _: _forget(of))
         return _State(made, [*map(Tensor.data_ptr, looked_at)], None, leaves)
 
     def _fitting(self, args: Sequence[Any], old: _State | None) -> _State:
-        """With a graph that computes the same for these weights, and its inputs; the one used before if it still does."""
+        """A state with a graph that is valid for these weights, and its inputs. The graph used before comes first."""
         before = [old.variant] if old is not None and old.variant is not None else []
         for variant in [*before, *[each for each in self._variants if each not in before]]:
             if (state := self._with(variant, args, old)) is not None:
@@ -158,7 +162,7 @@ class SmallerCall:
         return self._begun(self._variants[0], args)
 
     def _with(self, variant: Variant, args: Sequence[Any], old: _State | None) -> _State | None:
-        """With one graph, if it fits."""
+        """A state with one graph, if that is valid for these weights."""
         state = self._begun(variant, args)
         inputs, fits = variant.inputs(args)
         if not fits:
@@ -170,7 +174,7 @@ class SmallerCall:
         return state
 
     def forget_the_gone(self) -> None:
-        """Lets go of what belongs to weights that are there no more."""
+        """Frees the states of weights that no longer exist."""
         self._states = [state for state in self._states if not state.made.is_gone]
 
 
@@ -180,7 +184,7 @@ def _forget(of: weakref.ref[SmallerCall]) -> None:
 
 
 def _written(old: Sequence[Tensor], new: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """New inputs in the memory of old ones, so that packings of those are renewed; but weights that are taken as they are."""
+    """Writes new inputs into the memory of old ones, so that packings are renewed. Inputs that are weights stay as they are."""
     theirs = {leaf.untyped_storage()._cdata for leaf in leaves}
     with torch.inference_mode(False), torch.no_grad():
         return [

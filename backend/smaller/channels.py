@@ -1,7 +1,7 @@
-"""Channels: what may be left out of a value, and how those of several values hang together.
+"""Channels are the parts of a value that the smaller graph may leave out.
 
-A product with a static weight begins new channels, one for each row. Elementwise work ties its operands' channels together,
-attention those of a head; a channel stays if one of those it is tied to is needed. Views only say where channels are found:
+A product with a static weight begins new channels, one for each row. Elementwise work ties the channels of its operands.
+Attention ties the channels of a head. A channel stays if a channel that it is tied to is needed. Views move channels:
 
     linear       [batch, tokens, 768]        dims (2,), ids [768]
     .view(…)     [batch, tokens, 12, 64]     dims (2, 3), ids [12, 64], along 0: heads as a whole
@@ -21,11 +21,11 @@ from gossamer.backend.smaller.recipe import Known
 class Channels:
     """The channels of a value.
 
-    dims   which of its dimensions they lie along
-    ids    which channel it is, by the indices in these dimensions
-    along  which of `dims` gets shorter; in the others, all channels of an index go together
-    const  which of them are the same number for any input, likewise
-    fill   these numbers, likewise; None for zeros. What it has for other channels is finite, and means nothing
+    dims   the dimensions of the value that channels lie along
+    ids    the number of each channel, by its indices in these dimensions
+    along  the one of `dims` that gets shorter, given by its place in `dims`
+    const  which channels are the same number for any input, by the same indices
+    fill   these numbers, by the same indices; None for zeros. Its other elements are finite and mean nothing
     """
 
     dims: tuple[int, ...]
@@ -41,7 +41,7 @@ class Channels:
 
     @property
     def constant(self) -> Tensor:
-        """The channels that are constant and no zeros, as far as `fill` tells now."""
+        """The channels that are constants other than zero, by the present values of `fill`."""
         return self.const if self.fill is None else self.const & (self.fill.value.detach() != 0)
 
     def lines(self, kept: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Atoms:
         return torch.arange(self._count - count, self._count)
 
     def tie(self, a: Tensor, b: Tensor) -> None:
-        """Has each of `a` stay if that of `b` does, and the other way round."""
+        """Makes each channel of `a` stay if its partner in `b` does, and the other way round."""
         self._ties.append((a.flatten(), b.expand_as(a).flatten()))
 
     def tie_lines(self, ids: Tensor, along: int) -> None:

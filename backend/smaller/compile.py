@@ -1,4 +1,4 @@
-"""Compiles the smaller graph of one of Dynamo's, where there is one, with what compiles graphs otherwise.
+"""Compiles a smaller graph in place of one of Dynamo's, if there is one.
 
 gm(x, w1, b1, w2, b2)    →    gm'(x, smaller_0, smaller_1, smaller_2, smaller_3), called with rows and columns of w1 and w2
 """
@@ -23,9 +23,9 @@ Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Options, compile_: Compile) -> Callable[..., Any]:
-    """What `compile_` makes of one of Dynamo's graphs, or of a smaller one that computes the same.
+    """Returns what `compile_` makes of one of Dynamo's graphs, or of a smaller graph with the same results.
 
-    values  as Dynamo passes them with the module
+    values  the inputs, as Dynamo passes them with the module
     """
     inputs = Inputs.of(module, values)
     statics = {n: static.name for n, static in inputs.statics.items() if static.tensor is inputs.values[n]}
@@ -53,7 +53,7 @@ def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Opti
 
 
 class _Source:
-    """One of Dynamo's graphs, kept to be compiled again when weights have changed.
+    """Keeps one of Dynamo's graphs, to compile it again when weights have changed.
 
     statics  the numbers of its static inputs
     """
@@ -67,19 +67,19 @@ class _Source:
         return self._kept.module.graph
 
     def at_work(self) -> AbstractContextManager[None]:
-        """To be entered where something is compiled at a call."""
+        """The context in which a call compiles something."""
         return self._kept.at_work()
 
     def fakes(self, args: Sequence[Any]) -> list[Any]:
-        """Inputs of the sizes that the graph is for, some of which are open."""
+        """Returns inputs of the sizes that the graph takes. Some sizes are open."""
         return self._kept.again(args)[1]
 
     def whole(self, args: Sequence[Any]) -> Callable[..., Any]:
-        """The whole graph, compiled."""
+        """Compiles the whole graph."""
         return self._compile(*self._kept.again(args))
 
     def compiled(self, found: Plan, args: Sequence[Any], values: Sequence[Any]) -> Variant:
-        """A smaller graph, compiled; `values` are what it is compiled for."""
+        """Compiles a smaller graph for these `values` of the inputs."""
         smaller = found.smaller
         module = module_of(smaller.graph, self._kept.module)
         placeholders = module.graph.find_nodes(op="placeholder")
@@ -92,7 +92,7 @@ class _Source:
         for node, n in zip(placeholders, smaller.taken, strict=False):
             node._dynamo_source = old[n]._dynamo_source
         for node, (value, _, leaf) in zip(placeholders[len(given) :], smaller.inputs, strict=True):
-            value = value.detach().requires_grad_(value.requires_grad)  # a leaf, of which torch may ask for the gradient
+            value = value.detach().requires_grad_(value.requires_grad)  # a leaf, because torch may ask for its gradient
             fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
             source = leaf.meta["grapharg"].source if leaf is not None and "grapharg" in leaf.meta else None
             node.meta = {"example_value": fake, "grapharg": SimpleNamespace(source=source, example=value.detach())}

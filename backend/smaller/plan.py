@@ -1,4 +1,4 @@
-"""Finds the smaller graph of one of Dynamo's, if there is one that pays."""
+"""Finds a smaller graph for one of Dynamo's, if one pays."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,23 +23,23 @@ from gossamer.runtime.weight_store import store_of
 
 _RULES = {**products.RULES, **pointwise.RULES, **views.RULES, **attention.RULES}
 _SHARE = 1 / 16
-"""Of rows, columns or channels that have to be zeros for a graph to be looked at."""
+"""A graph is analysed if this share of the rows, columns or channels of a weight is zeros."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A smaller graph, and what was decided about its weights."""
+    """A smaller graph, and the decisions about its weights."""
 
     smaller: SmallerGraph
     decisions: Sequence[Decision]
 
 
 def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], options: Options) -> Plan | None:
-    """The smaller graph; None where there is none, or it does not pay.
+    """Returns the smaller graph; None if there is none, or it does not pay.
 
     graph    Dynamo's
     statics  names of the static inputs, by their numbers
-    values   those of all inputs
+    values   the values of all inputs
     """
     if options.schedule != "auto" or SMALLER_LAYERS in options.disable:
         return None
@@ -54,7 +54,7 @@ def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], opt
         with torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.set_grad_enabled(training):
             analysis = Analysis(graph, Recipe(graph, known), names, gradients, training)
             return _planned(analysis, options)
-    except Exception as error:  # whatever a graph has that nobody thought of
+    except Exception as error:  # any fault of the analysis leaves the graph as it is
         if options.strict:
             raise
         warnings.warn(
@@ -71,13 +71,13 @@ def _planned(analysis: Analysis, options: Options) -> Plan | None:
     if not any(each.pays for each in judged):
         return None
     if any(1 in each.kept for each in judged if each.pays) and _has_unbacked_sizes(analysis.graph):
-        return None  # torch asks whether a matrix with one row or column has one of the other, too, and nobody knows
+        return None  # of a matrix with one row, torch asks whether it has one column, too, which is unknown
     smaller = Builder(analysis, analysis.atoms.kept()).run()
     return Plan(smaller, [*_decisions(judged)])
 
 
 def _decisions(judged: Sequence[Judged]) -> Iterator[Decision]:
-    """One for each product whose weight has empty rows or columns."""
+    """A decision for each product whose weight has empty rows or columns."""
     for each in judged:
         rows, columns = each.kept
         m, k = each.product.weight.shape[:2]
@@ -110,7 +110,7 @@ def _has_unbacked_sizes(graph: fx.Graph) -> bool:
 
 
 def _has_empty_lines(value: Tensor) -> bool:
-    """Whether a share of rows or columns is zeros, looking at more of those that may be."""
+    """Whether a share of the rows or columns is zeros. Looks at few elements first."""
     if value.dim() < 2 or value.numel() < 2:
         return False
     with torch.no_grad():

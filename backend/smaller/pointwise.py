@@ -1,4 +1,4 @@
-"""Rules for elementwise work: what is constant before it is so after it, and two operands have their channels in common."""
+"""Rules for elementwise work. Constants stay constant, and two operands share their channels."""
 
 import operator
 from typing import Any
@@ -29,7 +29,7 @@ _TWO: dict[Any, Any] = {
     "sub": torch.sub, "sub_": torch.sub, "mul": torch.mul, "mul_": torch.mul, "div": torch.div, "div_": torch.div,
     "pow": torch.pow,
 }  # fmt: skip
-"""Functions of two operands, and those that compute the same, in memory of their own."""
+"""Functions of two operands, each with the function that computes the same out of place."""
 
 
 def unary(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -42,7 +42,7 @@ def unary(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _elementwise(analysis: Analysis, node: fx.Node, x: fx.Node, given: Channels, fill: Known | None) -> Step:
-    """What keeps channels where they are, with other constants."""
+    """A step that keeps channels where they are and changes the constants."""
 
     def back(need: Tensor) -> None:
         analysis.want(x, need & ~given.const)
@@ -54,7 +54,7 @@ _ALIASES = {"to", "float"}
 
 
 def _pure(analysis: Analysis, node: fx.Node, given: Channels) -> Known | None:
-    """What a function makes of the constants."""
+    """The constants after a function."""
     target: Any = node.target
     kwargs = {name: each for name, each in node.kwargs.items() if name not in ("inplace", "input", "memory_format")}
     places = node.args[1 : INPLACE.get(target)]
@@ -70,12 +70,12 @@ def _pure(analysis: Analysis, node: fx.Node, given: Channels) -> Known | None:
 
 
 def constants(node: fx.Node, given: Channels) -> Known | Tensor:
-    """The constants of a value, zeros spelled out."""
+    """The constants of a value, as a tensor even if they are zeros."""
     return torch.zeros(given.ids.shape, dtype=node.meta["example_value"].dtype) if given.fill is None else given.fill
 
 
 def dropout(analysis: Analysis, node: fx.Node) -> Step | None:
-    """dropout: nothing in evaluation, and zeros stay zeros."""
+    """dropout. It does nothing in evaluation, and zeros stay zeros in training."""
     x = argument(node, 0, "input")
     given, training = analysis.channels(x), argument(node, 2, "training", True)
     if given is None:
@@ -95,7 +95,7 @@ def dropout(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def binary(analysis: Analysis, node: fx.Node) -> Step | None:
-    """A function of two operands, one of which has channels."""
+    """A function of two operands. At least one has channels."""
     if len(node.args) != 2 or node.kwargs:
         return None
     function, (a, b) = _TWO[node.target], node.args
@@ -124,7 +124,7 @@ def binary(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _with_scales(analysis: Analysis, node: fx.Node, x: fx.Node, given: Channels, product: bool) -> Step:
-    """With something that is the same for all channels, or known with its own; of a product, zeros stay."""
+    """With an operand that has no channels. Zeros stay zeros in a product, and no other constant stays."""
     const = analysis.is_zero(given.fill, given.const) if product else torch.zeros_like(given.const)
 
     def back(need: Tensor) -> None:
@@ -176,7 +176,7 @@ def _with_static(
 
 
 def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: Channels) -> Step | None:
-    """Of operands whose channels lie in the same places."""
+    """A function of two operands whose channels lie in the same places."""
     a, b = node.args
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
     same = one.dims == two.dims and one.ids.shape == two.ids.shape and one.along == two.along
@@ -187,7 +187,7 @@ def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: 
     if one.fill is not None or two.fill is not None or function not in (torch.add, torch.sub, torch.mul):
         fills = [constants(a, one), constants(b, two)]
         fill = analysis.recipe(function, *fills)
-    # Zeros times what is not constant are zeros.
+    # A product with zeros is zeros, even if the other factor is not constant.
     zeros = [analysis.is_zero(each.fill, each.const) & ~const for each in (one, two)]
     zero = zeros[0] | zeros[1]
     if function is torch.mul and bool(zero.any()):
@@ -207,7 +207,7 @@ def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: 
 
 
 def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
-    """batch_norm in evaluation: a scale and a shift for each channel; one whose scale is zero is its shift."""
+    """batch_norm in evaluation: a scale and a shift for each channel. A channel of scale zero is constant, its shift."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     statics = [argument(node, 1 + n, name) for n, name in enumerate(("running_mean", "running_var", "weight", "bias"))]

@@ -1,8 +1,8 @@
-"""Rules for products with static weights: where channels begin, and where others are summed over.
+"""Rules for products with static weights. The rows of a weight begin channels, and its columns sum over channels.
 
-y = x W^T + b    channel m of y is b[m] if row m of W has nonzeros in columns alone whose x is constant zeros
-                 channel k of x is needed if column k has nonzeros
-                 what x has for other channels, c, is W[:, c] x[c], and goes into the bias
+y = x W^T + b    channel m of y is constant if x is constant in all columns in which row m of W has nonzeros
+                 channel k of x is needed if column k has nonzeros and x[k] is not constant
+                 constant channels c of x add W[:, c] x[c] to the bias
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def _product(analysis: Analysis, node: fx.Node, x: object, weight: Known | None,
 
 
 def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
-    """conv1d, conv2d, conv3d of a batch; of one with groups, those that are depthwise."""
+    """conv1d, conv2d and conv3d of a batch. Of the grouped ones, only depthwise convolutions."""
     x, weight, bias = node.args[0], analysis.recipe.of(argument(node, 1, "weight")), argument(node, 2, "bias")
     value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
     added = _static_or_none(analysis, bias)
@@ -96,7 +96,7 @@ def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _static_or_none(analysis: Analysis, bias: object) -> Known | bool | None:
-    """A bias, None for none, False for one that is not static."""
+    """The bias; None if there is none, False if it is not static."""
     return None if bias is None else analysis.recipe.of(bias) or False
 
 
@@ -113,7 +113,7 @@ def _summed(
         given = analysis.entry(x, dim, k)
     nonzero = nonzeros(analysis, weight).flatten(2).any(2) if weight.value.dim() > 2 else nonzeros(analysis, weight)
     moving = nonzero & ~given.const
-    if padded:  # what is constant inside of the image is not at its border
+    if padded:  # a constant inside of the image is none at its border
         moving |= nonzero & (given.const & ~analysis.is_zero(given.fill, given.const))
     const = ~moving.any(1)
     fill = bias if padded else _total(analysis, _folded(analysis, weight, given, given.const), bias)
@@ -131,7 +131,7 @@ def _summed(
     def build(builder: "Builder") -> fx.Node:
         rows, kept = builder.kept(result), builder.kept(given)
         left_out = given.const & ~kept
-        # Others may count on constants that are computed all the same, for the sake of what they are added to.
+        # Other nodes may rely on constants even if they are computed, because they are added to other values.
         settled = given.const & analysis.is_zero(given.fill, given.const) if padded else given.const
         builder.zeros(builder.taken(builder.taken(weight, {0: const}), {1: ~settled}))
         if padded:
@@ -159,12 +159,12 @@ def _summed(
 
 
 def _total(analysis: Analysis, summed: Known | None, bias: Known | None) -> Known | None:
-    """The sum of what there is."""
+    """The sum of those that are not None."""
     return bias if summed is None else summed if bias is None else analysis.recipe(torch.add, summed, bias)
 
 
 def _folded(analysis: Analysis, weight: Known, given: Channels, which: Tensor) -> Known | None:
-    """What some constant channels of x come to; None for zeros. In f32 at least."""
+    """The sum over some constant channels of x, computed in f32 at least; None for zeros."""
     if given.fill is None or not bool(which.any()):
         return None
     recipe, index = analysis.recipe, which.nonzero().flatten()
@@ -178,8 +178,10 @@ def _folded(analysis: Analysis, weight: Known, given: Channels, which: Tensor) -
 
 
 def _stand_in(analysis: Analysis, given: Channels, columns: Tensor) -> Tensor:
-    """The constant channels of x that stay for the sake of padding, around which there are zeros: one that all others are
-    multiples of, or in training all."""
+    """The constant channels of x that stay in a padded convolution, because the padding is zeros.
+
+    One channel stands in for the others, which are its multiples. In training all of them stay.
+    """
     constant = given.const & columns & ~analysis.is_zero(given.fill, given.const)
     if given.fill is None or not bool(constant.any()) or (analysis.training and given.fill.value.requires_grad):
         return constant
@@ -190,7 +192,7 @@ def _stand_in(analysis: Analysis, given: Channels, columns: Tensor) -> Tensor:
 def _with_stand_in(
     builder: "Builder", weight: Known, small: Known, given: Channels, left_out: Tensor, stand_in: Tensor, kept: Tensor
 ) -> Known:
-    """A smaller weight of which one column has what others would have done, too."""
+    """A smaller weight. One column also does the work of the columns that are left out."""
     assert given.fill is not None
     recipe, index = builder.recipe, left_out.nonzero().flatten()
     constants = recipe(torch.index_select, given.fill, 0, index)
@@ -240,7 +242,7 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
 
 
 def nonzeros(analysis: Analysis, weight: Known) -> Tensor:
-    """Which elements of a weight are not zeros, or have a gradient that somebody asks for."""
+    """Which elements of a weight are nonzero, or have a gradient that is needed."""
     value = weight.value
     found = value.detach() != 0
     if not analysis.training or not value.requires_grad:

@@ -1,8 +1,8 @@
-"""Tensors that are computed from the static inputs of a graph alone: now, and again whenever those change.
+"""Computes tensors from the static inputs of a graph: now, and again whenever the inputs change.
 
 known = recipe.of(node)                              a weight, maybe masked, as Dynamo's graph computes it
-small = recipe(torch.index_select, known, 0, rows)   evaluated at once, and noted
-module, leaves = recipe.finish([small], zeros)       leaves' values → the small tensors, and whether `zeros` still are
+small = recipe(torch.index_select, known, 0, rows)   computed at once, and noted
+module, leaves = recipe.finish([small], zeros)       values of leaves → the small tensors, and whether `zeros` are zeros
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ from gossamer.backend.smaller.writes import written
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A tensor that is computed from static inputs: its node in the recipe, and its value now."""
+    """A tensor that static inputs determine: its node in the recipe, and its present value."""
 
     node: fx.Node
     value: Tensor
 
 
 class Recipe:
-    """How tensors are computed from static inputs.
+    """Notes how tensors are computed from static inputs.
 
     statics  placeholders of Dynamo's graph, with their values
     """
@@ -42,7 +42,7 @@ class Recipe:
         self._static -= _with_all_around(graph, changed & self._static)
 
     def of(self, node: object) -> Known | None:
-        """The tensor of a node of Dynamo's graph; None if it depends on more than static inputs."""
+        """The tensor of a node of Dynamo's graph; None if it depends on other inputs."""
         if not isinstance(node, fx.Node) or node not in self._static:
             return None
         if node not in self._known:
@@ -62,14 +62,14 @@ class Recipe:
         return self._known[node]
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Known:
-        """What a function returns for arguments, some of which are known; other tensors among them are constants."""
+        """Calls a function and notes the call. Tensors among the arguments that are not Known are constants."""
         noted = [self.constant(each) if isinstance(each, Tensor) else each for each in args]
         nodes = [each.node if isinstance(each, Known) else each for each in noted]
         values = [each.value if isinstance(each, Known) else each for each in noted]
         return Known(self._graph.call_function(function, tuple(nodes), kwargs), function(*values, **kwargs))
 
     def constant(self, value: Tensor) -> Known:
-        """A tensor that depends on nothing."""
+        """A tensor that never changes."""
         name = f"constant_{self._constants}"
         self._constants += 1
         self._root.register_buffer(name, value)
@@ -86,16 +86,16 @@ class Recipe:
         return [leaf for leaf in self._leaves if self._known[leaf].node in found]
 
     def main_leaf(self, known: Known) -> fx.Node | None:
-        """The one that it has its name from: a parameter if there is one, the largest."""
+        """The static input that names it in reports: the largest parameter, or else the largest input."""
         leaves = [(self._statics[leaf], leaf) for leaf in self.leaves_of(known)]
         return max(leaves, key=lambda each: (isinstance(each[0], nn.Parameter), each[0].numel()))[1] if leaves else None
 
     def value(self, leaf: fx.Node) -> Tensor:
-        """That of a static input."""
+        """The value of a static input."""
         return self._statics[leaf]
 
     def finish(self, outputs: Sequence[Known], zeros: Sequence[Known]) -> tuple[fx.GraphModule, list[fx.Node]]:
-        """A module that computes (outputs, [whether one of `zeros` is not]) from the leaves that it needs, and these."""
+        """A module that computes (outputs, [whether each of `zeros` has a nonzero]), and the leaves that it takes."""
         nonzero = [self._graph.call_function(_has_nonzeros, (each.node,)) for each in zeros]
         self._graph.output(([each.node for each in outputs], nonzero))
         self._graph.eliminate_dead_code()
@@ -118,7 +118,7 @@ def _has_nonzeros(value: Tensor) -> Tensor:
 
 
 def _with_all_around(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
-    """Nodes, what they are computed from, and what is computed from that."""
+    """Nodes, the nodes that they depend on, and all nodes that depend on these."""
     found, pending = set[fx.Node](), list(nodes)
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""Rules for views, copies and pools: where the channels of a value lie afterwards."""
+"""Rules for views, copies and pools. They say where the channels of the result lie."""
 
 import operator
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gossamer.backend.smaller.build import Builder
 
 _FEW = 3
-"""Parts of a fused product (queries, keys, values) are this many at most; what is more numerous are heads."""
+"""A dimension of at most this size holds parts of a fused product (queries, keys, values). A larger one holds heads."""
 
 
 def kept_in_place(analysis: Analysis, node: fx.Node) -> Step | None:
-    """A copy, or what works along other dimensions, and makes a constant of a constant."""
+    """A copy, or an operation along other dimensions that keeps constants constant."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     if given is None or node.all_input_nodes != [x]:
@@ -35,7 +35,7 @@ def _same_channels(analysis: Analysis, x: fx.Node, result: Channels) -> Step:
 
 
 def pool(analysis: Analysis, node: fx.Node) -> Step | None:
-    """A pool over places, of a batch: constants stay, but zeros alone where it may have zeros around it."""
+    """A pool over the places of a batch. Constants stay, but only zeros if the pool may pad with zeros."""
     x = argument(node, 0, "input")
     given, value = analysis.channels(x), node.meta.get("example_value")
     if given is None or given.dims != (1,) or node.all_input_nodes != [x] or not isinstance(value, Tensor) or value.dim() < 3:
@@ -84,7 +84,7 @@ def reordered(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
-    """view, reshape and flatten: of all channels together, maybe with what lies behind them."""
+    """view, reshape and flatten of all channels together, perhaps with the dimensions behind them."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     value = node.meta.get("example_value")
@@ -126,7 +126,7 @@ def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _found_in(given: Channels, old: Sequence[Any], new: Sequence[Any]) -> tuple[Channels, int] | None:
-    """Where channels lie in a view of other sizes, and how many places in a row are the same channel now."""
+    """The channels in a view of other sizes, and how many neighbours belong to one channel there."""
     if len(old) == len(new) and all(_same_number([a], [b]) for a, b in zip(old, new, strict=True)):
         return given, 1
     if list(given.dims) != list(range(given.dims[0], given.dims[-1] + 1)):
@@ -155,14 +155,14 @@ def _arranged(given: Channels, repeated: int, start: int, sizes: Sequence[int]) 
 
 
 def _same_number(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Whether sizes have the same product, whatever the open ones are."""
+    """Whether sizes have the same product for any values of the open ones."""
     fixed = [prod(n for n in each if isinstance(n, int)) for each in (one, two)]
     open_ = [sorted(str(n) for n in each if not isinstance(n, int)) for each in (one, two)]
     return fixed[0] == fixed[1] and open_[0] == open_[1]
 
 
 def split(analysis: Analysis, node: fx.Node) -> Step | None:
-    """chunk and split along the channels, in pieces that get shorter each by itself; unbind along the parts of a product."""
+    """chunk and split along the channels, whose pieces get shorter independently; unbind along the parts of a product."""
     x = argument(node, 0, "input")
     given, values = analysis.channels(x), node.meta.get("example_value")
     if given is None or not isinstance(values, tuple | list) or not all(isinstance(each, Tensor) for each in values):
@@ -210,7 +210,7 @@ def _piece(analysis: Analysis, given: Channels, place: int, start: int, size: in
 
 
 def item(analysis: Analysis, node: fx.Node) -> Step | None:
-    """One of several pieces, or one part of a value along a dimension of parts."""
+    """One of several pieces, or one part along a dimension of parts."""
     source, index = node.args
     step = analysis.steps.get(source) if isinstance(source, fx.Node) else None
     if step is None or not isinstance(index, int):

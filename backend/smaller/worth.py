@@ -1,10 +1,10 @@
-"""Whether leaving channels out pays, for all that hang together, by the cost model.
+"""Predicts whether it pays to leave channels out. Channels that are tied together form a family, which is judged as a whole.
 
-before   each product as it would be otherwise, dense or sparse
-after    each product of what is left, and copies where a value is gathered from, or made whole again
+before   the time of each product with its whole weight, dense or sparse
+after    the time of each product with its smaller weight, and of copies that gather from a value or make it whole again
 
-A weight of blocks, or n:m, has fast kernels of its own. If the smaller weight would lose them, channels are left out by whole
-blocks or groups, or not at all, whatever is fastest.
+Blocks and n:m have fast kernels of their own. If the smaller weight would lose the pattern, there are three ways: leave out
+single channels, whole blocks or groups, or nothing. The fastest is taken.
 """
 
 from collections import defaultdict
@@ -23,32 +23,33 @@ from gossamer.backend.smaller.channels import Channels
 from gossamer.runtime.elements import WEIGHTS
 
 _LEAST = 1.1
-"""The gain that is enough, if a user is content with less."""
+"""The least gain, even if the option `min_gain` is less."""
 
 _FREE = 0.9
-"""Share of channels below which no loss is enough where nothing has to be copied: kernels for sparse weights gain, too."""
+"""If fewer than this share of the channels stay and nothing is copied, a gain of 1 is enough: sparse kernels gain, too."""
 
 _SPARSE = 0.7
-"""Density of what is left below which a kernel for sparse weights may take it."""
+"""A sparse kernel may take a smaller weight of less than this density."""
 
 _UNKNOWN_TOKENS = 32
-"""Assumed for sizes that are not known at compile time."""
+"""Assumed for sizes that are unknown at compile time."""
 
 _COPIED, _COPY_CALL_US = 9e3, 6.0
-"""Bytes of a whole value a microsecond, where lines of it are picked or put back, and microseconds for a call of that."""
+"""To pick or put back lines: bytes of the whole value that a microsecond moves, and microseconds for the call."""
 
 _CALL_US = 4.0
-"""What a look at the inputs takes at every call."""
+"""Microseconds that each call takes to look at the weights."""
 
 
 @dataclass(frozen=True)
 class Judged:
     """A product whose weight may become smaller.
 
-    kept  (rows, columns) of the smaller weight, which is `small`
-    gain  over the whole one, together with all that hangs together with it
-    pays  whether that is enough
-    lost  the pattern that the whole weight has and the smaller one would not have, such as "2:4"; empty for none
+    kept   (rows, columns) of the smaller weight
+    small  the smaller weight
+    gain   of the family over the whole weights
+    pays   whether the gain is enough
+    lost   the pattern that the smaller weight would lose, such as "2:4"; empty for none
     """
 
     product: Product
@@ -61,11 +62,11 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """What it would be like if these channels stayed.
+    """A prediction for the case that only these channels stay.
 
-    kept   whether each of all channels stays
-    gains  of the families from which some are left out
-    free   the families for which nothing has to be copied
+    kept   whether each channel stays
+    gains  of the families that lose channels
+    free   the families for which nothing is copied
     """
 
     kept: Tensor
@@ -73,12 +74,12 @@ class _Trial:
     free: Set[int]
 
     def pays(self, family: int, min_gain: float) -> bool:
-        """Whether leaving out is enough of a gain for a family."""
+        """Whether the gain of a family is enough."""
         return self.gains.get(family, 0.0) >= (1.0 if family in self.free else max(min_gain, _LEAST))
 
 
 class _Judgement:
-    """Of all that hangs together: rows and columns of a product belong to several families, each of which is judged."""
+    """Judges families. The rows and the columns of a product may belong to different families."""
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
@@ -90,7 +91,7 @@ class _Judgement:
         return int(self._label[channels.ids.flatten()[0]])
 
     def changed(self, kept: Tensor) -> Iterator[tuple[Product, tuple[int, int], set[int]]]:
-        """Products whose weights become smaller, the rows and columns that stay, and the families that this depends on."""
+        """The products whose weights become smaller, their remaining rows and columns, and their families."""
         for product in self._analysis.products():
             sizes = [(each, int(each.lines(kept).sum()), each.lines(kept).numel()) for each in (product.rows, product.columns)]
             if families := {self.family(each) for each, stay, all_ in sizes if stay < all_}:
@@ -111,7 +112,7 @@ class _Judgement:
         return _Trial(kept, gains, {each for each in before if not copies[each] and shares[each] < _FREE})
 
     def in_multiples(self, kept: Tensor) -> list[Tensor]:
-        """The channels that have to stay, too, for weights to keep their blocks or groups."""
+        """The further channels that have to stay so that weights keep their blocks or groups."""
         return [
             channels.ids.movedim(channels.along, 0)[_multiples(channels.lines(kept), size)].flatten()
             for product, _, _ in self.changed(kept)
@@ -121,7 +122,7 @@ class _Judgement:
         ]
 
     def lost(self, product: Product, kept: Tensor) -> str:
-        """The pattern of a weight that the smaller one does not have, and that matters."""
+        """The pattern that a weight would lose, if a kernel needs it; empty for none."""
         less = small(product, kept)
         label = self._pattern(product).label if _is_sparse(product, less) else ""
         return label if label and Pattern.of(less).label != label else ""
@@ -146,7 +147,7 @@ class _Judgement:
 
 
 def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
-    """All products some of whose channels are not needed; has all channels stay where leaving them out does not pay."""
+    """All products with channels that are not needed. All channels of a family stay if leaving them out does not pay."""
     judgement = _Judgement(analysis)
     most = judgement.trial(analysis.atoms.kept())
     trials = [most]
@@ -169,7 +170,7 @@ def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
         kept = final if pays else most.kept
         if pays:
             sizes = (int(product.rows.lines(kept).sum()), int(product.columns.lines(kept).sum()))
-            if sizes == product.weight.shape[:2]:  # what the others of its family leave out is no whole group here
+            if sizes == product.weight.shape[:2]:  # the family leaves out no whole group of this weight
                 continue
         lost = "" if pays else judgement.lost(product, kept)
         judged.append(Judged(product, sizes, small(product, kept), gain, pays, lost))
@@ -177,25 +178,25 @@ def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
 
 
 def _multiples(stay: Tensor, size: int) -> Tensor:
-    """Which lines stay if those of an aligned group, so many, stay or go together."""
+    """Which lines stay if aligned groups of this size stay or go as a whole."""
     groups = torch.nn.functional.pad(stay, (0, -len(stay) % size)).view(-1, size)
     return groups.any(1).repeat_interleave(size)[: len(stay)]
 
 
 def _granules(pattern: Pattern) -> tuple[int, int]:
-    """How many rows, and how many columns, are left out together for a weight to keep its pattern."""
+    """The numbers of rows and of columns that have to go together so that a weight keeps its pattern."""
     rows, columns = pattern.block or (1, 1)
     return max(rows, pattern.rows.v or 1), max(columns, (pattern.rows.nm or (1, 1))[1])
 
 
 def small(product: Product, kept: Tensor) -> Tensor:
-    """The weight of a product without what does not stay."""
+    """The smaller weight of a product."""
     weight = product.weight[product.rows.lines(kept)]
     return weight[:, product.columns.lines(kept)]
 
 
 def _is_sparse(product: Product, less: Tensor) -> bool:
-    """Whether kernels for sparse weights may take what is left of a weight."""
+    """Whether sparse kernels may take the smaller weight."""
     return product.op == "linear" and density(less) < _SPARSE
 
 
@@ -217,7 +218,7 @@ def _sparse_us(product: Product, weight: Tensor, pattern: Pattern) -> float:
 
 
 def _copies(analysis: Analysis, kept: Tensor) -> Iterator[tuple[Channels, float]]:
-    """Values that are copied because channels are left out, with the microseconds that takes."""
+    """The values that are copied because channels are left out, and the microseconds of each copy."""
     for (node, _), channels in analysis.entries.items():
         if not bool((lines := channels.lines(kept)).all()):
             yield channels, _us(node, int(lines.sum()) / len(lines))

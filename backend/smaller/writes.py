@@ -1,4 +1,4 @@
-"""What the nodes of Dynamo's graph write to. It is not functional yet: `relu(x, inplace=True)`, `x += y`, `x.mul_(2)`."""
+"""Finds the values that nodes of Dynamo's graph write to, as in `relu(x, inplace=True)`, `x += y` and `x.mul_(2)`."""
 
 import operator
 from typing import Any
@@ -11,11 +11,11 @@ INPLACE = {
     F.relu: 1, F.relu6: 1, F.silu: 1, F.mish: 1, F.selu: 1, F.hardswish: 1, F.hardsigmoid: 1, F.elu: 2, F.celu: 2,
     F.leaky_relu: 2, F.hardtanh: 3, F.dropout: 3, F.dropout1d: 3, F.dropout2d: 3, F.dropout3d: 3, F.alpha_dropout: 3,
 }  # fmt: skip
-"""The place of the argument `inplace`."""
+"""The position of the argument `inplace`."""
 
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
-    """What a node passes for a parameter of its function."""
+    """The argument that a node passes for a parameter of its function."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
@@ -36,5 +36,5 @@ def writes(node: fx.Node) -> list[fx.Node]:
 
 
 def written(graph: fx.Graph) -> set[fx.Node]:
-    """All nodes whose values some node of a graph changes."""
+    """All nodes whose values are written to."""
     return {each for node in graph.nodes for each in writes(node)}
