@@ -15,9 +15,10 @@ from gossamer.sparsity.tensor.block_edges import inside_of, within
 from gossamer.sparsity.tensor.broadcasting import broadcast
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.einsum import einsum
+from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import to_dense
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, like, made_of, values_of
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, made_of, values_of
 
 Function = Callable[..., Any]
 

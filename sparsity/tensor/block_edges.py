@@ -17,7 +17,8 @@ from gossamer.sparsity.arrays.stored_entries import blocked
 from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.compiler.operands import dense as bound_dense
 from gossamer.sparsity.operations.dense_results import sample
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of
+from gossamer.sparsity.tensor.entries import letters_of
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to
 
 
 def inside(pattern: Bound) -> Tensor | None:

@@ -75,3 +75,17 @@ def listed(given: Any, what: str) -> list[Tensor]:
     """The arrays of several levels, or of one."""
     several = isinstance(given, list | tuple) and not any(isinstance(each, int) for each in given)
     return [tensor_of(each, what) for each in (given if several else [given])]
+
+
+def parts_of(
+    format: Any, shape: Any, positions: Any, coordinates: Any, values: Any
+) -> tuple[Format, tuple[int, ...], list[Tensor]]:
+    """A format, a shape, and the arrays in the order of `format.components()`, of what from_parts takes."""
+    arrays = {"positions": listed(positions, "positions"), "coordinates": listed(coordinates, "coordinates")}
+    format, shape, values = format_of(format), shape_of(shape), tensor_of(values, "values")
+    format = with_widths_of(format, arrays)
+    kinds = [kind for _, kind in format.components()]
+    for kind, given in arrays.items():
+        if kinds.count(kind) != len(given):
+            raise FormatError(f"{format.name} has {kinds.count(kind)} arrays of {kind}, got {len(given)}")
+    return format, shape, [*(arrays[kind].pop(0).contiguous() for kind in kinds[:-1]), values.contiguous().flatten()]

@@ -20,7 +20,8 @@ from gossamer.sparsity.compiler.loop_order import unblocked
 from gossamer.sparsity.compiler.operands import ARGUMENTS, Spec, bind, flat
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, from_entries, letters_of
+from gossamer.sparsity.tensor.entries import letters_of
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, from_entries
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,18 @@ from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.sparse_results import convert, sizes_stay_inside
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def letters_of(tensor: Tensor) -> str:
+    """A letter for each dimension."""
+    return _LETTERS[: tensor.dim()]
 
 
 def stored(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> Bound:
     """The tensor with these values at these coordinates (int64, in bounds, in any order; duplicates are summed)."""
     ends = torch.arange(2, device=values.device) * values.shape[0]
-    return convert(Bound(Operand(LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape)), format)
+    return convert(Bound(Operand(_LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape)), format)
 
 
 def nonzeros(dense: Tensor) -> tuple[list[Tensor], Tensor]:

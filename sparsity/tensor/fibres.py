@@ -21,7 +21,8 @@ from gossamer.sparsity.compiler.operands import Spec, bind, flat
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import some_of
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, values_of
+from gossamer.sparsity.tensor.entries import letters_of
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, values_of
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.torch_internals import stored_entries
 from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
+from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.interchange import LAYOUTS, compressed_format, coo_format, from_torch, to_layout_of
 from gossamer.sparsity.tensor.products import matmul
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, letters_of, like
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like
 
 
 def is_torch_sparse(value: object) -> TypeGuard[Tensor]:

@@ -15,10 +15,11 @@ from gossamer.sparsity.operations.segments import segment_reduce
 from gossamer.sparsity.tensor.arithmetic import maximum, minimum
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.einsum import einsum
+from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.fibres import all_fibres
 from gossamer.sparsity.tensor.shapes import within
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of, like, values_of
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
 
 Dims = int | Sequence[int] | None
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from gossamer.dialects.errors import ArgumentError
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
+from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements, unsupported
-from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, letters_of, like, values_of
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
 
 
 @implements(torch.Tensor.to_dense)

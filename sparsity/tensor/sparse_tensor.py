@@ -33,9 +33,9 @@ from gossamer.sparsity.operations.exporting import exported
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import compress
 from gossamer.sparsity.tensor import constructor_arguments, interchange
-from gossamer.sparsity.tensor.constructor_arguments import format_of, listed, shape_of, tensor_of, with_widths_of
+from gossamer.sparsity.tensor.constructor_arguments import format_of, tensor_of
 from gossamer.sparsity.tensor.edge_list import edges
-from gossamer.sparsity.tensor.entries import LETTERS, checked, nonzeros, stored
+from gossamer.sparsity.tensor.entries import checked, letters_of, nonzeros, stored
 
 _make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
 
@@ -153,15 +153,7 @@ class SparseTensor(torch.Tensor):
         Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. check=False promises that
         the structure is well-formed: a kernel reads and writes wherever it points to.
         """
-        arrays = {"positions": listed(positions, "positions"), "coordinates": listed(coordinates, "coordinates")}
-        format, shape, values = format_of(format), shape_of(shape), tensor_of(values, "values")
-        format = with_widths_of(format, arrays)
-        kinds = [kind for _, kind in format.components()]
-        for kind, given in arrays.items():
-            if kinds.count(kind) != len(given):
-                raise FormatError(f"{format.name} has {kinds.count(kind)} arrays of {kind}, got {len(given)}")
-        components = [*(arrays[kind].pop(0).contiguous() for kind in kinds[:-1]), values.contiguous().flatten()]
-        return _checked(format, shape, components, check)
+        return _checked(*constructor_arguments.parts_of(format, shape, positions, coordinates, values), check)
 
     # What it is
 
@@ -298,11 +290,6 @@ def _nonzeros(dense: Tensor, format: str) -> SparseTensor:
 def _adjacency(edge_index: Tensor, weight: Tensor | None, size: int | tuple[int, int] | None, format: str) -> SparseTensor:
     at, values, shape = edges(edge_index, weight, size)
     return from_entries(Format.parse(format), shape, at, values)
-
-
-def letters_of(tensor: Tensor) -> str:
-    """A letter for each dimension."""
-    return LETTERS[: tensor.dim()]
 
 
 def values_of(tensor: SparseTensor) -> Tensor:

@@ -3,7 +3,6 @@
 import copy
 import io
 from math import prod
-from typing import Any
 
 import pytest
 import torch
@@ -11,60 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gossamer
-from gossamer import OptionError, Recipe, Schedule, SparseTraining, Sparsifier
 from gossamer.sparsity.training.distributions import densities
 from gossamer.sparsity.training.latent import BackwardMask
 from gossamer.sparsity.training.recipes import RECIPES
-
-STEPS = 40
-OPTIONS: dict[str, dict[str, Any]] = {
-    "one-shot": {"sparsity": 0.8, "at": 5, "saliency": "second-order", "distribution": "global"},
-    "gradual": {"sparsity": 0.8, "every": 5, "pattern": "4x2", "saliency": "first-order", "begin": 2},
-    "random": {"sparsity": 0.8},
-    "set": {"sparsity": 0.8, "every": 5},
-    "rigl": {"sparsity": 0.8, "every": 5},
-    "soft": {"sparsity": 0.8, "every": 5},
-    "bi-mask": {"every": 10},
-    "step": {"latest": 12},
-}
-RULED = {"sr-ste", "mask-decay", "progressive-gradient-flow", "structure-decay", "step", "bi-mask"}
-
-
-def network(name: str = "") -> nn.Sequential:
-    torch.manual_seed(0)
-    first = nn.Linear(64, 32) if name == "bi-mask" else nn.Conv2d(1, 16, 3, padding=1, stride=2)
-    rest = nn.Flatten(), nn.Linear(32 if name == "bi-mask" else 256, 48), nn.ReLU(), nn.Linear(48, 8)
-    model = nn.Sequential(*([nn.Flatten()] if name == "bi-mask" else []), first, nn.ReLU(), *rest)
-    return gossamer.finalize(gossamer.sparsify(model, "magnitude", density=0.3)) if name == "fixed" else model
-
-
-def batch(step: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(32, 1, 8, 8, generator=generator), torch.randint(8, (32,), generator=generator)
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-
-
-def attached(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> SparseTraining:
-    return gossamer.train_sparse(model, optimizer, name, steps=STEPS, **OPTIONS.get(name, {}))
-
-
-def train(model: Any, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    losses = []
-    for step in steps:
-        x, target = batch(step)
-        loss = F.cross_entropy(model(x), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def weights(model: nn.Module) -> list[Tensor]:
-    return [m.weight.detach() for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+from tests.sparsity.recipes import RULED, STEPS, adamw, attached, batch, network, train, weights
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -343,77 +292,3 @@ def test_accumulated_and_clipped_gradients_are_those_of_nonzeros() -> None:
         torch.testing.assert_close(layer.parameter.grad, reference.weight.grad)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "reason"),
-    [
-        ("rigl", {"sparsity": 0.9, "pattern": "2:4"}, "2:4"),
-        ("gradual", {"sparsity": 0.5, "pattern": "2:4"}, "one density"),
-        ("gradual", {"sparsity": 0.5, "pattern": "4x1", "distribution": "global"}, "global"),
-        ("rigl", {"sparsity": 0.5, "distribution": "global"}, "global"),
-        ("one-shot", {"sparsity": 0.5, "saliency": "first-order"}, "after a step"),
-        ("one-shot", {"sparsity": 0.6, "pattern": "2:4"}, "leave out sparsity"),
-        ("one-shot", {}, "sparsity is None"),
-        ("structure-decay", {"pattern": "4x1"}, "sparsity is None"),
-        ("bi-mask", {"pattern": "16:2:8"}, "way back"),
-        ("gradual", {"sparsity": 0.5, "saliency": "size"}, "saliency 'size'"),
-        ("prune", {}, "not known"),
-        ("riggl", {"sparsity": 0.9}, "did you mean 'rigl'"),
-        ("rigl", {}, "recipe 'rigl' needs sparsity"),
-        ("rigl", {"sparcity": 0.9}, "no option 'sparcity' .did you mean 'sparsity'"),
-        ("fixed", {"sparsity": 0.9}, "no option 'sparsity': it has none"),
-        ("rigl", {"sparsity": 0.5, "density": 0.5}, "density"),
-        ("fixed", {}, "no layer has zeros"),
-        ("bi-mask", {}, "Conv2d"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(name: str, options: dict[str, Any], reason: str) -> None:
-    model = network()
-    with pytest.raises(OptionError, match=reason):
-        gossamer.train_sparse(model, adamw(model), name, steps=10, **options)
-
-
-def test_steps_are_asked_for_where_they_matter() -> None:
-    model = network()
-    with pytest.raises(OptionError, match=r"recipe 'rigl' needs steps, .* steps=len\(data\) \* epochs"):
-        gossamer.train_sparse(model, adamw(model), "rigl", sparsity=0.9)
-    with pytest.raises(OptionError, match="steps is -1"):
-        gossamer.train_sparse(model, adamw(model), "random", sparsity=0.9, steps=-1)
-    training = gossamer.train_sparse(model, adamw(model), "random", sparsity=0.75)
-    training.detach()
-    zeros = [int((layer.weight == 0).sum()) for layer in model if isinstance(layer, nn.Linear | nn.Conv2d)]
-    training = gossamer.train_sparse(model, adamw(model), "fixed")
-    assert sum(zeros) and [int((~mask.mask).sum()) for mask in training.masks.layers] == zeros
-
-
-def test_steps_without_gradients() -> None:
-    """Adam has no variance yet where a recipe would freeze it: it waits for one."""
-    model = network()
-    optimizer = adamw(model)
-    gossamer.train_sparse(model, optimizer, "step", steps=4)
-    for _ in range(4):
-        optimizer.step()
-    model(batch(0)[0]).square().mean().backward()
-    for _ in range(2):
-        optimizer.step()
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
-def test_other_refusals() -> None:
-    model = network()
-    with pytest.raises(OptionError, match="Adam"):
-        gossamer.train_sparse(model, torch.optim.SGD(model.parameters(), lr=0.1), "step", steps=10)
-    with pytest.raises(OptionError, match="does not train"):
-        gossamer.train_sparse(model, torch.optim.SGD(model[0].parameters(), lr=0.1), "sr-ste", steps=10)
-    model[0].requires_grad_(False)
-    for name in ("gradual", "sr-ste"):
-        with pytest.raises(OptionError, match=r"does not train 0: .* or `skip` them"):
-            gossamer.train_sparse(model, adamw(model), name, steps=10, **({"sparsity": 0.5} if name == "gradual" else {}))
-    model[0].requires_grad_()
-    with pytest.raises(OptionError, match="Exchange"):
-        Recipe(Sparsifier(grows="gradient"), Schedule(0, 10), sparsity=0.5)
-    ours = attached("random", model, adamw(model))
-    state = ours.state_dict() | {"recipe": "another"}
-    with pytest.raises(OptionError, match="same recipe"):
-        ours.load_state_dict(state)

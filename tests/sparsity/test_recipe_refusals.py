@@ -1,0 +1,85 @@
+"""Recipes refuse options that make no sense, and say why."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gossamer
+from gossamer import OptionError, Recipe, Schedule, Sparsifier
+from tests.sparsity.recipes import adamw, attached, batch, network
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("rigl", {"sparsity": 0.9, "pattern": "2:4"}, "2:4"),
+        ("gradual", {"sparsity": 0.5, "pattern": "2:4"}, "one density"),
+        ("gradual", {"sparsity": 0.5, "pattern": "4x1", "distribution": "global"}, "global"),
+        ("rigl", {"sparsity": 0.5, "distribution": "global"}, "global"),
+        ("one-shot", {"sparsity": 0.5, "saliency": "first-order"}, "after a step"),
+        ("one-shot", {"sparsity": 0.6, "pattern": "2:4"}, "leave out sparsity"),
+        ("one-shot", {}, "sparsity is None"),
+        ("structure-decay", {"pattern": "4x1"}, "sparsity is None"),
+        ("bi-mask", {"pattern": "16:2:8"}, "way back"),
+        ("gradual", {"sparsity": 0.5, "saliency": "size"}, "saliency 'size'"),
+        ("prune", {}, "not known"),
+        ("riggl", {"sparsity": 0.9}, "did you mean 'rigl'"),
+        ("rigl", {}, "recipe 'rigl' needs sparsity"),
+        ("rigl", {"sparcity": 0.9}, "no option 'sparcity' .did you mean 'sparsity'"),
+        ("fixed", {"sparsity": 0.9}, "no option 'sparsity': it has none"),
+        ("rigl", {"sparsity": 0.5, "density": 0.5}, "density"),
+        ("fixed", {}, "no layer has zeros"),
+        ("bi-mask", {}, "Conv2d"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, options: dict[str, Any], reason: str) -> None:
+    model = network()
+    with pytest.raises(OptionError, match=reason):
+        gossamer.train_sparse(model, adamw(model), name, steps=10, **options)
+
+
+def test_steps_are_asked_for_where_they_matter() -> None:
+    model = network()
+    with pytest.raises(OptionError, match=r"recipe 'rigl' needs steps, .* steps=len\(data\) \* epochs"):
+        gossamer.train_sparse(model, adamw(model), "rigl", sparsity=0.9)
+    with pytest.raises(OptionError, match="steps is -1"):
+        gossamer.train_sparse(model, adamw(model), "random", sparsity=0.9, steps=-1)
+    training = gossamer.train_sparse(model, adamw(model), "random", sparsity=0.75)
+    training.detach()
+    zeros = [int((layer.weight == 0).sum()) for layer in model if isinstance(layer, nn.Linear | nn.Conv2d)]
+    training = gossamer.train_sparse(model, adamw(model), "fixed")
+    assert sum(zeros) and [int((~mask.mask).sum()) for mask in training.masks.layers] == zeros
+
+
+def test_steps_without_gradients() -> None:
+    """Adam has no variance yet where a recipe would freeze it: it waits for one."""
+    model = network()
+    optimizer = adamw(model)
+    gossamer.train_sparse(model, optimizer, "step", steps=4)
+    for _ in range(4):
+        optimizer.step()
+    model(batch(0)[0]).square().mean().backward()
+    for _ in range(2):
+        optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_other_refusals() -> None:
+    model = network()
+    with pytest.raises(OptionError, match="Adam"):
+        gossamer.train_sparse(model, torch.optim.SGD(model.parameters(), lr=0.1), "step", steps=10)
+    with pytest.raises(OptionError, match="does not train"):
+        gossamer.train_sparse(model, torch.optim.SGD(model[0].parameters(), lr=0.1), "sr-ste", steps=10)
+    model[0].requires_grad_(False)
+    for name in ("gradual", "sr-ste"):
+        with pytest.raises(OptionError, match=r"does not train 0: .* or `skip` them"):
+            gossamer.train_sparse(model, adamw(model), name, steps=10, **({"sparsity": 0.5} if name == "gradual" else {}))
+    model[0].requires_grad_()
+    with pytest.raises(OptionError, match="Exchange"):
+        Recipe(Sparsifier(grows="gradient"), Schedule(0, 10), sparsity=0.5)
+    ours = attached("random", model, adamw(model))
+    state = ours.state_dict() | {"recipe": "another"}
+    with pytest.raises(OptionError, match="same recipe"):
+        ours.load_state_dict(state)
