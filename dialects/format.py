@@ -19,10 +19,10 @@ __all__ = ["Format", "Level"]
 
 @dataclass(frozen=True)
 class Format:
-    """A storage format: levels, outermost first, of a tensor with `rank` dimensions.
+    """A storage format: levels, outermost first, for tensors with `rank` dimensions.
 
-    pos_width and crd_width are the bits of a position and of a coordinate: 8, 16, 32, 64, or 0 for `index`,
-    which is 64 here. Raises FormatError if MLIR could not use the format.
+    pos_width and crd_width are the bits of positions and coordinates: 8, 16, 32, 64, or 0 for `index`, which has 64 here.
+    FormatError if MLIR cannot use the format.
     """
 
     levels: tuple[Level, ...]

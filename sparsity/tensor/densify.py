@@ -44,13 +44,13 @@ _ALIASES = frozenset(getattr(each, "__name__", "") for each in vars(F).values() 
 
 
 class strict(ContextDecorator):
-    """Within it, an operation that would make a SparseTensor dense raises a GossamerError instead of warning once.
+    """Within this context, an operation that would make a SparseTensor dense raises a GossamerError instead of one warning.
 
         with gossamer.strict():
             y = model(a, x)
 
-    Also a decorator. torch.compile asks when it compiles, so what matters there is where a function is called first.
-    `to_dense()`, and operations whose result is dense by nature, such as a + 1, are no such thing.
+    It is also a decorator. A compiled function asks when it is compiled, so its first call counts. `to_dense()`, and operations
+    whose result is always dense, such as a + 1, raise nothing.
     """
 
     def __init__(self, enabled: bool = True) -> None:
