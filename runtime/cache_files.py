@@ -39,10 +39,10 @@ def directory() -> Path | None:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = base.stat()
     except (OSError, RuntimeError, ValueError) as problem:  # RuntimeError: there is no home; ValueError: a null in the name
-        warn_once(f"kernel cache: {base or 'its directory'} cannot be made ({problem})")
+        warn_once(f"the cache {base or 'directory'} cannot be created ({problem})")
         return None
     if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
-        warn_once(f"kernel cache: {base} may be written by others, it is not used (chmod go-w {base})")
+        warn_once(f"the cache {base} is not used, because other users may write to it (chmod go-w {base})")
         return None
     return base
 

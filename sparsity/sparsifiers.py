@@ -92,7 +92,9 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     names = {module: plain_name(name) for name, module in plain_model(target).named_modules()}
     for layer in layers:
         if is_stored(layer):
-            raise OptionError(f"'{names[layer]}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+            raise OptionError(
+                f"'{names[layer]}' stores only its nonzeros: call gossamer.finalize(model) first, which makes it plain"
+            )
         if remover := remover_of_norm(layer):
             raise OptionError(
                 f"the weight of '{names[layer]}' is computed from others: {remover.__name__}(layer, 'weight') of "

@@ -81,7 +81,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
         )
     if plain:
         warnings.warn(
-            f"gossamer.store_sparse stores linear layers alone. Pruned convolutions keep plain weights: {plain}. "
+            f"gossamer.store_sparse stores only linear layers. Pruned convolutions keep plain weights: {plain}. "
             "Masks hold their zeros in training (gossamer.sparsify or torch.nn.utils.prune).",
             stacklevel=2,
         )

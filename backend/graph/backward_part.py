@@ -102,7 +102,7 @@ class JointGraph:
             for each in receivers:
                 gradients[each].append(value)
         if any(escapes(node, {output, *leaving}) for node in forward if node is not output):
-            raise Refused("what it computes on the way is used elsewhere")
+            raise Refused("an intermediate result is used elsewhere")
         return BackwardPart(
             frozenset(nodes), next(iter(entering), None), {each: tuple(found) for each, found in gradients.items()}
         )

@@ -143,8 +143,8 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
                 _put(modules, places, name, own[name], _tensor(other, stored[other], files), path)
     if left := [name for name, buffer in whole.named_buffers() if buffer.is_meta]:
         warnings.warn(
-            f"{', '.join(left[:5])} {'are' if len(left) > 1 else 'is'} on the meta device still: no file has buffers that are "
-            "not persistent. Make the model with its parameters alone on meta, or compute these anew",
+            f"{', '.join(left[:5])} {'are' if len(left) > 1 else 'is'} still on the meta device, because files have no "
+            "buffers that are not persistent. Create only the parameters on meta, or compute these buffers again",
             stacklevel=2,
         )
     return model

@@ -97,13 +97,13 @@ def _tell(func: Callable[..., Any]) -> None:
             "weights by gossamer.fully_shard, which keeps their nonzeros on every process and averages their gradients, or "
             "deal them by gossamer.ColwiseParallel and gossamer.RowwiseParallel"
         )
-    message = f"SparseTensor has no sparse {name}: all its elements, zeros too, are computed for it and the result is dense"
+    message = f"SparseTensor has no sparse {name}, so it is computed on all elements, zeros too, and the result is dense"
     if _strict.get():
-        raise GossamerError(f"{message}. Use to_dense() where that is meant, or gossamer.implements({name}) to add it")
+        raise GossamerError(f"{message}. Write to_dense() if you want that, or add it by gossamer.implements({name})")
     if name not in _told:
         _told.add(name)
         warnings.warn(
-            f"{message}. Use to_dense() where that is meant; gossamer.strict() makes this an error", UserWarning, stacklevel=5
+            f"{message}. Write to_dense() if you want that; gossamer.strict() makes this an error", UserWarning, stacklevel=5
         )
 
 

@@ -48,7 +48,7 @@ class DistillationLoss:
 
     def __post_init__(self) -> None:
         if min(self.logits, self.hidden, self.embeddings) < 0 or not self.logits + self.hidden + self.embeddings:
-            raise OptionError("logits, hidden and embeddings are weights: none below 0, one of them above")
+            raise OptionError("logits, hidden and embeddings are weights: none may be negative, and one must be positive")
 
     def __call__(self, student: nn.Module, teacher: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch (as `prune` takes them), with gradients for the student."""

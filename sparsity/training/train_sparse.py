@@ -338,7 +338,7 @@ def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight 
         return None
     if not _lives_on_nonzeros(recipe):
         raise OptionError(
-            f'\'{layer.name}\' stores its nonzeros alone, and this recipe needs the others, too: take "fixed", "one-shot", '
+            f'\'{layer.name}\' stores only its nonzeros, and this recipe also needs the zeros: take "fixed", "one-shot", '
             '"gradual", "random", "set" or "rigl", or gossamer.finalize(model) first, which makes weights plain'
         )
     found = StoredWeight(layer.name, layer.module, optimizer)
