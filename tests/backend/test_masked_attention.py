@@ -398,4 +398,4 @@ def test_what_the_kernel_does_not_compute_says_why() -> None:
     torch._dynamo.reset()
     q, k, v = (made(1, 2, 64, 512) for _ in range(3))
     run = compile_and_run(given_mask, q, k, v, mask[:64, :64], regions=0)
-    assert run.decisions[0].reason.startswith("its heads have 512 numbers")
+    assert run.decisions[0].reason.startswith("its heads have 512 features")
