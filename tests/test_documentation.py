@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -93,9 +94,16 @@ def test_no_sentence_is_longer_than_thirty_words(page: Path) -> None:
     assert [each for each in sentences(page.read_text()) if len(each.split()) > 30] == []
 
 
-def test_the_map_has_all_public_names() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    assert [name for name in gossamer.__all__ if not re.search(rf"`{name}\b", page)] == ["__version__"]
+@pytest.mark.parametrize(("page", "written"), [("api.md", r"`{}\b"), ("reference.md", r"gossamer\.{}\n")])
+def test_the_map_and_the_reference_have_all_public_names(page: str, written: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert [name for name in gossamer.__all__ if not re.search(written.format(name), text)] == ["__version__"]
+
+
+def test_the_sidebar_of_the_site_has_all_pages() -> None:
+    navigation = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
+    pages = {str(page.relative_to(ROOT).with_suffix("")) for page in (*PAGES, ROOT / "CHANGELOG.md")}
+    assert sorted(name for names in navigation.values() for name in names) == sorted(pages - {"README"})
 
 
 def _texts(tree: ast.AST) -> list[str]:

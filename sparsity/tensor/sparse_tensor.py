@@ -183,7 +183,7 @@ class SparseTensor(torch.Tensor):
         return self._stored.numel()
 
     def values(self) -> Tensor:
-        """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
+        """The stored values: [entries], or `[entries, *block]` if each entry is a dense block. Gradients flow through it."""
         with torch.DisableTorchFunctionSubclass():
             shape = self.shape
         block = block_sizes(self._format, shape)

@@ -18,7 +18,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
-    """Returns DistributedDataParallel(model, **options) that also averages the gradients of stored weights.
+    """Returns `DistributedDataParallel(model, **options)` that also averages the gradients of stored weights.
 
     DistributedDataParallel itself needs flat arrays of all elements, and a SparseTensor has none. Here every process gets the
     values of the first process. The gradients of stored values (4 bytes for each nonzero in f32) are averaged as soon as they

@@ -21,7 +21,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def fully_shard(module: Module, *, mesh: DeviceMesh | None = None, **options: Any) -> Module:
-    """Runs torch's fully_shard(module, mesh=mesh, **options), and keeps stored weights whole on every process.
+    """Runs torch's `fully_shard(module, mesh=mesh, **options)`, and keeps stored weights whole on every process.
 
     FSDP2 itself needs flat arrays of all elements, and a stored weight has none. Here every process holds all nonzeros. It
     starts with the values of the first process, and gets the mean of the gradients (4 bytes for each nonzero in f32) after each
