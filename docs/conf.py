@@ -18,7 +18,14 @@ include_patterns = ["*.md", "docs/*.md", "docs/migrate/*.md"]
 html_theme = "pydata_sphinx_theme"
 html_title = "Gossamer"
 html_show_sourcelink = False
-html_theme_options = {"show_prev_next": False, "navigation_with_keys": True, "footer_start": ["copyright"], "footer_end": []}
+html_theme_options = {
+    "header_links_before_dropdown": 4,
+    "show_prev_next": False,
+    "navigation_with_keys": True,
+    "footer_end": [],
+}
+html_sidebars = {"**": []}
+html_static_path = html_css_files = ["site.css"]
 
 myst_heading_anchors = 3
 default_role = "code"  # docstrings write names in single backticks
@@ -34,11 +41,11 @@ NAVIGATION = {
     ],
     "Reference": ["docs/reference", "docs/benchmarks", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }
-"""The pages by the captions in the sidebar. GitHub shows README.md as well, so the list is kept here."""
+"""The pages in the order of the navigation. GitHub shows README.md as well, so the list is here."""
 
 
 def _with_navigation(app: Any, page: str, source: list[str]) -> None:
-    """Adds the sidebar to the front page."""
+    """Adds the navigation to the front page."""
     if page == root_doc:
         for caption, pages in NAVIGATION.items():
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
@@ -49,7 +56,7 @@ def _as_written(app: Any, what: str, name: str, of: Any, options: Any, lines: li
     first, _, rest = "\n".join(lines).strip().partition("\n\n")
     lines[:] = first.splitlines()
     if rest:
-        lines += ["", "::", "", *(f"    {line}" for line in rest.splitlines())]
+        lines += ["", ".. code-block:: text", "", *(f"    {line}" for line in rest.splitlines())]
 
 
 def _known_languages(app: Any, page: str, source: list[str]) -> None:

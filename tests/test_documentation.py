@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import gossamer
 from benchmarks.tables import updated
 from gossamer import Options
+from gossamer.backend.report.report import collect
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
@@ -79,7 +81,12 @@ def test_code_runs_as_it_stands(page: str, program: str, tmp_path: Path, monkeyp
         if package in program:
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    run(program, page, monkeypatch)
+    with collect() as collected, warnings.catch_warnings():
+        if page.startswith("docs/migrate/"):
+            warnings.filterwarnings("error", message="torch.compile (broke|gave up)")
+        run(program, page, monkeypatch)
+    if page.startswith("docs/migrate/") and "gossamer.nn" not in program:
+        assert any(decision.sparse for decision in collected.decisions), collected.decisions
 
 
 def test_the_code_of_the_readme_compiles_one_chain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +107,7 @@ def test_the_map_and_the_reference_have_all_public_names(page: str, written: str
     assert [name for name in gossamer.__all__ if not re.search(written.format(name), text)] == ["__version__"]
 
 
-def test_the_sidebar_of_the_site_has_all_pages() -> None:
+def test_the_navigation_of_the_site_has_all_pages() -> None:
     navigation = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
     pages = {str(page.relative_to(ROOT).with_suffix("")) for page in (*PAGES, ROOT / "CHANGELOG.md")}
     assert sorted(name for names in navigation.values() for name in names) == sorted(pages - {"README"})
