@@ -159,7 +159,7 @@ class Format:
         if not self.name.startswith("(") and self.name != name:
             raise FormatError(f"{self} is called {self.name} already, so it cannot become {name}")
         if not name.isprintable() or not name or hasattr(Format, name) or (taken is not None and taken != self):
-            raise FormatError(f"'{name}' is no name for a format, or is that of another one: choose another")
+            raise FormatError(f"'{name}' cannot name a format, or names another one already: choose another name")
         _REGISTERED[name] = self
         return self
 

@@ -97,7 +97,7 @@ def _opened(path: Path, flags: int, forbidden: int) -> Iterator[tuple[int, int]]
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         if status.st_uid != os.geteuid():
             raise PermissionError(f"it belongs to user {status.st_uid}")
         if status.st_mode & forbidden:

@@ -140,7 +140,7 @@ class JointGraph:
             for before in node.all_input_nodes:
                 if before in forward and before not in seen:
                     if silent and any(self.backward_of(n) for n in _behind(before, forward)):
-                        raise Refused("autograd did not make its gradient: it is of a custom function")
+                        raise Refused("autograd did not make its gradient: a custom function did")
                     seen.add(before)
                     pending.append(before)
 

@@ -175,7 +175,7 @@ def _opened(path: Path) -> Iterator[list[Any]]:
     try:
         yield [safe_open(each, "pt") for each in paths]
     except SafetensorError as problem:
-        raise FormatError(f"{path} is no safetensors file, or a broken one: {problem}") from None
+        raise FormatError(f"{path} is not a safetensors file, or is broken: {problem}") from None
 
 
 def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:

@@ -115,7 +115,7 @@ def _count(name: str, value: Any) -> int:
     try:
         counted: Any = value if isinstance(value, (int, torch.SymInt)) else index(value)
     except TypeError as error:
-        raise GossamerError(f"{name}: {value!r} is no whole number") from error
+        raise GossamerError(f"{name}: {value!r} is not a whole number") from error
     if isinstance(counted, int) and counted < 0:
         raise GossamerError(f"{name}: {counted} is negative")
     found: int = counted

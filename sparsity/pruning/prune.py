@@ -161,7 +161,10 @@ def _check_layers(layers: Sequence[Layer]) -> None:
     """OptionError for layers that cannot be pruned."""
     for layer in layers:
         if isinstance(layer.module, nn.MultiheadAttention):
-            raise OptionError(f"'{layer.name}' is of attention with a `forward` of its own, which reads it itself: `skip` it")
+            raise OptionError(
+                f"'{layer.name}' is of a subclass of nn.MultiheadAttention with its own `forward`, which cannot be pruned: "
+                "`skip` it"
+            )
         if not bool(layer.weight.isfinite().all()):
             raise OptionError(f"the weight of '{layer.name}' has a NaN or an infinity: repair it, or `skip` the layer")
 

@@ -314,7 +314,7 @@ def _check_storable(model: nn.Module, recipe: Recipe) -> None:
         )
     if not _lives_on_nonzeros(recipe):
         raise OptionError(
-            'store=True keeps nonzeros alone, and this recipe needs the others, too: take "fixed", "one-shot", "gradual", '
+            'store=True keeps only nonzeros, and this recipe also needs the zeros: take "fixed", "one-shot", "gradual", '
             '"random", "set" or "rigl", by magnitude'
         )
 
@@ -344,7 +344,7 @@ def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight 
     found = StoredWeight(layer.name, layer.module, optimizer)
     if isinstance(recipe.schedule, Exchange) and recipe.sparsity is not None and abs(found.first - recipe.sparsity) > 0.3:
         raise OptionError(
-            f"'{layer.name}' stores {1 - found.first:.1%} of its elements, as many as it goes on having where nonzeros move: "
+            f"'{layer.name}' stores {1 - found.first:.1%} of its elements, and their number stays the same when nonzeros move: "
             f"give sparsity={found.first:.2f}"
         )
     return found

@@ -61,7 +61,7 @@ def test_names_and_levels_are_taken_once() -> None:
     gossamer.register_format("Mine", "(i, j) -> (i : dense, j : loose_compressed)")
     with pytest.raises(FormatError, match="is called CSR already, so it cannot become Mine"):
         gossamer.register_format("Mine", Format.CSR)
-    with pytest.raises(FormatError, match="'Mine' is no name for a format, or is that of another one"):
+    with pytest.raises(FormatError, match="'Mine' cannot name a format, or names another one already"):
         gossamer.register_format("Mine", "(i, j) -> (j : dense, i : loose_compressed)")
     with pytest.raises(OptionError, match="there is a sparsifier called 'nm' already"):
         gossamer.register_sparsifier("nm")(sparsifiers.magnitude)
