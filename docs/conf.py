@@ -14,7 +14,7 @@ version = release = gossamer.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "docs/migrate/*.md"]
+include_patterns = ["*.md", "docs/**.md"]
 html_theme = "pydata_sphinx_theme"
 html_title = "Gossamer"
 html_show_sourcelink = False
@@ -35,6 +35,7 @@ suppress_warnings = ["myst.header"]
 
 NAVIGATION = {
     "Guide": ["docs/guide", "docs/api", "docs/training", "docs/extending", "docs/troubleshooting"],
+    "Tutorials": [f"docs/tutorials/{name}" for name in ("prune_digits", "graph_network", "read_ir")],
     "How to": ["docs/ecosystem", "docs/scaling", "docs/gpu"],
     "From other libraries": [
         f"docs/migrate/{name}" for name in ("deepsparse", "torchao", "vllm", "dgl", "points", "torch_sparse")

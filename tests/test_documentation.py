@@ -25,7 +25,7 @@ RUN = [
     "docs/guide.md",
     "docs/training.md",
     "docs/troubleshooting.md",
-    *(f"docs/migrate/{p.name}" for p in PAGES if p.parent.name == "migrate"),
+    *(f"docs/{p.parent.name}/{p.name}" for p in PAGES if p.parent.name in ("migrate", "tutorials")),
 ]
 MESSAGES = re.sub(r"^```.*?^```", "", (ROOT / "docs" / "troubleshooting.md").read_text(), flags=re.DOTALL | re.MULTILINE)
 ROOMS = ("gossamer", "backend", "sparsity", "passes", "runtime", "dialects")
@@ -77,15 +77,15 @@ def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
     [pytest.param(page, program, id=f"{page}-{number}") for page in RUN for number, program in enumerate(programs(page))],
 )
 def test_code_runs_as_it_stands(page: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("torch_geometric", "transformers"):
+    for package in ("torch_geometric", "transformers", "sklearn"):
         if package in program:
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     with collect() as collected, warnings.catch_warnings():
-        if page.startswith("docs/migrate/"):
+        if page.count("/") == 2:  # migration, tutorials
             warnings.filterwarnings("error", message="torch.compile (broke|gave up)")
         run(program, page, monkeypatch)
-    if page.startswith("docs/migrate/") and "gossamer.nn" not in program:
+    if page.count("/") == 2 and "gossamer.nn" not in program:
         assert any(decision.sparse for decision in collected.decisions), collected.decisions
 
 
