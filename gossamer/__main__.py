@@ -55,12 +55,12 @@ def self_test() -> str:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         model, x = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).eval(), torch.randn(32, 256)
-    options = {"min_gain": 0, "strict": True}
     with torch.no_grad(), CACHE_DIR.set_to(""), collect() as found:
         for layer in (model[0], model[2]):
             weight: torch.Tensor = layer.weight  # type: ignore[assignment]
             weight[weight.abs() < weight.abs().quantile(0.9)] = 0
-        result, expected = torch.compile(model, backend="sparse", fullgraph=True, options=options)(x), model(x)
+        compiled = torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 0, "strict": True})
+        result, expected = compiled(x), model(x)
     seconds = time.perf_counter() - start
     refused = [str(decision) for decision in found.decisions if not decision.sparse]
     difference = float((result - expected).abs().max() / expected.abs().max())
