@@ -18,12 +18,12 @@ def parsed(name: str) -> dict[Any, Any]:
 
 
 def test_the_workflow_runs_targets_that_exist_on_the_oldest_and_the_newest_versions() -> None:
-    job = parsed(".github/workflows/test.yml")["jobs"]["test"]
+    jobs = parsed(".github/workflows/test.yml")["jobs"]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    steps = [step["run"].split() for step in job["steps"] if "run" in step]
+    steps = [step["run"].split() for job in jobs.values() for step in job["steps"] if "run" in step]
     asked = [word for words in steps if words[0] == "make" for word in words[1:] if re.fullmatch("[a-z-]+", word)]
-    assert {"lint", "types", "test"} <= set(asked) <= set(targets)
-    matrix = job["strategy"]["matrix"]
+    assert {"lint", "types", "test", "docs"} <= set(asked) <= set(targets)
+    matrix = jobs["test"]["strategy"]["matrix"]
     assert PROJECT["requires-python"] == f">={matrix['python'][0]}"
     (torch,) = (each for each in PROJECT["dependencies"] if re.match(r"torch\b(?!-)", each))
     bounds = re.findall(r"\d+(?:\.\d+)+", torch)
