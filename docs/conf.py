@@ -5,6 +5,7 @@ Sphinx reads Markdown by MyST, from the root of the repository, so that links wo
 
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import gossamer
@@ -43,6 +44,10 @@ NAVIGATION = {
     "Reference": ["docs/reference", "docs/benchmarks", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }
 """The pages in the order of the navigation. GitHub shows README.md as well, so the list is here."""
+
+_listed = {page for pages in NAVIGATION.values() for page in pages}
+_here = sorted(f"docs/{path.stem}" for path in Path(__file__).parent.glob("*.md"))
+NAVIGATION["How to"] += [page for page in _here if page not in _listed]
 
 
 def _with_navigation(app: Any, page: str, source: list[str]) -> None:
