@@ -49,12 +49,10 @@ class SparseTensor(torch.Tensor):
     Make one by `from_dense`, `from_torch`, `from_scipy`, `from_edge_index` or `from_parts`, which check the structure. Do not
     write to its positions and coordinates afterwards. In-place arithmetic works on the stored values.
 
-    Products with vectors keep a copy of the values of a matrix that is used again, and compare it when the values may have
-    changed:
-    - Writes that torch counts are noticed.
-    - If another tensor, NumPy or SciPy shares the memory, every product compares all values. `clone()` avoids this cost.
-    - Some writes may go unnoticed, as they do in autograd: through a storage, through `values().data`, through DLPack, and
-      through `.data` in compiled code, if these are gone before the next product.
+    Products with vectors keep a copy of the values of a matrix that is used again. Writes that torch counts are noticed. If
+    another tensor, NumPy or SciPy shares the memory, every product compares all values; `clone()` avoids this cost. As in
+    autograd, writes may go unnoticed through a storage, `values().data`, DLPack, or `.data` in compiled code, if these are
+    gone before the next product.
     """
 
     functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
