@@ -108,8 +108,8 @@ def unpack() -> None:
     for name in ("site", "bundle"):
         if not (UNPACKED / name).is_dir():
             with tarfile.open(HERE / f"{name}.tar.xz") as archive:
-                archive.extractall(UNPACKED / f"{name}.part", filter="data")
-            (UNPACKED / f"{name}.part").rename(UNPACKED / name)
+                archive.extractall(UNPACKED / "part", filter="data")
+            (UNPACKED / "part" / name).rename(UNPACKED / name)
 
 
 def run(step: Step, command: tuple[str, ...], out: Path) -> dict[str, object]:

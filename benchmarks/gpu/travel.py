@@ -38,10 +38,10 @@ def write(folder: Path, python: str, preset: int, architecture: Architecture) ->
     with tempfile.TemporaryDirectory() as room:
         site, kernels = Path(room, "site"), Path(room, "bundle")
         bundle.write(kernels, layers(), PRODUCTS, architecture)
-        _archive(folder / "bundle.tar.xz", kernels, preset)
+        archive(folder / "bundle.tar.xz", kernels, preset)
         _torch_mlir(site, python)
-        _ours(site)
-        _archive(folder / "site.tar.xz", site, preset)
+        ours(site)
+        archive(folder / "site.tar.xz", site, preset)
     shutil.copy(_ROOT / "benchmarks/gpu/run_all.py", folder)
     (folder / "run_all.sh").write_text(_RUN_ALL)
     (folder / "run_all.sh").chmod(0o755)
@@ -68,7 +68,7 @@ def _torch_mlir(site: Path, python: str) -> None:
             subprocess.run([strip, "--strip-unneeded", str(library)], check=True)
 
 
-def _ours(site: Path) -> None:
+def ours(site: Path) -> None:
     """gossamer as if it were installed, and the benchmarks of GPUs."""
     for package in ("gossamer", *(f"gossamer/{room}" for room in ("backend", "sparsity", "passes", "runtime", "dialects"))):
         source = Path(__import__(package.replace("/", "."), fromlist=["_"]).__path__[0])
@@ -91,7 +91,8 @@ def _entry_points() -> str:
     return "\n".join(f"[{group}]\n" + "\n".join(lines) + "\n" for group, lines in groups.items())
 
 
-def _archive(file: Path, folder: Path, preset: int) -> None:
+def archive(file: Path, folder: Path, preset: int) -> None:
+    """A folder as an archive of its own name."""
     with tarfile.open(file, "w:xz", preset=preset) as archive:
         archive.add(folder, folder.name)
 
