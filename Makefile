@@ -5,7 +5,7 @@ PYTHON ?= python3
 # The CPU build; a bare `torch` may bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo examples test smoke lit bench gpu-bundle lint types docs report-size clean
+.PHONY: help demo examples test smoke lit bench gpu-bundle gpu-travel lint types docs report-size clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -107,6 +107,10 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here
 	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle
 	$(BIN)/python build/gpu-bundle/run.py --dry-run
+
+gpu-travel: $(BIN)/gossamer-opt  ## build/gpu-travel: all that a machine with a GPU and no package registry needs; minutes
+	$(BIN)/python -m benchmarks.gpu.travel build/gpu-travel
+	build/gpu-travel/run_all.sh --dry-run
 
 lint: $(BIN)/gossamer-opt  ## ruff
 	$(BIN)/ruff check .
