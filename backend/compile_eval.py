@@ -105,7 +105,7 @@ class _Training:
             raise problem
         warnings.warn(
             f"gossamer: the gradients of a model in eval mode could not be compiled ({type(problem).__name__}: "
-            f"{problem}). They are computed as without torch.compile.",
+            f"{problem}). They run uncompiled.",
             stacklevel=2,
         )
         return _Compiled(self._kept.module.forward)
