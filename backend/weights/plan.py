@@ -53,7 +53,7 @@ def plan(
     for candidates in [] if alone else ([planner.sparse | planner.nearly] if planner.nearly else []) + [planner.sparse]:
         free = [c for node, c in candidates.items() if node not in planner.decisions]
         chained = {c.node: c for c in free if c.orders is None and chain_schedule(c)}
-        for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
+        for chain in find_chains(found[0].node.graph, chained) if chained else []:
             planner.consider(chain)
     for contraction in planner.nearly.values():
         if contraction.node not in planner.decisions:

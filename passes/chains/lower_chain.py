@@ -12,7 +12,8 @@ after    if tiles >= threads
            scf.parallel ...  scf.parallel ...
 
 Each product has the inner loops of its own family (`Family.chain`). Stages that differ in nothing but their operands share
-a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering.
+a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering,
+unless its epilogue has a dense product.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
@@ -26,6 +27,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.passes.chains.attention_pairs import AttentionInPairs
 from gossamer.passes.chains.attention_stage import Attention, Sequence
 from gossamer.passes.chains.attention_tiles import FEATURES, AttentionInTiles
+from gossamer.passes.chains.frame import Frame
 from gossamer.passes.chains.normalize_stage import emit_norm
 from gossamer.passes.chains.plan_chain import (
     Chain,
@@ -36,8 +38,9 @@ from gossamer.passes.chains.plan_chain import (
     attended,
     columns,
     factor,
+    inner_products,
+    others_read,
     plan_chain,
-    reads,
     results,
     tile_operands,
 )
@@ -45,7 +48,6 @@ from gossamer.passes.chains.products import chain_product
 from gossamer.passes.chains.rotate_stage import emit_rotation
 from gossamer.passes.chains.rows_stage import emit_rows
 from gossamer.passes.chains.stages import (
-    Frame,
     emit_pack,
     emit_pack_rounded,
     emit_product,
@@ -54,7 +56,6 @@ from gossamer.passes.chains.stages import (
     view,
 )
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of
-from gossamer.passes.loops.epilogue import reads_tokens
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import defining, public_functions
 from gossamer.passes.loops.row_shares import ends_of
@@ -80,7 +81,7 @@ class LowerChain:
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):
             ops = [op for op in function.entry_block.operations if op.operation.name in _KERNEL_OPS]
-            if len(ops) > 1:
+            if len(ops) > 1 or any(inner_products(op) for op in ops):
                 _Lowering(module, function, ops, self.bf16, self.tiles).lower()
 
 
@@ -231,7 +232,7 @@ class _Lowering:
                 found[op.weight] = [buffer_of(op.weight)]
             if stage.kind in ("attend", "normalize", "rotate"):
                 continue
-            found.update({r.operands[0]: [buffer_of(r.operands[0])] for r in reads(op) if not reads_tokens(r)})
+            found.update({value: [buffer_of(value)] for value in others_read(op)})
         return found
 
     def _variants(self, stage: Stage, types: list[ir.Type]) -> dict[int, func.FuncOp]:

@@ -210,7 +210,7 @@ def tile_operands(stage: Stage) -> list[Tiled]:
             continue
         if stage.product is not None:
             found[factor(stage)] = None
-        found.update(dict.fromkeys(r.operands[0] for r in reads(op) if reads_tokens(r) and r.operands[0] not in inside))
+        found.update(dict.fromkeys(value for value in tokens_read(op) if value not in inside))
     return list(found)
 
 
@@ -237,6 +237,22 @@ def reads(op: Any) -> list[ir.Operation]:
     """The kernel.read ops in the body of a kernel op."""
     block = op.operation.regions[0].blocks[0]
     return [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+
+
+def inner_products(op: Any) -> list[Any]:
+    """The kernel.inner ops in the body of a kernel op."""
+    block = op.operation.regions[0].blocks[0]
+    return [o for o in block.operations if o.operation.name == "kernel.inner"]
+
+
+def tokens_read(op: Any) -> list[ir.Value]:
+    """The matrices and columns of tokens that the body of a kernel op reads."""
+    return [*(r.operands[0] for r in reads(op) if reads_tokens(r)), *(inner.x for inner in inner_products(op))]
+
+
+def others_read(op: Any) -> list[ir.Value]:
+    """What else its body reads."""
+    return [*(r.operands[0] for r in reads(op) if not reads_tokens(r)), *(inner.w for inner in inner_products(op))]
 
 
 def columns(tiled: Tiled) -> int:
@@ -274,7 +290,7 @@ def _phases(ops: list[Any]) -> dict[ir.Value, int]:
         attends = op.operation.name == "kernel.attend"
         sources = list(op.operation.operands)
         if op.operation.regions:
-            sources += [r.operands[0] for r in reads(op)]
+            sources += tokens_read(op)
         # Keys and values from outside are packed in a phase of their own, as if the chain had computed them.
         phases[op.operation.results[0]] = max([int(attends), *(phases[v] + attends for v in sources if v in phases)])
     return phases

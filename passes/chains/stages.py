@@ -9,17 +9,17 @@
 Tokens past the last one of a tile repeat it, and are not stored. They may be a step apart in the matrix.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
+from gossamer.passes.chains.frame import Frame
+from gossamer.passes.chains.inner_products import emit_inner
 from gossamer.passes.chains.plan_chain import Place, Rounded, Tiled, columns
 from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
-from gossamer.passes.loops.epilogue import Epilogue, reads_tokens
-from gossamer.passes.loops.queries import dims
+from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.vectors import (
     index,
     loop,
@@ -34,51 +34,6 @@ from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, round_rows, store_line
 
 _EPILOGUES = 8  # vectors that go through an epilogue at once
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile, from token `start` on; where
-    the tile's values and the memory from outside are; the range [low, high) of its parts."""
-
-    vec: ir.VectorType
-    vectors: int
-    buffers: dict[Tiled, ir.Value]
-    outside: dict[ir.Value, tuple[ir.Value, ...]]
-    low: ir.Value
-    high: ir.Value
-    start: ir.Value | None = None
-
-    @property
-    def lanes(self) -> int:
-        """Tokens in a vector."""
-        return self.vec.shape[0]
-
-    def at(self, v: int) -> ir.Value:
-        """Where vector v of a row begins."""
-        within = index(v * self.lanes)
-        return within if self.start is None else arith.addi(self.start, within)
-
-    def load(self, value: ir.Value, row: ir.Value, v: int) -> ir.Value:
-        """Vector v of a row of a value of the tile."""
-        return vector.load(self.vec, self.buffers[value], [row, self.at(v)])
-
-    def store(self, vector_: ir.Value, value: ir.Value, row: ir.Value, v: int) -> None:
-        """The inverse of `load`, for a vector of any float type."""
-        vector.store(widened(vector_, self.vec), self.buffers[value], [row, self.at(v)])
-
-    def reader(self, row: ir.Value, v: int) -> Callable[[ir.Operation, ir.VectorType], ir.Value]:
-        """kernel.read where the lanes are tokens, of feature `row`."""
-
-        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
-            source, positions = op.operands[0], dims(ir.AffineMapAttr(op.attributes["map"]).value)
-            if reads_tokens(op):
-                return narrowed(self.load(source, index(0) if positions[1] is None else row, v), type_)
-            (buffer,) = self.outside[source]
-            at = [index(0) if d is None else row for d in positions]
-            return vector.broadcast(type_, memref.load(buffer, at))
-
-        return read
 
 
 def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
@@ -234,9 +189,13 @@ def _finished(
     """The sums of a group through the epilogue; rows past the last of `size` read what that one reads."""
     whole = product.groups * product.height == size
     safe = rows if whole else [arith.minui(row, index(size - 1)) for row in rows]
-    places = (divmod(i, frame.vectors) for i in range(len(totals)))
-    found = (epilogue.whole(total, frame.reader(safe[r], v)) for total, (r, v) in zip(totals, places, strict=True))
-    return [widened(value, frame.vec) for value in found]
+    inner = {op.results[0]: emit_inner(op.opview, safe, frame) for op in epilogue.inner}
+    found = []
+    for i, total in enumerate(totals):
+        row, v = divmod(i, frame.vectors)
+        read = frame.reader(safe[row], v, {result: values[i] for result, values in inner.items()})
+        found.append(widened(epilogue.whole(total, read), frame.vec))
+    return found
 
 
 def view(workspace: ir.Value, place: Place, width: int, offset: ir.Value) -> ir.Value:
