@@ -5,7 +5,7 @@ tokens and nothing is transposed between products.
 
     stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps, sums
              and greatest values of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend
-             · unpack
+             · unpack (which a product does by itself if nothing else reads what it gives)
     regroup  is no stage: rows that come position by position are packed and unpacked a step apart
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
@@ -155,11 +155,13 @@ def plan_chain(
             rounding = ("round", op.x, product.reads)
             if product.reads and all((stage.kind, stage.value, stage.gives) != rounding for stage in staged):
                 staged.append(Stage("round", [], op.x, phases.get(op.x, 0), gives=product.reads))
-            staged.append(Stage("product", [op], None, phase, product.groups, product))
+            share = product.share(lanes, bool(inner_products(op)))
+            staged.append(Stage("product", [op], None, phase, -(-product.groups // share), product))
     staged = list(_with_unpacks(staged, returned))
     staged.sort(key=lambda stage: stage.phase)
     _add_packs(chain, staged)
     _round_at_once(chain)
+    _unpack_at_once(chain)
     _place(chain, tokens)
     return chain
 
@@ -333,6 +335,20 @@ def _round_at_once(chain: Chain) -> None:
             if kinds == [("round", "columns")] or (kinds == [("round", "lines")] and not single):
                 chain.stages.remove(readers[value][0])
                 stage.gives = readers[value][0].gives
+
+
+def _unpack_at_once(chain: Chain) -> None:
+    """Where nothing but the unpacking of a result reads what a product gives, the product does that by itself: while some rows
+    are stored, the next ones are multiplied."""
+    for stage in [stage for stage in chain.stages if stage.kind == "unpack" and not stage.strided]:
+        assert stage.value is not None
+        readers = [each for each in chain.stages if stage.value in tile_operands(each)]
+        made = next(each for each in chain.stages if stage.value in results(each))
+        product = made.product
+        if product is not None and readers == [stage] and not product.sorted and not product.stores:
+            chain.stages.remove(stage)
+            made.out = stage.out
+            made.splits = -(-product.groups // product.share(chain.lanes, True))
 
 
 def _place(chain: Chain, tokens: int) -> None:

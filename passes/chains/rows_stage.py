@@ -11,7 +11,7 @@ byte plus 128.
 """
 
 from collections.abc import Callable, Mapping
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 from torch_mlir import ir
@@ -19,7 +19,7 @@ from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.dialects.errors import CompileError
 from gossamer.passes.chains.frame import Frame
-from gossamer.passes.chains.inner_products import emit_inner
+from gossamer.passes.chains.inner_products import emit_inner, features_at_once
 from gossamer.passes.chains.plan_chain import columns, inner_products, is_quantized, reads
 from gossamer.passes.loops.epilogue import on_lanes
 from gossamer.passes.loops.queries import defining, dims
@@ -59,8 +59,7 @@ def _emit_sweep(ops: list[Any], frame: Frame) -> None:
     reductions = [body for body in bodies if not _is_map(body.op)]
     starts = [body.start for body in reductions for _ in range(frame.vectors)]
     inner = [each for op in ops for each in inner_products(op)]
-    in_quads = any(_makes_bytes(op) for op in ops)
-    together = _QUAD if in_quads or (inner and _features(ops[0]) % _QUAD == 0) else 1
+    together = _QUAD if any(_makes_bytes(op) for op in ops) else gcd(_features(ops[0]), features_at_once(frame)) if inner else 1
     if _features(ops[0]) % together:
         raise CompileError(f"a chain quantizes whole quads of features, not {_features(ops[0])}")
     with loop(index(0), index(_features(ops[0]) // together), index(1), starts) as steps:
