@@ -18,12 +18,12 @@ from torch import fx
 
 from gossamer.backend.devices.device_kernel import DTYPES
 from gossamer.backend.graph.fusable import is_elementwise, is_identity, kind_of
-from gossamer.backend.graph.nodes import arguments, only_user, same
+from gossamer.backend.graph.nodes import arguments, only_user
 from gossamer.backend.regions.contractions import Contraction
 
 aten = torch.ops.aten
 
-_WIDEST = 128
+WIDEST = 128
 """The highest rank: beyond it, a product of its own runs at a better rate than inside of a chain."""
 
 
@@ -64,7 +64,7 @@ def inner_at(node: fx.Node) -> Inner | None:
     while stored.target is aten.permute.default or stored.target is aten.t.default:
         stored, transposed = stored.all_input_nodes[0], not transposed
     sizes = *w.meta["val"].shape, x.meta["val"].shape[-1]
-    if not all(isinstance(size, int) and size > 0 for size in sizes) or min(sizes) > _WIDEST:
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or min(sizes) > WIDEST:
         return None
     if any(each.meta["val"].dtype != node.meta["val"].dtype for each in (x, w)) or node.meta["val"].dtype not in DTYPES:
         return None
@@ -77,24 +77,27 @@ def find_low_rank(graph: fx.Graph, sparse: Container[fx.Node]) -> dict[fx.Node, 
     """The products of low rank whose result is combined with that of a sparse product, element by element, and those that
     such a product multiplies."""
     found = {node: inner for node in graph.nodes if (inner := inner_at(node)) is not None and node not in sparse}
-    beside = {node for node in found if found[node].features[0] == found[node].rank and _meets(node, sparse)}
+    summed = _made_by_elements(graph, sparse)
+    beside = {node for node in found if found[node].features[0] == found[node].rank and _meets(node, summed)}
     return {node: inner for node, inner in found.items() if node in beside or _leads_to(node, beside)}
 
 
-def _meets(node: fx.Node, sparse: Container[fx.Node]) -> bool:
-    """Whether what is made of a product alone, by elements, meets the result of a sparse product."""
+def _made_by_elements(graph: fx.Graph, sparse: Container[fx.Node]) -> set[fx.Node]:
+    """The results of sparse products, and what is made of them by elements."""
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        if node in sparse or ((is_identity(node) or is_elementwise(node)) and not found.isdisjoint(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _meets(node: fx.Node, summed: Container[fx.Node]) -> bool:
+    """Whether what is made of a product alone, by elements, meets such a result."""
     while (user := only_user(node)) is not None and (is_elementwise(user) or is_identity(user)):
-        if any(_through(other) in sparse for other in user.all_input_nodes if other is not node):
+        if any(other in summed for other in user.all_input_nodes if other is not node):
             return True
         node = user
     return False
-
-
-def _through(node: fx.Node) -> fx.Node:
-    """The node that another is made of by elements, and nothing else."""
-    while is_identity(node) or (is_elementwise(node) and len(node.all_input_nodes) == 1):
-        node = node.all_input_nodes[0]
-    return same(node)
 
 
 def _leads_to(node: fx.Node, products: Container[fx.Node]) -> bool:
