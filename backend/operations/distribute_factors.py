@@ -17,9 +17,9 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import written_by
-from gossamer.backend.graph.nodes import arguments
+from gossamer.backend.graph.nodes import arguments, in_training
 from gossamer.backend.regions.contractions import contraction_at
-from gossamer.backend.regions.cost import predicted, usual_tokens
+from gossamer.backend.regions.cost import predicted, renewing_pays, usual_tokens
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.regions.low_rank import WIDEST
 from gossamer.backend.report.report import Decision
@@ -27,6 +27,8 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
 
 aten = torch.ops.aten
+
+_AS_WRITTEN = "x (S + U V) as written: S is too dense, or changes at every step"
 
 
 class DistributeFactors:
@@ -48,7 +50,7 @@ class DistributeFactors:
                 continue
             pays = gain >= context.options.min_gain
             (split.finish if pays else split.undo)()
-            reason = f"x (S + U V) as x S + (x U) V, rank {split.rank}" if pays else "x (S + U V) as written: S is too dense"
+            reason = f"x (S + U V) as x S + (x U) V, rank {split.rank}" if pays else _AS_WRITTEN
             shape = tuple(int(size) for size in split.sparse.meta["val"].shape)
             decisions.append(Decision(name, "low rank", shape, 1.0, None, None, False, reason, gain))
         graph.eliminate_dead_code()
@@ -120,6 +122,9 @@ class _Split:
         dense = device.predict(Matrix(m, k, 1, element, device.bits, features=device.features), usual_tokens(contraction))
         beside = dense.dense_us * self.rank * (m + k) / (m * k)
         main = contraction.weight.main
+        trains = in_training(self.node.graph) and any(values[leaf].requires_grad for leaf in contraction.weight.leaves)
+        if trains and not renewing_pays(contraction, 1.0):
+            return names.get(main, str(main)), 0.0
         return names.get(main, str(main)), found.dense_us / (found.sparse_us + beside)
 
     def _emit(self, emit: Emitter) -> Any:

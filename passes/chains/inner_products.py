@@ -20,9 +20,9 @@ _REGISTERS = {512: 16}
 
 
 def features_at_once(frame: Frame) -> int:
-    """Features of which the sums for a tile of tokens are in registers."""
+    """Features of which the sums for a tile of tokens are in registers, a power of 2: whole numbers of them are a vector."""
     bits = frame.lanes * 8 * byte_width(frame.vec.element_type)
-    return max(1, _REGISTERS.get(bits, 8) // frame.vectors)
+    return 1 << (max(1, _REGISTERS.get(bits, 8) // frame.vectors).bit_length() - 1)
 
 
 def emit_inner(op: Any, features: Sequence[ir.Value], frame: Frame) -> list[ir.Value]:
