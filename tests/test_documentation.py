@@ -36,7 +36,7 @@ def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
 @pytest.mark.parametrize(
     ("page", "program"),
     [pytest.param(page, program, id=f"{page}-{number}")
-     for page in ("docs/guide.md", "docs/training.md") for number, program in enumerate(programs(page))],
+     for page in ("docs/guide.md", "docs/training.md", "docs/low_rank.md") for number, program in enumerate(programs(page))],
 )  # fmt: skip
 def test_code_runs_as_it_stands(page: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "torch_geometric" in program:
