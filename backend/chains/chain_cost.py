@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from gossamer.backend.chains.find_chains import Chain
+from gossamer.backend.chains.find_chains import Chain, few_tokens
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import lasting_tokens, matrix_of, predicted, usual_tokens
-from gossamer.passes.chains.lower_sequence import MOST_TOKENS
 from gossamer.passes.chains.products import gain_in_chain, runs_in_chains
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
@@ -22,14 +21,9 @@ _PRODUCT_US = 3.0
 
 def is_sequence(chain: Chain) -> bool:
     """Whether it has so few tokens that products for few tokens follow each other."""
-    few = all(_few_tokens(contraction) for contraction in chain.contractions)
+    few = all(few_tokens(contraction) for contraction in chain.contractions)
     plain = chain.attention is None and not chain.by_position and not chain.low_rank
     return few and plain and all(stage.body is not None for stage in chain.stages)
-
-
-def _few_tokens(contraction: Contraction) -> bool:
-    tokens = contraction.tokens
-    return tokens is not None and 0 < tokens <= MOST_TOKENS and not (contraction.dynamic or contraction.quantized)
 
 
 def schedules_of(chain: Chain) -> list[str | None]:

@@ -30,6 +30,7 @@ from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.low_rank import Inner, Product, find_low_rank, inner_at
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
+from gossamer.passes.chains.lower_sequence import MOST_TOKENS
 
 aten = torch.ops.aten
 
@@ -110,8 +111,9 @@ class Chain:
 def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Chain]:
     """The chains of at least two of the `sparse` contractions, given by their nodes, or of one with a low rank beside it."""
     sparse = {node: c for node, c in sparse.items() if device_of(c.weight.device).chains}
-    low_rank = find_low_rank(graph, sparse)
-    products = {**low_rank, **sparse}
+    # A tile for a few tokens is mostly empty: the schedules for them leave low ranks to torch.
+    low_rank = {} if all(map(few_tokens, sparse.values())) else find_low_rank(graph, sparse)
+    products: dict[fx.Node, Product] = {**low_rank, **sparse}
     attention = [found for found in find_attention(graph) if not _is_long(found)]
     order = {node: number for number, node in enumerate(graph.nodes)}
     chains: list[Chain] = []
@@ -136,6 +138,12 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
             if not any(swaps_tokens(node) for node in cone):
                 break
     return chains[::-1]
+
+
+def few_tokens(contraction: Contraction) -> bool:
+    """Whether a product has so few tokens that schedules for few tokens compute it."""
+    tokens = contraction.tokens
+    return tokens is not None and 0 < tokens <= MOST_TOKENS and not (contraction.dynamic or contraction.quantized)
 
 
 def _is_long(attention: Attention) -> bool:

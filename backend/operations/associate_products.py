@@ -34,7 +34,8 @@ _GAIN = 1.5
 """What another order has to be cheaper by, since sums come in another order, too."""
 _UNKNOWN = 512
 """A size that nobody knows: rows of tokens, in training."""
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+"""Types whose range no order of products leaves sooner than another."""
 
 
 class AssociateProducts:
@@ -79,9 +80,10 @@ class _Pair:
 
     def costs(self, sketch: Callable[[fx.Node], Sketch]) -> tuple[float, float, float]:
         """Of the first and of the second product as written, and of both in the other order."""
-        chain = (self.a, self.b, self.c) if self.left else (self.c, self.a, self.b)
-        sketches = [sketch(node).transposed if turned else sketch(node) for node, turned in chain]
-        return *cost_in_order(*sketches, self.left), sum(cost_in_order(*sketches, not self.left))
+        a, b, c = (sketch(node).transposed if turned else sketch(node) for node, turned in (self.a, self.b, self.c))
+        left, middle, right = (a, b, c) if self.left else (c, a, b)
+        first, second = cost_in_order(left, middle, right, self.left)
+        return first, second, sum(cost_in_order(left, middle, right, not self.left))
 
     def reorder(self) -> None:
         """Puts the other order in place."""
@@ -107,8 +109,9 @@ def _pairs(first: fx.Node) -> list[_Pair]:
         left, right = arguments(user)
         if left is right:
             return []
-        factors = (_other(b), _other(a)) if turned else (a, b)
-        found.append(_Pair(user, *factors, ((right if value is left else left), False), value is left))
+        first_factor, second_factor = (_other(b), _other(a)) if turned else (a, b)
+        third = right if value is left else left, False
+        found.append(_Pair(user, first_factor, second_factor, third, value is left))
     return found
 
 

@@ -7,7 +7,7 @@
 The sum has no zeros, and was dense. Its parts are what `sparse-weights` computes in one kernel.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import written_by
-from gossamer.backend.graph.nodes import arguments, in_training
+from gossamer.backend.graph.nodes import arguments, in_training, same_dtype, same_shape
 from gossamer.backend.regions.contractions import contraction_at
 from gossamer.backend.regions.cost import predicted, renewing_pays, usual_tokens
 from gossamer.backend.regions.decide import refusal
@@ -64,6 +64,7 @@ class _Split:
     node           the product, of `x`
     sparse         the matrix that may be sparse; `transposed`: x is multiplied with the transpose of the sum
     first, second  the factors of the low rank, and the `scale` of their product
+    made           what `distribute` has added
     """
 
     node: fx.Node
@@ -73,6 +74,7 @@ class _Split:
     first: fx.Node
     second: fx.Node
     scale: float
+    made: list[fx.Node] = field(default_factory=list)
 
     @classmethod
     def at(cls, node: fx.Node) -> "_Split | None":
@@ -89,6 +91,8 @@ class _Split:
                 low, scale = low.args[0], scale * low.args[1]
             if low.target is not aten.mm.default or (sparse is right and w.kwargs):
                 continue
+            if not all(same_shape(each, w) and same_dtype(each, w) for each in (sparse, low)):
+                continue
             first, second = arguments(low)
             sizes = first.meta["val"].shape[1], *sparse.meta["val"].shape
             whole = all(isinstance(size, int) and size > 0 for size in sizes) and len(sizes) == 3
@@ -103,7 +107,6 @@ class _Split:
 
     def distribute(self, values: dict[fx.Node, torch.Tensor], names: dict[fx.Node, str]) -> tuple[str, float | None]:
         """Adds the parts to the graph, without a use; the name of the sparse one, and the gain, None if there is no kernel."""
-        self.made = []
         emit = self._emit(Emitter(self.node))
         first, second = (self.second, self.first) if self.transposed else (self.first, self.second)
         product = emit(aten.mm.default, self.x, self._turned(emit, self.sparse))

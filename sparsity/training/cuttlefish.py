@@ -105,8 +105,8 @@ def factored(layer: nn.Linear, rank: int) -> nn.Sequential:
     u, s, vh = torch.linalg.svd(layer.weight.detach().float(), full_matrices=False)
     roots = s[:rank].sqrt()
     made = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-    first = nn.Linear(layer.in_features, rank, bias=False, **made)  # type: ignore[arg-type]
-    second = nn.Linear(rank, layer.out_features, bias=False, **made)  # type: ignore[arg-type]
+    first = nn.Linear(layer.in_features, rank, bias=False, **made)
+    second = nn.Linear(rank, layer.out_features, bias=False, **made)
     with torch.no_grad():
         first.weight.copy_(roots[:, None] * vh[:rank])
         second.weight.copy_(u[:, :rank] * roots)

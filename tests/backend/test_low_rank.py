@@ -177,6 +177,14 @@ def test_open_numbers_of_tokens(tokens: int) -> None:
     assert beside(found.decisions) >= 1
 
 
+def test_a_few_tokens_leave_the_factors_to_torch() -> None:
+    """Kernels for a few tokens have no tile of them, and one made for many would be mostly empty."""
+    model, x = Adapted(pruned(512, 512)), torch.randn(4, 512)
+    y, decisions = run(model, x)
+    assert beside(decisions) == 0 and sum(each.sparse for each in decisions) == 1
+    close(y, model(x).detach())
+
+
 def test_numbers_of_tokens_that_nobody_knows() -> None:
     model, x, chosen = Adapted(pruned(384, 256)), torch.randn(100, 256), torch.rand(100) < 0.5
 
@@ -265,6 +273,13 @@ def test_a_sum_of_a_sparse_matrix_and_a_low_rank_is_computed_in_parts(scale: flo
     y, decisions = run(model, x)
     assert beside(decisions) == 1 and any(each.reason.startswith("x (S + U V) as x S + (x U) V") for each in decisions)
     close(y, copy.deepcopy(model).double()(x.double()).detach())
+
+
+def test_a_sum_that_broadcasts_stays_one() -> None:
+    s, u, v, x = pruned(512, 384).weight, torch.randn(1, 4), torch.randn(4, 384), torch.randn(64, 384)
+    y, decisions = run(lambda x: F.linear(x, s + u @ v), x)
+    assert not any(each.op == "low rank" for each in decisions)
+    close(y, F.linear(x, s + u @ v))
 
 
 def test_a_sum_with_a_dense_matrix_stays_one() -> None:
