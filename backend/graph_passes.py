@@ -27,6 +27,10 @@ GRAPH_PASSES = {
     "fuse-attention": "operations.fuse_attention:FuseAttention",
     # before `fuse-rows` and `stored-weights` hold the products in an operation
     "order-products": "operations.order_products:OrderProducts",
+    # before `sparse-weights`, which finds the parts of such sums
+    "distribute-factors": "operations.distribute_factors:DistributeFactors",
+    # after it: the gradients of the factors become chains of small products
+    "associate-products": "operations.associate_products:AssociateProducts",
     # before `fuse-rows`, which would take the same products; for `sparse-weights`
     "stored-weights": "weights.stored_weights:StoredWeights",
     # after all that rewrites operations on SparseTensors

@@ -19,6 +19,8 @@ of `lanes` elements; `reduction` is the weight's dimension that is summed over.
 Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]), `kernel.sum` and `kernel.max` (of the rows
 of a matrix, to [T, 1]), whose bodies read all they need with `kernel.read`.
 
+`kernel.inner` in a body is an element of a product with a dense matrix, such as that of a low rank beside a sparse weight.
+
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
 
 The chain's ops on heads of attention are in `heads`. Operations on sparse tensors that come with each call are in `open_ops`
@@ -272,6 +274,26 @@ class ReadOp(KernelOp, name="read", traits=[ext.Pure]):
     result: ext.Result[Any]
 
     verify_invariants = verified(_read_problem)
+
+
+def _inner_problem(op: Any) -> str | None:
+    x, w, reduction = (*map(ir.RankedTensorType, (op.x.type, op.w.type)), ir.IntegerAttr(op.reduction).value)
+    if x.rank != 2 or w.rank != 2 or reduction not in (0, 1):
+        return f"multiplies two matrices, one of whose dimensions is summed over, not {x} and {w}"
+    if x.shape[1] != w.shape[reduction]:
+        return f"sums over {x.shape[1]} columns, and over {w.shape[reduction]}"
+    return None
+
+
+class InnerOp(KernelOp, name="inner", traits=[ext.Pure]):
+    """sum_k x[t, k] w[n, k], of the result element [t, n] at hand; `reduction` is the dimension of w that is summed over."""
+
+    x: ext.Operand[Any]
+    w: ext.Operand[Any]
+    reduction: ir.IntegerAttr
+    result: ext.Result[Any]
+
+    verify_invariants = verified(_inner_problem)
 
 
 class YieldOp(KernelOp, name="yield", traits=[ir.IsTerminatorTrait]):

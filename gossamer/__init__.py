@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
+    from gossamer.sparsity.pruning.decompose import decompose
     from gossamer.sparsity.pruning.prune import prune
     from gossamer.sparsity.quantization.quantize import quantize
     from gossamer.sparsity.reorder import reorder
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gossamer.sparsity.tensor.graph_attention import graph_attention
     from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
     from gossamer.sparsity.tensor_parallel import ColwiseParallel, RowwiseParallel
+    from gossamer.sparsity.training.cuttlefish import Cuttlefish
     from gossamer.sparsity.training.data_parallel import data_parallel
     from gossamer.sparsity.training.distill import DistillationLoss, distill
     from gossamer.sparsity.training.fully_shard import fully_shard
@@ -81,6 +83,8 @@ _HOMES = {
     "fully_shard": "gossamer.sparsity.training.fully_shard",
     "GradualMasks": "gossamer.sparsity.training.gradual_masks",
     "prepare": "gossamer.sparsity.prepare",
+    "Cuttlefish": "gossamer.sparsity.training.cuttlefish",
+    "decompose": "gossamer.sparsity.pruning.decompose",
     "prune": "gossamer.sparsity.pruning.prune",
     "quantize": "gossamer.sparsity.quantization.quantize",
     "register_format": "gossamer.sparsity.tensor.extension",
@@ -111,6 +115,7 @@ __all__ = [
     "ColwiseParallel",
     "CompileError",
     "Cubic",
+    "Cuttlefish",
     "Decision",
     "DistillationLoss",
     "EinsumError",
@@ -134,6 +139,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "data_parallel",
+    "decompose",
     "distill",
     "einsum",
     "explain",

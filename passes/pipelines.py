@@ -35,7 +35,7 @@ _NORMALIZE = (
     "keep-nan,propagate-encodings,func.func(linalg-generalize-named-ops),linalg-fuse-elementwise-ops,"
     f"math-expand-ops{{ops=fpowi}},{_WIDEN},keep-wide,canonicalize,cse"
 )
-_FUSE = "fuse-epilogue,narrow-sums,lift-rows,inline-stages,canonicalize,cse"
+_FUSE = "fuse-epilogue,narrow-sums,lift-rows,lift-inner,inline-stages,canonicalize,cse"
 _FINISH = "expand-math{bits=%d},parallelize,emit-entry"
 # MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates. A sparse result grows array by array,
 # and what is left in the end is the caller's: there only the arrays that were outgrown are freed.
@@ -119,7 +119,7 @@ class Lowered:
 
 
 _SEQUENCE_MARK = "kernel.sequence"
-_IN_STAGES = ("kernel.read", "kernel.yield")
+_IN_STAGES = ("kernel.read", "kernel.inner", "kernel.yield")
 
 
 def plan(
@@ -152,7 +152,7 @@ def planned(kernel_ir: str, vector_bits: int, features: frozenset[str] = frozens
         products = [op for op in stages if op.name == "kernel.spmm"]
         if not products:
             raise CompileError("the kernel IR has no kernel.spmm: only products and chains of them can be run by themselves")
-        if len(stages) > 1:
+        if len(stages) > 1 or walk(module, "kernel.inner"):
             schedule = SEQUENCE if _SEQUENCE_MARK in module.operation.attributes else CHAIN
         else:
             schedule = ir.StringAttr(products[0].attributes["schedule"]).value

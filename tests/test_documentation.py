@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *so
 RUN = [
     "docs/guide.md",
     "docs/training.md",
+    "docs/low_rank.md",
     "docs/troubleshooting.md",
     *(f"docs/{p.parent.name}/{p.name}" for p in PAGES if p.parent.name in ("migrate", "tutorials")),
 ]

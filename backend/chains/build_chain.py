@@ -112,4 +112,4 @@ def _content(stage: Stage) -> str:
 
 
 def _width(node: fx.Node, kind: str) -> object:
-    return None if kind == "mask" else node.meta["val"].shape[-1:]
+    return None if kind == "mask" else node.meta["val"].shape[-1 - (kind == "factor") :]

@@ -3,27 +3,27 @@
 import math
 from dataclasses import dataclass
 
-from gossamer.backend.chains.find_chains import Chain
+from gossamer.backend.chains.find_chains import Chain, few_tokens
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import lasting_tokens, matrix_of, predicted, usual_tokens
-from gossamer.passes.chains.lower_sequence import MOST_TOKENS
 from gossamer.passes.chains.products import gain_in_chain, runs_in_chains
+from gossamer.passes.framework.family import Matrix
+from gossamer.runtime.elements import WEIGHTS
 
 _STAGE_US = 10.0
 """Microseconds that it takes to call attention or a sweep over rows outside of a chain; and its tensors go through memory,
 four matrices of attention and two of a sweep."""
 
+_PRODUCT_US = 3.0
+"""Microseconds that it takes to call a product of low rank outside of a chain; and its result goes through memory."""
+
 
 def is_sequence(chain: Chain) -> bool:
     """Whether it has so few tokens that products for few tokens follow each other."""
-    few = all(_few_tokens(contraction) for contraction in chain.contractions)
-    return few and chain.attention is None and not chain.by_position and all(stage.body is not None for stage in chain.stages)
-
-
-def _few_tokens(contraction: Contraction) -> bool:
-    tokens = contraction.tokens
-    return tokens is not None and 0 < tokens <= MOST_TOKENS and not (contraction.dynamic or contraction.quantized)
+    few = all(few_tokens(contraction) for contraction in chain.contractions)
+    plain = chain.attention is None and not chain.by_position and not chain.low_rank
+    return few and plain and all(stage.body is not None for stage in chain.stages)
 
 
 def schedules_of(chain: Chain) -> list[str | None]:
@@ -93,6 +93,14 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
             us = _STAGE_US + device.transpose_us(moved * stage.output.meta["val"].dtype.itemsize)
             apart, dense = apart + us, dense + us
             between += us if stage.attention is None else 0.0
+    for inner in chain.low_rank:
+        k, n = inner.features
+        dtype = inner.node.meta["val"].dtype
+        matrix = Matrix(n, k, 1, WEIGHTS[dtype], device.bits, features=device.features)
+        us, around = device.predict(matrix, tokens).dense_us, _PRODUCT_US + device.transpose_us(tokens * n * dtype.itemsize)
+        together += us
+        apart, dense = apart + us + around, dense + us + around
+        between += us + around
     return ChainCosts(together, apart, dense, between)
 
 

@@ -154,6 +154,6 @@ def _type(node: fx.Node, kind: str) -> ir.Type:
     width = value.shape[-1] if value.dim() else 1
     shapes = {
         "scalar": [], "vector": [width], "column": [dynamic, 1], "matrix": [dynamic, width], "mask": [dynamic, dynamic],
-        "position": [dynamic, width],
+        "position": [dynamic, width], "factor": list(value.shape),
     }  # fmt: skip
     return ir.RankedTensorType.get(shapes[kind], ir.Type.parse(FLOATS[value.dtype]))

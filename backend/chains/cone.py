@@ -17,7 +17,7 @@ from gossamer.backend.devices.device_kernel import DTYPES
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.graph.layout import is_view, path
 from gossamer.backend.graph.nodes import ancestors, arguments, equal, only_user, phase
-from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.low_rank import Inner, Product
 from gossamer.runtime.torch_internals import OpOverload
 
 _LOOKED_UP = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, torch.ops.aten.index_select.default}
@@ -25,31 +25,31 @@ _LOOKED_UP = {torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor, tor
 
 def find_cone(
     output: fx.Node,
-    sparse: dict[fx.Node, Contraction],
+    products: Mapping[fx.Node, Product],
     attention: list[Attention],
     claimed: Mapping[fx.Node, set[fx.Node]],
     reorder: bool,
     several: bool,
 ) -> set[fx.Node]:
-    """The nodes that `output` needs, as far as a chain can compute them; others may use them too where `several`, and tokens
-    change their order where `reorder`."""
+    """The nodes that `output` needs, as far as a chain can compute them with these products; others may use them too where
+    `several`, and tokens change their order where `reorder`."""
     usable = list(attention)
     while True:
         inside = {n: a for a in usable for n in a.members}
-        cone = _convex(output, sparse, inside, claimed, reorder, several)
+        cone = _convex(output, products, inside, claimed, reorder, several)
         broken = [a for a in usable if a.node in cone and not cone.issuperset(a.members)]
         stray = [a for a in usable if a.node not in cone and not cone.isdisjoint(a.members)]
         if not broken and not stray:
-            return _with_siblings(cone, output, sparse, inside, claimed) if several else cone
+            return _with_siblings(cone, output, products, inside, claimed) if several else cone
         usable = [a for a in usable if a not in broken and a not in stray]
 
 
-def without_first_sums(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> list[fx.Node]:
+def without_first_sums(nodes: list[fx.Node], products: Mapping[fx.Node, Product], attention: list[Attention]) -> list[fx.Node]:
     """The nodes of a cone, in order, but for what it begins with by elements of several matrices from outside, one of which is
     looked up or computed for that alone: Inductor's loop does it while it writes, and the chain reads a matrix less."""
     inside, attending = set(nodes), {member for found in attention for member in found.members}
     for node in nodes:
-        if node in sparse or node in attending or not is_elementwise(node) or not inside.isdisjoint(node.all_input_nodes):
+        if node in products or node in attending or not is_elementwise(node) or not inside.isdisjoint(node.all_input_nodes):
             continue
         read = [n for n in node.all_input_nodes if kind_of(n, node.meta["val"].shape) in ("matrix", "position")]
         if len(read) > 1 and any(_computed_in_a_loop(n) and only_user(n) is node for n in read):
@@ -65,7 +65,7 @@ def _computed_in_a_loop(node: fx.Node) -> bool:
 
 def _convex(
     output: fx.Node,
-    sparse: dict[fx.Node, Contraction],
+    products: Mapping[fx.Node, Product],
     attending: dict[fx.Node, Attention],
     claimed: Mapping[fx.Node, set[fx.Node]],
     reorder: bool,
@@ -80,6 +80,7 @@ def _convex(
     if rows is None:
         return cone
     outside = {node for a in attending.values() for node in a.outside}
+    outside |= {arguments(node)[-1] for node, product in products.items() if isinstance(product, Inner)}
     node = output
     pending, wanted = {output}, {output}  # of these, what the cone itself reads
     while wanted:
@@ -90,7 +91,7 @@ def _convex(
             if not free and several:
                 free = before.isdisjoint(node.users) and _may_leave(node, attending)
             usable = free and node not in claimed and node not in outside and node not in before
-            if usable and (_fits(node, rows, sparse, attending, output) or (reorder and swaps_tokens(node))):
+            if usable and (_fits(node, rows, products, attending, output) or (reorder and swaps_tokens(node))):
                 cone.add(node)
                 wanted.update(node.all_input_nodes)
             else:
@@ -107,22 +108,22 @@ def _convex(
 def _with_siblings(
     cone: set[fx.Node],
     output: fx.Node,
-    sparse: dict[fx.Node, Contraction],
+    products: Mapping[fx.Node, Product],
     attending: dict[fx.Node, Attention],
     claimed: Mapping[fx.Node, set[fx.Node]],
 ) -> set[fx.Node]:
     """The cone with the products of its matrices that need nothing else which depends on it. What comes of them does not come
     back: it would have to enter by a value that is computed from the cone."""
     found, rows = set(cone), rows_of(output)
-    for node, contraction in sparse.items() if cone else ():
-        views = [contraction.x]
+    for node, product in products.items() if cone else ():
+        views = [product.x]
         while views[-1] not in cone and is_identity(views[-1]):
             views.append(views[-1].all_input_nodes[0])
         if node in cone or node in claimed or views[-1] not in cone:
             continue
-        if not _fits(node, rows, sparse, attending, output):
+        if not _fits(node, rows, products, attending, output):
             continue
-        others = ancestors([each for each in node.all_input_nodes if each is not contraction.x])
+        others = ancestors([each for each in node.all_input_nodes if each is not product.x])
         if found.isdisjoint(set[fx.Node]().union(*(_awaited(each, claimed) for each in others))):
             found.update(views, [node])
     return found
@@ -149,18 +150,18 @@ def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:
 
 
 def _fits(
-    node: fx.Node, rows: object, sparse: dict[fx.Node, Contraction], attending: dict[fx.Node, Attention], output: fx.Node
+    node: fx.Node, rows: object, products: Mapping[fx.Node, Product], attending: dict[fx.Node, Attention], output: fx.Node
 ) -> bool:
     """Whether a chain of so many rows can compute this node."""
     if node.op != "call_function" or phase(node) != phase(output) or constant_of(node) is not None:
         return False
     if node in attending:
         return equal(rows_of(attending[node].output), rows)
-    if node in sparse:
-        contraction = sparse[node]
-        addend = contraction.addend
+    if node in products:
+        product = products[node]
+        addend = product.addend
         plain = addend is None or kind_of(addend, node.meta["val"].shape) is not None
-        return contraction.side == "right" and plain and equal(rows_of(node), rows)
+        return (isinstance(product, Inner) or product.side == "right") and plain and equal(rows_of(node), rows)
     if is_row_reduction(node):
         return equal(rows_of(arguments(node)[0]), rows)
     if node.target is operator.getitem:

@@ -12,7 +12,7 @@ Where there is attention, tokens may change their order from sequence by sequenc
 (token_order.py).
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,12 +23,14 @@ from gossamer.backend.chains.cone import find_cone, rows_of, without_first_sums
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import DTYPES
-from gossamer.backend.graph.fusable import is_identity
+from gossamer.backend.graph.fusable import is_elementwise, is_identity
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, arguments, equal, in_training
+from gossamer.backend.graph.nodes import ancestors, arguments, equal, in_training, only_user
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
+from gossamer.backend.regions.low_rank import Inner, Product, find_low_rank, inner_at
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
+from gossamer.passes.chains.lower_sequence import MOST_TOKENS
 
 aten = torch.ops.aten
 
@@ -95,30 +97,39 @@ class Chain:
         return [stage.contraction for stage in self.stages if stage.contraction is not None]
 
     @property
+    def low_rank(self) -> list[Inner]:
+        """The products with dense factors beside them."""
+        sparse = {contraction.node for contraction in self.contractions}
+        return [inner for node in self.members if node not in sparse and (inner := inner_at(node)) is not None]
+
+    @property
     def attention(self) -> Attention | None:
         """The first attention: all have the same sequences."""
         return next((stage.attention for stage in self.stages if stage.attention is not None), None)
 
 
 def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Chain]:
-    """The chains of at least two of the `sparse` contractions, given by their nodes."""
+    """The chains of at least two of the `sparse` contractions, given by their nodes, or of one with a low rank beside it."""
     sparse = {node: c for node, c in sparse.items() if device_of(c.weight.device).chains}
+    # A tile for a few tokens is mostly empty: the schedules for them leave low ranks to torch.
+    low_rank = {} if all(map(few_tokens, sparse.values())) else find_low_rank(graph, sparse)
+    products: dict[fx.Node, Product] = {**low_rank, **sparse}
     attention = [found for found in find_attention(graph) if not _is_long(found)]
     order = {node: number for number, node in enumerate(graph.nodes)}
     chains: list[Chain] = []
     claimed: dict[fx.Node, set[fx.Node]] = {}
-    if len(sparse) < 2:
+    if not sparse or len(products) < 2:
         return chains
     several = not in_training(graph)
     for output in reversed(graph.nodes):
         if output in claimed or output.op != "call_function":
             continue
         for reorder in (True, False):
-            cone = find_cone(output, sparse, attention, claimed, reorder, several)
-            if sum(node in sparse for node in cone) < 2:
+            cone = find_cone(output, products, attention, claimed, reorder, several)
+            if sum(node in products for node in cone) < 2 or cone.isdisjoint(sparse):
                 break
-            nodes = without_first_sums(sorted(cone, key=order.__getitem__), sparse, attention)
-            chain = _cut(nodes, sparse, attention)
+            nodes = without_first_sums(sorted(cone, key=order.__getitem__), products, attention)
+            chain = _cut(nodes, products, attention)
             if chain is not None:
                 chains.append(chain)
                 before = set(ancestors(nodes))
@@ -129,20 +140,26 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
     return chains[::-1]
 
 
+def few_tokens(contraction: Contraction) -> bool:
+    """Whether a product has so few tokens that schedules for few tokens compute it."""
+    tokens = contraction.tokens
+    return tokens is not None and 0 < tokens <= MOST_TOKENS and not (contraction.dynamic or contraction.quantized)
+
+
 def _is_long(attention: Attention) -> bool:
     """Whether torch's own attention, which takes less for a pair, saves more than the chain around it would."""
     length = attention.sizes[1]
     return isinstance(length, int) and length > _MOST_KEYS * (1 + attention.causal)
 
 
-def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> Chain | None:
+def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list[Attention]) -> Chain | None:
     """The chain of these nodes, which are in order; None where its last stage is elementwise, and so no part of a chain by
     itself, or where its attention is over different sequences."""
     inside = set(nodes)
     within = [found for found in attention if found.node in inside]
     if any(found.sizes != within[0].sizes for found in within):
         return None
-    orders, stages = token_orders(nodes, sparse, within), _stages(nodes, sparse, within)
+    orders, stages = token_orders(nodes, products, within), _stages(nodes, products, within)
     if orders is None or not stages or stages[-1].output is not nodes[-1] or not _holds_integers(stages):
         return None
     inputs, leaving = _inputs(nodes, stages, within), _leaving(nodes, {stage.output for stage in stages})
@@ -154,23 +171,40 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     return Chain(tuple(stages), inputs, tuple(nodes), tuple(results), tuple(leaving), by_position)
 
 
-def _stages(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: list[Attention]) -> list[Stage]:
+def _stages(nodes: list[fx.Node], products: Mapping[fx.Node, Product], attention: list[Attention]) -> list[Stage]:
     """The stages that compute these nodes: products, attention, and what rows are left; each after those that it reads."""
     inside, taken = set(nodes), set[fx.Node]()
+    order = {node: number for number, node in enumerate(nodes)}
+    low_rank = {node: product for node, product in products.items() if isinstance(product, Inner)}
     stages = list[Stage]()
     for node in nodes:
-        if node in sparse and node not in taken:
-            members = epilogue(node, _Closed(inside, taken))
-            stages.append(_product(sparse[node], members))
+        product = products.get(node)
+        if isinstance(product, Contraction) and node not in taken:
+            closed = _Closed(inside, taken)
+            members = epilogue(node, closed)
+            members += _beside({*members}, low_rank, closed)
+            stages.append(_product(product, sorted(members, key=order.__getitem__)))
             taken.update(members)
     for found in attention:
         stages += _attention(found)
         taken.update(found.members)
-    groups = _groups([node for node in nodes if node not in taken])
+    groups = _groups([node for node in nodes if node not in taken], low_rank)
     stages += [_rows(group) for group in groups if not all(_vanishes(node) for node in group)]
     outputs = {stage.output for stage in stages}
-    order = {node: number for number, node in enumerate(nodes)}  # each reads what comes before its output
+    # each reads what comes before its output
     return sorted((_resolved(stage, outputs, inside) for stage in stages), key=lambda stage: order[stage.output])
+
+
+def _beside(members: Container[fx.Node], low_rank: Mapping[fx.Node, Inner], closed: Container[fx.Node]) -> list[fx.Node]:
+    """The products of low rank that the epilogue of a sparse product reads, and what is made of each by elements on the way."""
+    found = list[fx.Node]()
+    for node in low_rank:
+        path = [node]
+        while (user := only_user(path[-1])) and user not in members and (is_elementwise(user) or is_identity(user)):
+            path.append(user)
+        if user in members and not any(each in closed for each in path):
+            found += path
+    return found
 
 
 def _inputs(nodes: list[fx.Node], stages: list[Stage], attention: list[Attention]) -> tuple[Extra, ...] | None:
@@ -249,8 +283,9 @@ def _attention(found: Attention) -> Iterator[Stage]:
 
 def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:
     body = ProductBody(contraction)
-    for member in members[1:]:
-        body.append(member)
+    for member in members:
+        if member is not contraction.node:
+            body.append(member)
     operands = (Extra(contraction.x, "matrix"), *body.extras)
     return Stage(body.finish(members[-1]), contraction, None, operands, members[-1])
 
@@ -273,14 +308,15 @@ class _Closed:
         return node not in self.inside or node in self.taken
 
 
-def _groups(nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-    """Parts of the nodes (which are in order) with one output each."""
-    left = dict.fromkeys(nodes)
+def _groups(nodes: list[fx.Node], low_rank: Mapping[fx.Node, Inner]) -> Iterator[list[fx.Node]]:
+    """Parts of the nodes (which are in order) with one output each. What a product of low rank multiplies is one: each of its
+    elements is read for several features."""
+    left, whole = dict.fromkeys(nodes), {product.x for product in low_rank.values()}
     while left:
         output = next(reversed(left))
         group = {output}
         for node in reversed(left):
-            if node is not output and node.users and all(user in group for user in node.users):
+            if node is not output and node not in whole and node.users and all(user in group for user in node.users):
                 group.add(node)
         yield [node for node in left if node in group]
         left = {node: None for node in left if node not in group}

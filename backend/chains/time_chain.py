@@ -86,6 +86,8 @@ def _input(operand: Extra, chain: Chain, batch: int, length: int) -> torch.Tenso
     if operand.kind == "mask":
         rows = batch if chain.attention is not None and chain.attention.key_mask else batch * length
         return torch.full((rows, length), value.dtype is torch.bool, dtype=value.dtype)
+    if operand.kind == "factor":
+        return random(*value.shape, dtype=value.dtype)
     width = hint(value.shape[-1]) or 1 if value.dim() else 1
     shapes = {"scalar": (), "vector": (width,), "column": (tokens, 1), "matrix": (tokens, width), "position": (tokens, width)}
     return random(*shapes[operand.kind], dtype=value.dtype)

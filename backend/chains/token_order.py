@@ -5,7 +5,7 @@ from there through the graph, which may go from one order to the other and back 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -13,7 +13,7 @@ from torch import fx
 from gossamer.backend.chains.attention import Attention
 from gossamer.backend.graph.fusable import constant_of, is_elementwise, kind_of
 from gossamer.backend.graph.nodes import arguments, equal, equal_sizes
-from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.low_rank import Product
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ def swaps_tokens(node: fx.Node) -> bool:
 
 
 def token_orders(
-    nodes: Sequence[fx.Node], sparse: dict[fx.Node, Contraction], attention: Sequence[Attention]
+    nodes: Sequence[fx.Node], products: Mapping[fx.Node, Product], attention: Sequence[Attention]
 ) -> dict[fx.Node, bool] | None:
     """Which of the values that the nodes compute and read have rows position by position. None where they contradict each
     other, where tokens change their order and no attention says what their order is, and where what changes places is not
@@ -40,7 +40,7 @@ def token_orders(
     batch, _, length, _ = arguments(attention[0].node)[0].meta["val"].shape
     if equal(batch, 1) or equal(length, 1):
         return None if moving else {}
-    links = [(a, b, swaps) for a in nodes if a not in members for b, swaps in _read(a, sparse)]
+    links = [(a, b, swaps) for a in nodes if a not in members for b, swaps in _read(a, products)]
     orders = _spread(_told_by(attention), links)
     if orders is None:
         return None
@@ -83,13 +83,13 @@ def _moves_tokens(node: fx.Node) -> bool:
     return swaps_tokens(node) and not any(equal(size, 1) for size in node.meta["val"].shape[:2])
 
 
-def _read(node: fx.Node, sparse: dict[fx.Node, Contraction]) -> list[tuple[fx.Node, bool]]:
+def _read(node: fx.Node, products: Mapping[fx.Node, Product]) -> list[tuple[fx.Node, bool]]:
     """The values with a token a row that a node reads, and whether it changes their order."""
-    if node in sparse:
-        contraction = sparse[node]
-        addend, shape = contraction.addend, node.meta["val"].shape
+    if node in products:
+        product = products[node]
+        addend, shape = product.addend, node.meta["val"].shape
         added = [addend] if addend is not None and kind_of(addend, shape) in ("matrix", "column") else []
-        return [(each, False) for each in (contraction.x, *added)]
+        return [(each, False) for each in (product.x, *added)]
     if is_elementwise(node):
         shape = node.meta["val"].shape
         return [

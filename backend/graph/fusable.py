@@ -12,7 +12,7 @@ from gossamer.runtime.torch_internals import OpOverload
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-Kind = Literal["scalar", "vector", "column", "matrix", "mask", "position"]
+Kind = Literal["scalar", "vector", "column", "matrix", "mask", "position", "factor"]
 
 ELEMENTWISE: set[OpOverload] = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default, aten.minimum.default),

@@ -23,6 +23,7 @@ from torch import fx
 from gossamer.backend.graph.fusable import Kind, constant_of, is_elementwise, is_identity, is_row_reduction, kind_of
 from gossamer.backend.graph.nodes import arguments
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.low_rank import Inner, inner_at
 from gossamer.runtime.int8_product import int8_product
 from gossamer.runtime.torch_internals import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
 
@@ -41,7 +42,8 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor from outside that a body reads: one number, one number a column, one a token, or one an element."""
+    """A tensor from outside that a body reads: one number, one number a column, one a token, one an element, or a dense matrix
+    that tokens are multiplied with."""
 
     node: fx.Node
     kind: Kind
@@ -61,6 +63,8 @@ class _Body:
         """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
         if is_identity(node, self.axis):
             self.keep(node)
+        elif (inner := inner_at(node)) is not None:
+            self._multiply(inner)
         else:
             self._compute(node, node.meta["val"].shape)
 
@@ -84,6 +88,15 @@ class _Body:
             self._copies[node] = self._converted(args[0], node)
         else:
             self._copies[node] = self._call(target, args, kwargs)
+
+    def _multiply(self, inner: Inner) -> None:
+        """Adds a product with a dense matrix."""
+        x, value = self._operand(inner.x, inner.x.meta["val"].shape), inner.stored.meta["val"]
+        w = self._outside(inner.stored, "factor", tuple(value.shape))
+        y = self._call(aten.mm.default, (x, self._call(aten.permute.default, (w, [1, 0])) if inner.transposed else w))
+        if inner.addend is not None:
+            y = self._call(aten.add.Tensor, (y, self._operand(inner.addend, inner.node.meta["val"].shape)))
+        self._copies[inner.node] = y
 
     def keep(self, node: fx.Node) -> None:
         """Adds a node that has the values of the one that it is of."""
@@ -126,8 +139,13 @@ class _Body:
             return self._copies[node]
         width = shape[self.axis] if kind in ("vector", "matrix") else 1
         shapes: dict[str, Shape] = {"scalar": (), "vector": (width,), "column": (None, 1), "matrix": (None, width)}
-        self._copies[node] = self._placeholder(f"e{len(self.extras)}", shapes[kind], value.dtype)
-        self.extras.append(Extra(node, kind))
+        return self._outside(node, kind, shapes[kind])
+
+    def _outside(self, node: fx.Node, kind: Kind, shape: Shape) -> fx.Node:
+        """What stands for a tensor from outside."""
+        if node not in self._copies:
+            self._copies[node] = self._placeholder(f"e{len(self.extras)}", shape, node.meta["val"].dtype)
+            self.extras.append(Extra(node, kind))
         return self._copies[node]
 
     def _placeholder(self, name: str, shape: Shape, dtype: torch.dtype) -> fx.Node:

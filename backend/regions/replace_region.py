@@ -55,6 +55,8 @@ def read_as(operand: Extra, node: fx.Node, emit: Emitter) -> fx.Node:
     """The node of an operand in as many dimensions as a body reads it in."""
     value = node.meta["val"]
     width = value.shape[-1] if value.dim() else 1
+    if operand.kind == "factor":
+        return node
     sizes: dict[str, list[Any]] = {"scalar": [], "vector": [width], "column": [-1, 1], "matrix": [-1, width]}
     size = sizes[operand.kind]
     return node if value.dim() == len(size) else emit(aten.reshape.default, node, size)

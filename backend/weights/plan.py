@@ -53,7 +53,7 @@ def plan(
     for candidates in [] if alone else ([planner.sparse | planner.nearly] if planner.nearly else []) + [planner.sparse]:
         free = [c for node, c in candidates.items() if node not in planner.decisions]
         chained = {c.node: c for c in free if c.orders is None and chain_schedule(c)}
-        for chain in find_chains(found[0].node.graph, chained) if len(chained) > 1 else []:
+        for chain in find_chains(found[0].node.graph, chained) if chained else []:
             planner.consider(chain)
     for contraction in planner.nearly.values():
         if contraction.node not in planner.decisions:
@@ -63,6 +63,7 @@ def plan(
             planner.take(contraction)
     planner.warn()
     decisions = [planner.decisions[c.node] for c in found if c.node in planner.decisions]
+    decisions += planner.factors.values()
     order = {node: number for number, node in enumerate(found[0].node.graph.nodes)} if found else {}
     return decisions, sorted(planner.planned, key=lambda planned: order[planned[0].output])
 
@@ -83,6 +84,8 @@ class _Planner:
         self.nearly: dict[fx.Node, Contraction] = {}
         """Those that are too dense by themselves, but may gain enough in a chain."""
         self.decisions: dict[fx.Node, Decision] = {}
+        self.factors: dict[fx.Node, Decision] = {}
+        """Those about the factors of low ranks."""
         self.planned: list[Planned] = []
         self._gains: dict[fx.Node, float | None] = {}
         self._refusals: dict[fx.Node, str | None] = {}
@@ -124,8 +127,15 @@ class _Planner:
         self._take_over(chain, built)
         formats = [f.name for f in built.kernels[0].formats if f is not None]
         parts = zip(members, formats, schedules_of(chain), built.packed_bytes, strict=True)
+        ranks = sorted({inner.rank for inner in chain.low_rank})
+        beside = [f"a rank of {' and '.join(map(str, ranks))} beside it"] if ranks else []
+        reason = ", ".join([f"in a chain of {len(members)}"] * (len(members) > 1) + beside)
         for contraction, format, schedule, size in parts:
-            self._decide(contraction, format, schedule or built.schedule, f"in a chain of {len(members)}", size, costs)
+            self._decide(contraction, format, schedule or built.schedule, reason, size, costs)
+        for factor in dict.fromkeys(inner.stored for inner in chain.low_rank if inner.stored in self.names):
+            shape = tuple(map(int, factor.meta["val"].shape))
+            found = Decision.dense(self.names[factor], "low rank", shape, 1.0, f"in the kernel of {names[0]}")
+            self.factors.setdefault(factor, found)
 
     def _doubts(self, chain: Chain, costs: ChainCosts) -> bool:
         """Whether a chain is to be measured."""

@@ -16,7 +16,8 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
 
 from gossamer.dialects.kernel import integers
-from gossamer.passes.chains.stages import Frame, emit_transposed
+from gossamer.passes.chains.frame import Frame
+from gossamer.passes.chains.stages import emit_transposed
 from gossamer.passes.codegen.online_softmax import inverse, larger, lowest, power
 from gossamer.passes.loops.vectors import index, loop, splat_of, vector_of, widened, zeros
 

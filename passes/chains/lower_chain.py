@@ -12,20 +12,24 @@ after    if tiles >= threads
            scf.parallel ...  scf.parallel ...
 
 Each product has the inner loops of its own family (`Family.chain`). Stages that differ in nothing but their operands share
-a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering.
+a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering,
+unless its epilogue has a dense product.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
 
 from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integers
 from gossamer.passes.chains.attention_pairs import AttentionInPairs
 from gossamer.passes.chains.attention_stage import Attention, Sequence
 from gossamer.passes.chains.attention_tiles import FEATURES, AttentionInTiles
+from gossamer.passes.chains.frame import Frame
 from gossamer.passes.chains.normalize_stage import emit_norm
 from gossamer.passes.chains.plan_chain import (
     Chain,
@@ -36,8 +40,9 @@ from gossamer.passes.chains.plan_chain import (
     attended,
     columns,
     factor,
+    inner_products,
+    others_read,
     plan_chain,
-    reads,
     results,
     tile_operands,
 )
@@ -45,7 +50,7 @@ from gossamer.passes.chains.products import chain_product
 from gossamer.passes.chains.rotate_stage import emit_rotation
 from gossamer.passes.chains.rows_stage import emit_rows
 from gossamer.passes.chains.stages import (
-    Frame,
+    Unpack,
     emit_pack,
     emit_pack_rounded,
     emit_product,
@@ -54,7 +59,6 @@ from gossamer.passes.chains.stages import (
     view,
 )
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of
-from gossamer.passes.loops.epilogue import reads_tokens
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import defining, public_functions
 from gossamer.passes.loops.row_shares import ends_of
@@ -80,7 +84,7 @@ class LowerChain:
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):
             ops = [op for op in function.entry_block.operations if op.operation.name in _KERNEL_OPS]
-            if len(ops) > 1:
+            if len(ops) > 1 or any(inner_products(op) for op in ops):
                 _Lowering(module, function, ops, self.bf16, self.tiles).lower()
 
 
@@ -113,7 +117,10 @@ class _Lowering:
         self.out = returned[0].out
         products = [op for op in ops if op.operation.name == "kernel.spmm"]
         self.lanes = ir.IntegerAttr(products[0].lanes).value
+        # One product has the tile that it has alone, and stores its result while it multiplies.
         self.tokens = min(chain_product(op).tokens for op in products)
+        if len(products) == 1:
+            self.tokens = min(self.tokens, integers(products[0].tile)[0])
         self.chain: Chain = plan_chain(function.operation, ops, returned, self.lanes, self.tokens, bf16)
         *_, self.workspace, self.threads = function.entry_block.arguments
         self.attention = next((op for op in ops if op.operation.name == "kernel.attend"), None)
@@ -221,7 +228,7 @@ class _Lowering:
             assert stage.value is not None
             regroup = defining(stage.value)
             return {stage.value: [buffer_of(regroup.operands[0] if stage.strided and regroup else stage.value)]}
-        found: dict[ir.Value, list[ir.Value]] = {}
+        found: dict[ir.Value, list[ir.Value]] = {} if stage.out is None else {stage.out: [stage.out]}
         for op in stage.ops:
             if stage.kind == "product":
                 found[op.w] = sparse_buffers_of(op.w)
@@ -231,7 +238,7 @@ class _Lowering:
                 found[op.weight] = [buffer_of(op.weight)]
             if stage.kind in ("attend", "normalize", "rotate"):
                 continue
-            found.update({r.operands[0]: [buffer_of(r.operands[0])] for r in reads(op) if not reads_tokens(r)})
+            found.update({value: [buffer_of(value)] for value in others_read(op)})
         return found
 
     def _variants(self, stage: Stage, types: list[ir.Type]) -> dict[int, func.FuncOp]:
@@ -259,7 +266,7 @@ class _Lowering:
             for region in op.operation.regions:
                 text += _body_text(region.blocks[0], order)
         places = [(columns(v), p.rows, str(p.element), p.beside) for v, p in ((v, self.chain.places[v]) for v in tiled)]
-        return "\n".join([stage.kind, str(stage.gives), str(types), str(places), *text])
+        return "\n".join([stage.kind, str(stage.gives), str(stage.out is None), str(types), str(places), *text])
 
     def _function(self, name: str, stage: Stage, types: list[ir.Type], vectors: int) -> func.FuncOp:
         with ir.InsertionPoint(self.function.operation):
@@ -286,13 +293,15 @@ class _Lowering:
             case "pack":
                 emit_pack(stage.value, frame, first, valid, rest[0] if stage.strided else None)
             case "unpack":
-                emit_unpack(stage.value, frame, outside[stage.out][0], first, valid, rest[0] if stage.strided else None)
+                size, step = index(columns(stage.value)), rest[0] if stage.strided else None
+                emit_unpack(stage.value, frame, outside[stage.out][0], first, valid, step, index(0), size)
             case "round":
                 assert stage.gives is not None
                 emit_round(Rounded(stage.value, stage.gives), frame)
             case "product":
                 assert stage.product is not None
-                emit_product(stage.ops[0], stage.product, buffers[factor(stage)], stage.gives, frame)
+                unpack = None if stage.out is None else self._unpack(stage, frame, outside[stage.out][0], first, valid)
+                emit_product(stage.ops[0], stage.product, buffers[factor(stage)], stage.gives, frame, unpack)
             case "rows":
                 emit_rows(stage.ops, frame)
             case "normalize":
@@ -301,6 +310,11 @@ class _Lowering:
                 emit_rotation(stage.ops[0], frame)
             case "attend":
                 self._fill_attention(stage, frame, workspace, first, valid, rest)
+
+    @staticmethod
+    def _unpack(stage: Stage, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value) -> Unpack:
+        """How the features of a product get into the result."""
+        return partial(emit_unpack, results(stage)[0], frame, out, first, valid, None)
 
     def _fill_attention(
         self, stage: Stage, frame: Frame, workspace: ir.Value, first: ir.Value, valid: ir.Value, rest: list[ir.Value]

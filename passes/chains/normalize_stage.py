@@ -8,7 +8,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
 
-from gossamer.passes.chains.stages import Frame
+from gossamer.passes.chains.frame import Frame
 from gossamer.passes.loops.vectors import index, loop, splat_of, widened, zeros
 
 

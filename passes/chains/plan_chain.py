@@ -5,7 +5,7 @@ tokens and nothing is transposed between products.
 
     stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps, sums
              and greatest values of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend
-             · unpack
+             · unpack (which a product does by itself if nothing else reads what it gives)
     regroup  is no stage: rows that come position by position are packed and unpacked a step apart
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
@@ -155,11 +155,13 @@ def plan_chain(
             rounding = ("round", op.x, product.reads)
             if product.reads and all((stage.kind, stage.value, stage.gives) != rounding for stage in staged):
                 staged.append(Stage("round", [], op.x, phases.get(op.x, 0), gives=product.reads))
-            staged.append(Stage("product", [op], None, phase, product.groups, product))
+            share = product.share(lanes, bool(inner_products(op)))
+            staged.append(Stage("product", [op], None, phase, -(-product.groups // share), product))
     staged = list(_with_unpacks(staged, returned))
     staged.sort(key=lambda stage: stage.phase)
     _add_packs(chain, staged)
     _round_at_once(chain)
+    _unpack_at_once(chain)
     _place(chain, tokens)
     return chain
 
@@ -210,7 +212,7 @@ def tile_operands(stage: Stage) -> list[Tiled]:
             continue
         if stage.product is not None:
             found[factor(stage)] = None
-        found.update(dict.fromkeys(r.operands[0] for r in reads(op) if reads_tokens(r) and r.operands[0] not in inside))
+        found.update(dict.fromkeys(value for value in tokens_read(op) if value not in inside))
     return list(found)
 
 
@@ -237,6 +239,22 @@ def reads(op: Any) -> list[ir.Operation]:
     """The kernel.read ops in the body of a kernel op."""
     block = op.operation.regions[0].blocks[0]
     return [o.operation for o in block.operations if o.operation.name == "kernel.read"]
+
+
+def inner_products(op: Any) -> list[Any]:
+    """The kernel.inner ops in the body of a kernel op."""
+    block = op.operation.regions[0].blocks[0]
+    return [o for o in block.operations if o.operation.name == "kernel.inner"]
+
+
+def tokens_read(op: Any) -> list[ir.Value]:
+    """The matrices and columns of tokens that the body of a kernel op reads."""
+    return [*(r.operands[0] for r in reads(op) if reads_tokens(r)), *(inner.x for inner in inner_products(op))]
+
+
+def others_read(op: Any) -> list[ir.Value]:
+    """What else its body reads."""
+    return [*(r.operands[0] for r in reads(op) if not reads_tokens(r)), *(inner.w for inner in inner_products(op))]
 
 
 def columns(tiled: Tiled) -> int:
@@ -274,7 +292,7 @@ def _phases(ops: list[Any]) -> dict[ir.Value, int]:
         attends = op.operation.name == "kernel.attend"
         sources = list(op.operation.operands)
         if op.operation.regions:
-            sources += [r.operands[0] for r in reads(op)]
+            sources += tokens_read(op)
         # Keys and values from outside are packed in a phase of their own, as if the chain had computed them.
         phases[op.operation.results[0]] = max([int(attends), *(phases[v] + attends for v in sources if v in phases)])
     return phases
@@ -317,6 +335,20 @@ def _round_at_once(chain: Chain) -> None:
             if kinds == [("round", "columns")] or (kinds == [("round", "lines")] and not single):
                 chain.stages.remove(readers[value][0])
                 stage.gives = readers[value][0].gives
+
+
+def _unpack_at_once(chain: Chain) -> None:
+    """Where nothing but the unpacking of a result reads what a product gives, the product does that by itself: while some rows
+    are stored, the next ones are multiplied."""
+    for stage in [stage for stage in chain.stages if stage.kind == "unpack" and not stage.strided]:
+        assert stage.value is not None
+        readers = [each for each in chain.stages if stage.value in tile_operands(each)]
+        made = next(each for each in chain.stages if stage.value in results(each))
+        product = made.product
+        if product is not None and readers == [stage] and not product.sorted and not product.stores:
+            chain.stages.remove(stage)
+            made.out = stage.out
+            made.splits = -(-product.groups // product.share(chain.lanes, True))
 
 
 def _place(chain: Chain, tokens: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, vector
 
+from gossamer.passes.chains.frame import Frame
 from gossamer.passes.chains.plan_chain import columns
-from gossamer.passes.chains.stages import Frame
 from gossamer.passes.loops.vectors import index, loop
 
 

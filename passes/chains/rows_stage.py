@@ -11,15 +11,16 @@ byte plus 128.
 """
 
 from collections.abc import Callable, Mapping
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.dialects.errors import CompileError
-from gossamer.passes.chains.plan_chain import columns, is_quantized, reads
-from gossamer.passes.chains.stages import Frame
+from gossamer.passes.chains.frame import Frame
+from gossamer.passes.chains.inner_products import emit_inner, features_at_once
+from gossamer.passes.chains.plan_chain import columns, inner_products, is_quantized, reads
 from gossamer.passes.loops.epilogue import on_lanes
 from gossamer.passes.loops.queries import defining, dims
 from gossamer.passes.loops.vectors import index, loop, narrowed, splat_of, vector_of, widened, zeros
@@ -45,6 +46,8 @@ def emit_rows(ops: list[Any], frame: Frame) -> None:
 def _joins(op: Any, sweep: list[Any]) -> bool:
     """Whether an op goes over the features of a sweep, and reads of what that computes the feature at hand alone."""
     made = {each.operation.results[0]: each for each in sweep}
+    if any(inner.x in made for inner in inner_products(op)):
+        return False
     own = [read for read in reads(op) if read.operands[0] in made]
     return _features(op) == _features(sweep[0]) and all(
         _is_map(made[read.operands[0]]) and 1 in dims(ir.AffineMapAttr(read.attributes["map"]).value) for read in own
@@ -55,17 +58,19 @@ def _emit_sweep(ops: list[Any], frame: Frame) -> None:
     bodies = [_Body(op, frame) for op in ops]
     reductions = [body for body in bodies if not _is_map(body.op)]
     starts = [body.start for body in reductions for _ in range(frame.vectors)]
-    together = _QUAD if any(_makes_bytes(op) for op in ops) else 1
+    inner = [each for op in ops for each in inner_products(op)]
+    together = _QUAD if any(_makes_bytes(op) for op in ops) else gcd(_features(ops[0]), features_at_once(frame)) if inner else 1
     if _features(ops[0]) % together:
         raise CompileError(f"a chain quantizes whole quads of features, not {_features(ops[0])}")
     with loop(index(0), index(_features(ops[0]) // together), index(1), starts) as steps:
         step, totals = steps.induction_variable, list(steps.inner_iter_args)
         first = arith.muli(step, index(together)) if together > 1 else step
         features = [arith.addi(first, index(i)) if i else first for i in range(together)]
+        products = [(each.operation.results[0], emit_inner(each, features, frame)) for each in inner]
         for v in range(frame.vectors):
             bytes_: dict[ir.Value, list[ir.Value]] = {}
-            for n in features:
-                known: dict[ir.Value, ir.Value] = {}
+            for number, n in enumerate(features):
+                known = {result: values[number * frame.vectors + v] for result, values in products}
                 for body in bodies:
                     result, value = body.op.operation.results[0], body.at(n, v, known)
                     if _makes_bytes(body.op):
@@ -136,7 +141,7 @@ class _Body:
         varying: set[ir.Value] = set()
         for o in body:
             reads_feature = o.name == "kernel.read" and 1 in dims(ir.AffineMapAttr(o.attributes["map"]).value)
-            if reads_feature or any(v in varying for v in o.operands):
+            if reads_feature or o.name == "kernel.inner" or any(v in varying for v in o.operands):
                 varying.update(o.results)
         self.varying = [o for o in body if any(r in varying for r in o.results)]
         fixed = [o for o in body if o not in self.varying]
@@ -144,12 +149,12 @@ class _Body:
         for v in range(frame.vectors):
             mapping: dict[ir.Value, ir.Value] = {}
             for o in fixed:
-                on_lanes([o], mapping, o.results[0], frame.lanes, frame.reader(index(0), v))
+                on_lanes([o], mapping, o.results[0], frame.lanes, frame.reader(index(0), v, {}))
             self.fixed.append(mapping)
 
     def at(self, n: ir.Value, v: int, known: Mapping[ir.Value, ir.Value]) -> ir.Value:
         """The body's value for feature n, vector v of the tokens; what is `known` of them is not loaded."""
-        load = self.frame.reader(n, v)
+        load = self.frame.reader(n, v, known)
 
         def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
             given = known.get(op.operands[0])

@@ -10,16 +10,17 @@ Tokens past the last one of a tile repeat it, and are not stored. They may be a 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
+from gossamer.passes.chains.frame import Frame
+from gossamer.passes.chains.inner_products import emit_inner, features_at_once
 from gossamer.passes.chains.plan_chain import Place, Rounded, Tiled, columns
 from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
-from gossamer.passes.loops.epilogue import Epilogue, reads_tokens
-from gossamer.passes.loops.queries import dims
+from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.vectors import (
     index,
     loop,
@@ -33,52 +34,10 @@ from gossamer.passes.loops.vectors import (
 from gossamer.passes.weights_bf16.bf16_columns import LINE, round_columns, store_column, transpose_columns
 from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, round_rows, store_line
 
+Unpack = Callable[[ir.Value, ir.Value], None]
+"""Stores the features [low, high) of a product."""
+
 _EPILOGUES = 8  # vectors that go through an epilogue at once
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile, from token `start` on; where
-    the tile's values and the memory from outside are; the range [low, high) of its parts."""
-
-    vec: ir.VectorType
-    vectors: int
-    buffers: dict[Tiled, ir.Value]
-    outside: dict[ir.Value, tuple[ir.Value, ...]]
-    low: ir.Value
-    high: ir.Value
-    start: ir.Value | None = None
-
-    @property
-    def lanes(self) -> int:
-        """Tokens in a vector."""
-        return self.vec.shape[0]
-
-    def at(self, v: int) -> ir.Value:
-        """Where vector v of a row begins."""
-        within = index(v * self.lanes)
-        return within if self.start is None else arith.addi(self.start, within)
-
-    def load(self, value: ir.Value, row: ir.Value, v: int) -> ir.Value:
-        """Vector v of a row of a value of the tile."""
-        return vector.load(self.vec, self.buffers[value], [row, self.at(v)])
-
-    def store(self, vector_: ir.Value, value: ir.Value, row: ir.Value, v: int) -> None:
-        """The inverse of `load`, for a vector of any float type."""
-        vector.store(widened(vector_, self.vec), self.buffers[value], [row, self.at(v)])
-
-    def reader(self, row: ir.Value, v: int) -> Callable[[ir.Operation, ir.VectorType], ir.Value]:
-        """kernel.read where the lanes are tokens, of feature `row`."""
-
-        def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
-            source, positions = op.operands[0], dims(ir.AffineMapAttr(op.attributes["map"]).value)
-            if reads_tokens(op):
-                return narrowed(self.load(source, index(0) if positions[1] is None else row, v), type_)
-            (buffer,) = self.outside[source]
-            at = [index(0) if d is None else row for d in positions]
-            return vector.broadcast(type_, memref.load(buffer, at))
-
-        return read
 
 
 def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
@@ -115,15 +74,24 @@ def _token(t: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None)
     return arith.addi(first, t if step is None else arith.muli(t, step))
 
 
-def emit_unpack(value: ir.Value, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
-    """The tile's part of the result, token-major."""
+def emit_unpack(
+    value: ir.Value,
+    frame: Frame,
+    out: ir.Value,
+    first: ir.Value,
+    valid: ir.Value,
+    step: ir.Value | None,
+    low: ir.Value,
+    high: ir.Value,
+) -> None:
+    """The features [low, high) of the tile's part of a result, token-major."""
     lanes, width = frame.lanes, index(columns(value))
     stored = vector_of(lanes, ir.MemRefType(out.type).element_type)
     none = arith.constant(
         vector_of(lanes, ir.IntegerType.get_signless(1)),
         ir.DenseElementsAttr.get_splat(vector_of(lanes, ir.IntegerType.get_signless(1)), ir.BoolAttr.get(False)),
     )
-    with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
+    with loop(low, high, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
         n, start = ns.induction_variable, ts.induction_variable
         mask = mask_of(lanes, arith.subi(width, n))
         rows = [vector.load(frame.vec, frame.buffers[value], [arith.addi(n, index(r)), start]) for r in range(lanes)]
@@ -148,10 +116,12 @@ def emit_round(target: Rounded, frame: Frame) -> None:
     round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors)
 
 
-def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout | None, frame: Frame) -> None:
-    """The groups [low, high) of rows of a product with `packed`: a number of them at a time, panel by panel of columns.
+def emit_product(
+    op: Any, product: ChainProduct, packed: ir.Value, gives: Layout | None, frame: Frame, unpack: Unpack | None = None
+) -> None:
+    """The shares [low, high) of the rows of a product with `packed`: a number of them at a time, panel by panel of columns.
 
-    The result goes to its buffer or, if it `gives` bf16, to that.
+    The result goes to its buffer or, if it `gives` bf16, to that. With `unpack`, whole vectors of rows go on at once.
     """
     result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
     target = result if gives is None else Rounded(result, gives)
@@ -160,36 +130,70 @@ def emit_product(op: Any, product: ChainProduct, packed: ir.Value, gives: Layout
     if isinstance(inner, Stores):
         _emit_stored(inner, sums_of, epilogue, product, target, columns(result), frame)
         return
-    height = product.rows(frame.vectors)
-    cuts, count = product.height // height, height * frame.vectors
-    types, places = [sums_of] * count, [divmod(i, frame.vectors) for i in range(count)]
+    height, size, vectors = product.rows(frame.vectors), columns(result), frame.vectors
+    whole = unpack is not None or bool(epilogue.inner)
+    cuts = product.share(frame.lanes, whole) * product.height // height
+    types, places = [sums_of] * height * vectors, [divmod(i, vectors) for i in range(height * vectors)]
     low, high = (arith.muli(bound, index(cuts)) if cuts > 1 else bound for bound in (frame.low, frame.high))
-    with loop(low, high, index(product.step * cuts)) as chunks:
+    high = arith.minui(high, index(product.groups * product.height // height)) if whole else high
+    step = index(max(product.step * product.height // height // cuts, 1) * cuts)
+    with loop(low, high, step) as chunks:
         start = chunks.induction_variable
-        end = arith.minui(arith.addi(start, index(product.step * cuts)), high)
-        with loop(index(0), index(product.panels), index(1)) as panels, loop(start, end, index(1)) as groups:
-            panel, group = panels.induction_variable, groups.induction_variable
-            first = arith.muli(group, index(height)) if height > 1 else group
-            rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
-            sums = [zeros(sums_of)] * count
-            if product.panels > 1:
-                old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
-                with ir.InsertionPoint(old.then_block):
-                    scf.YieldOp(sums)
-                with ir.InsertionPoint(old.else_block):
-                    scf.YieldOp([vector.bitcast(sums_of, frame.load(result, rows[r], v)) for r, v in places])
-                sums = list(old.results)
-            totals = inner.add(panel, group, sums)
-            if product.panels > 1:
-                last = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1)), has_else=True)
-                with ir.InsertionPoint(last.else_block):
+        end = arith.minui(arith.addi(start, step), high)
+        with (
+            loop(index(0), index(product.panels), index(1)) as panels,
+            loop(start, end, index(cuts) if whole else step) as shares,
+        ):
+            panel, share = panels.induction_variable, shares.induction_variable
+            share_end = arith.minui(arith.addi(share, index(cuts)), end) if whole else end
+            is_last = arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1))
+            with loop(share, share_end, index(1)) as groups:
+                group = groups.induction_variable
+                first = arith.muli(group, index(height)) if height > 1 else group
+                rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
+                sums = [zeros(sums_of)] * len(types)
+                if product.panels > 1:
+                    old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
+                    with ir.InsertionPoint(old.then_block):
+                        scf.YieldOp(sums)
+                    with ir.InsertionPoint(old.else_block):
+                        scf.YieldOp([vector.bitcast(sums_of, frame.load(result, rows[r], v)) for r, v in places])
+                    sums = list(old.results)
+                totals = inner.add(panel, group, sums)
+                if epilogue.inner:
                     _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
+                elif product.panels > 1:
+                    last = scf.IfOp(is_last, has_else=True)
+                    with ir.InsertionPoint(last.else_block):
+                        _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
+                        scf.YieldOp([])
+                    with ir.InsertionPoint(last.then_block):
+                        _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+                        scf.YieldOp([])
+                else:
+                    _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+            if whole:
+                done = scf.IfOp(is_last)
+                with ir.InsertionPoint(done.then_block):
+                    bounds = [arith.minui(arith.muli(bound, index(height)), index(size)) for bound in (share, share_end)]
+                    if epilogue.inner:
+                        _finish(epilogue, frame, product, result, target, sums_of, *bounds)
+                    if unpack is not None:
+                        unpack(*bounds)
                     scf.YieldOp([])
-                with ir.InsertionPoint(last.then_block):
-                    _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
-                    scf.YieldOp([])
-            else:
-                _store(_finished(epilogue, frame, product, columns(result), rows, totals), rows, target, frame)
+
+
+def _finish(
+    epilogue: Epilogue, frame: Frame, product: ChainProduct, result: ir.Value, target: Tiled, sums_of: ir.VectorType,
+    low: ir.Value, high: ir.Value,
+) -> None:  # fmt: skip
+    """The sums of the rows [low, high) through an epilogue that multiplies by dense matrices: as many rows at once as share
+    loads of tokens."""
+    together = features_at_once(frame)
+    with loop(low, high, index(together)) as several:
+        rows = [arith.addi(several.induction_variable, index(r)) for r in range(together)]
+        sums = [vector.bitcast(sums_of, frame.load(result, row, v)) for row in rows for v in range(frame.vectors)]
+        _store(_finished(epilogue, frame, product, columns(result), rows, sums), rows, target, frame)
 
 
 def _emit_stored(
@@ -232,11 +236,15 @@ def _finished(
     epilogue: Epilogue, frame: Frame, product: ChainProduct, size: int, rows: list[ir.Value], totals: list[ir.Value]
 ) -> list[ir.Value]:
     """The sums of a group through the epilogue; rows past the last of `size` read what that one reads."""
-    whole = product.groups * product.height == size
+    whole = product.groups * product.height == size and not epilogue.inner
     safe = rows if whole else [arith.minui(row, index(size - 1)) for row in rows]
-    places = (divmod(i, frame.vectors) for i in range(len(totals)))
-    found = (epilogue.whole(total, frame.reader(safe[r], v)) for total, (r, v) in zip(totals, places, strict=True))
-    return [widened(value, frame.vec) for value in found]
+    inner = {op.results[0]: emit_inner(op.opview, safe, frame) for op in epilogue.inner}
+    found = []
+    for i, total in enumerate(totals):
+        row, v = divmod(i, frame.vectors)
+        read = frame.reader(safe[row], v, {result: values[i] for result, values in inner.items()})
+        found.append(widened(epilogue.whole(total, read), frame.vec))
+    return found
 
 
 def view(workspace: ir.Value, place: Place, width: int, offset: ir.Value) -> ir.Value:

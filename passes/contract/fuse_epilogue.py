@@ -30,16 +30,13 @@ class FuseEpilogue:
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "linalg.generic"):
-            if _is_contraction(op):
+            if is_product(op) and _has_sparse_factor(op):
                 _fuse(op)
 
 
-def _is_contraction(op: ir.Operation) -> bool:
-    """Whether `op` is sum(a * b) from zero, over projected permutations, with a sparse factor."""
-    if len(op.operands) != 3 or len(op.results) != 1 or not reductions(op):
-        return False
-    factors = [ir.RankedTensorType(v.type) for v in list(op.operands)[:2]]
-    if all(f.encoding is None for f in factors) or filled_with(op.operands[2]) != 0:
+def is_product(op: ir.Operation) -> bool:
+    """Whether `op` is sum(a * b) from zero, over projected permutations."""
+    if len(op.operands) != 3 or len(op.results) != 1 or not reductions(op) or filled_with(op.operands[2]) != 0:
         return False
     maps = _maps(op)
     if not all(m.is_projected_permutation for m in maps):
@@ -55,6 +52,10 @@ def _is_contraction(op: ir.Operation) -> bool:
     if product is None or product.name != _MULTIPLIED[total.name]:
         return False
     return {_widened(v) for v in product.operands} == {block.arguments[0], block.arguments[1]}
+
+
+def _has_sparse_factor(op: ir.Operation) -> bool:
+    return any(ir.RankedTensorType(v.type).encoding is not None for v in list(op.operands)[:2])
 
 
 def _widened(value: ir.Value) -> ir.Value:

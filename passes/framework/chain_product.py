@@ -6,6 +6,7 @@ once, or `store` them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import lcm
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class ChainProduct:
     inner   makes the inner loops
     cut     (vectors of tokens) → rows whose sums are in registers, where these are not all of a group
     sorted  whether the rows of a group lie anywhere in the weight, rather than side by side
+    stores  whether its inner loops leave their sums in memory
     """
 
     tokens: int
@@ -66,10 +68,15 @@ class ChainProduct:
     inner: Inner[Adds | Stores]
     cut: Callable[[int], int] | None = None
     sorted: bool = False
+    stores: bool = False
 
     def rows(self, vectors: int) -> int:
         """Rows that the inner loops take at once, with so many vectors of tokens: a divisor of `height`."""
         return self.height if self.cut is None else self.cut(vectors)
+
+    def share(self, lanes: int, whole: bool) -> int:
+        """Groups that one thread takes at least: those of `whole` vectors of rows, if that is asked for."""
+        return lcm(lanes, self.height) // self.height if whole and not self.stores else 1
 
     @property
     def step(self) -> int:

@@ -27,7 +27,8 @@ class Epilogue:
         *body, terminator = [op.operation for op in block.operations]
         self.sum, self.results = block.arguments[0], list(terminator.operands)
         self._summed = _users({self.sum}, body)
-        late = _users({r for op in body if op.name == "kernel.read" and reads_tokens(op) for r in op.results}, body)
+        self.inner = [op for op in body if op.name == "kernel.inner"]
+        late = _users({r for op in body if op in self.inner or _reads_tokens(op) for r in op.results}, body)
         self._before = [op for op in body if not any(r in late for r in op.results)]
         self._after = [op for op in body if any(r in late for r in op.results)]
         self.crossing = self.results[0]
@@ -88,7 +89,7 @@ def _lanes_of(value: ir.Value, mapping: dict[ir.Value, ir.Value], lanes: int) ->
 def _emit_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], lanes: int, read: Read) -> None:
     for op in body:
         types = [vector_of(lanes, r.type) for r in op.results]
-        if op.name == "kernel.read":
+        if op.name in ("kernel.read", "kernel.inner"):
             mapping[op.results[0]] = read(op, types[0])
             continue
         operands = [mapping[v] if v in mapping else mapping.setdefault(v, splat(v, lanes)) for v in op.operands]
@@ -172,6 +173,10 @@ def _dims(read: ir.Operation) -> list[int | None]:
 def reads_tokens(read: ir.Operation) -> bool:
     """Whether a kernel.read depends on the token, the first dimension of the result."""
     return 0 in _dims(read)
+
+
+def _reads_tokens(op: ir.Operation) -> bool:
+    return op.name == "kernel.read" and reads_tokens(op)
 
 
 def splat(scalar: ir.Value, lanes: int) -> ir.Value:

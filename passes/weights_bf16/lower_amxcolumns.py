@@ -76,7 +76,7 @@ def _in_chain(op: Any) -> ChainProduct:
     (rows, _), stored = shape_of(op), stored_of(op, Panels)
     layout: Layout = "columns" if stored.width == 1 else "lines"
     inner = partial(tile_panels, storage=stored)
-    return ChainProduct(_IN_CHAINS * TOKENS, stored.rows, -(-rows // stored.rows), 1, layout, inner)
+    return ChainProduct(_IN_CHAINS * TOKENS, stored.rows, -(-rows // stored.rows), 1, layout, inner, stores=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:

@@ -88,7 +88,7 @@ def _in_chain(op: Any) -> ChainProduct:
     (rows, columns), stored = shape_of(op), stored_of(op, TileMap)
     inner = partial(tile_maps, storage=stored, columns=columns)
     layout: Layout | None = "lines" if stored.columns == _COLUMNS else None
-    return ChainProduct(_IN_CHAINS * TOKENS, _ROWS, -(-rows // _ROWS), 1, layout, inner)
+    return ChainProduct(_IN_CHAINS * TOKENS, _ROWS, -(-rows // _ROWS), 1, layout, inner, stores=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:

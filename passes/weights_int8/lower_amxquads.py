@@ -70,7 +70,7 @@ def _in_chain(op: Any) -> ChainProduct:
     """The tile has x as bytes."""
     (rows, _), stored = shape_of(op), stored_of(op, Panels)
     inner = partial(byte_panels, storage=stored)
-    return ChainProduct(_IN_CHAINS * TOKENS, stored.rows, -(-rows // stored.rows), 1, None, inner)
+    return ChainProduct(_IN_CHAINS * TOKENS, stored.rows, -(-rows // stored.rows), 1, None, inner, stores=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:

@@ -4,6 +4,7 @@ quantized   `gossamer.quantize`, calibrated or not, by the formula in integers
 masked      training steps of parameters under masks, some of which change on the way
 experts     `grouped_mm` with pruned weights, for any share of the tokens
 points      convolutions of points, one after the other, with their gradients
+low-rank    pruned layers with adapters, or sums of a sparse matrix and factors, with their gradients
 
 A case that fails is printed as a program. It leaves what it computed, and what that should be, in lists `found`, `expected`.
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gossamer.backend.report.report import collect
+from tests.fuzz.low_rank import low_rank
 
 HEADER = """import copy
 
@@ -220,6 +222,7 @@ def points(chance: random.Random) -> str:
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
     "quantized": quantized, "masked": masked, "experts": experts, "points": points,
+    "low-rank": lambda chance: low_rank(chance, OPTIONS),
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ func.func @blocks(%x: tensor<?x8xf32>, %v: tensor<10x8xf32, "blocks(reduction=1,
 // CHECK:             call @rounded_round_tile32
 // CHECK:             call @rounded_product_tile32
 // CHECK:             call @rounded_product1_tile32
-// CHECK:             call @rounded_unpack_tile32
+// CHECK-NOT:         call @rounded_unpack_tile32
 // CHECK:         } else {
 func.func @rounded(%x: tensor<?x32xf32>, %v: tensor<32x32xbf16, "pairs(reduction=1, width=32)">, %w: tensor<32x32xbf16, "pairs(reduction=1, width=32)">) -> tensor<?x32xf32> {
   %h = "kernel.spmm"(%x, %v) ({

@@ -1,0 +1,181 @@
+"""(A B) C or A (B C), and scales of the smallest matrix: products of dense matrices in the cheaper order.
+
+    %p = mm(%g, %x)         [M, K], K M T                       %h = mm(%x, %v)         [T, R]
+    %q = mm(%p, %v)         [M, R]                         →    %q = mm(%g, %h)         [M, R], in (K + M) R T multiply-adds
+
+    %s = mul(%g, 2.0)       [T, M]                         →    %h = mm(%g, %b)         [T, R]
+    %h = mm(%s, %b)         [T, R]                              %q = mul(%h, 2.0)
+
+Gradients of factors come like that: autograd makes the gradient of the whole matrix first. Others that use the first product
+keep it, and then its cost counts in neither order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import computed_from
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import arguments, hint, phase
+from gossamer.backend.graph.weight_expressions import weight_behind
+from gossamer.backend.operations.densities import Sketch, cost_in_order
+from gossamer.backend.operations.report_operations import name_of
+from gossamer.backend.report.report import Decision
+
+aten = torch.ops.aten
+
+_GAIN = 1.5
+"""What another order has to be cheaper by, since sums come in another order, too."""
+_UNKNOWN = 512
+"""A size that nobody knows: rows of tokens, in training."""
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+"""Types whose range no order of products leaves sooner than another."""
+
+
+class AssociateProducts:
+    """Chains of dense products in the cheaper order."""
+
+    name: ClassVar[str] = "associate-products"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Reorders where that pays; a decision for each product that is not computed any more."""
+        values, decisions = {node: static.tensor for node, static in context.inputs.match(graph).items()}, []
+        for node in list(graph.nodes):
+            if node.target is aten.mul.Tensor:
+                _move_scale(node)
+        for node in list(graph.nodes):
+            pairs = _pairs(node) if _is_product(node) else []
+            if not pairs:
+                continue
+            costs = [pair.costs(partial(_sketch, values)) for pair in pairs]
+            before, after = costs[0][0] + sum(second for _, second, _ in costs), sum(other for *_, other in costs)
+            if before < _GAIN * after:
+                continue
+            for pair in pairs:
+                pair.reorder()
+            decisions.append(_decision(node, pairs, before / after, context.inputs))
+        graph.eliminate_dead_code()
+        return decisions
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A product of two matrices, and one of that with a third.
+
+    second    the latter
+    a, b, c   (a b) c if `left`, else c (a b); each may be the transpose of a node
+    """
+
+    second: fx.Node
+    a: tuple[fx.Node, bool]
+    b: tuple[fx.Node, bool]
+    c: tuple[fx.Node, bool]
+    left: bool
+
+    def costs(self, sketch: Callable[[fx.Node], Sketch]) -> tuple[float, float, float]:
+        """Of the first and of the second product as written, and of both in the other order."""
+        a, b, c = (sketch(node).transposed if turned else sketch(node) for node, turned in (self.a, self.b, self.c))
+        left, middle, right = (a, b, c) if self.left else (c, a, b)
+        first, second = cost_in_order(left, middle, right, self.left)
+        return first, second, sum(cost_in_order(left, middle, right, not self.left))
+
+    def reorder(self) -> None:
+        """Puts the other order in place."""
+        emit = Emitter(self.second)
+        if self.left:
+            result = _mm(emit, self.a, (_mm(emit, self.b, self.c), False))
+        else:
+            result = _mm(emit, (_mm(emit, self.c, self.a), False), self.b)
+        self.second.replace_all_uses_with(result)
+
+
+def _pairs(first: fx.Node) -> list[_Pair]:
+    """The products that read a product, if nothing else does."""
+    found, pending = list[_Pair](), [(user, first, False) for user in first.users]
+    a, b = ((node, False) for node in arguments(first))
+    while pending:
+        user, value, turned = pending.pop()
+        if _is_transpose(user):
+            pending += [(other, user, not turned) for other in user.users]
+            continue
+        if not _is_product(user) or phase(user) != phase(first):
+            return []
+        left, right = arguments(user)
+        if left is right:
+            return []
+        first_factor, second_factor = (_other(b), _other(a)) if turned else (a, b)
+        third = right if value is left else left, False
+        found.append(_Pair(user, first_factor, second_factor, third, value is left))
+    return found
+
+
+def _other(factor: tuple[fx.Node, bool]) -> tuple[fx.Node, bool]:
+    return factor[0], not factor[1]
+
+
+def _move_scale(scaled: fx.Node) -> None:
+    """mm(c x, w) as c mm(x, w), where all that reads c x are products, and these are smaller."""
+    x, c = arguments(scaled)
+    if isinstance(c, fx.Node) or not isinstance(x, fx.Node) or scaled.meta["val"].dtype not in _FLOATS:
+        return
+    if x.meta["val"].dtype != scaled.meta["val"].dtype:
+        return
+    products, pending = dict[fx.Node, None](), list(scaled.users)
+    while pending:
+        user = pending.pop()
+        if _is_transpose(user) or (user.target is aten.view.default and user.meta["val"].dim() == 2):
+            pending += user.users
+        elif _is_product(user) and phase(user) == phase(scaled) and user not in products:
+            products[user] = None
+        else:
+            return
+    if not products or sum(_size(each.meta["val"].numel()) for each in products) >= _size(scaled.meta["val"].numel()):
+        return
+    for product in products:
+        followers = list(product.users)
+        moved = Emitter(product, before=product.next)(aten.mul.Tensor, product, c)
+        for follower in followers:
+            follower.replace_input_with(product, moved)
+    scaled.replace_all_uses_with(x)
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.target is aten.mm.default and node.meta["val"].dtype in _FLOATS
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    if node.target is aten.permute.default:
+        return list(arguments(node)[1]) == [1, 0]
+    return node.target is aten.t.default
+
+
+def _mm(emit: Emitter, *factors: tuple[fx.Node, bool]) -> fx.Node:
+    return emit(aten.mm.default, *(emit(aten.permute.default, node, [1, 0]) if turned else node for node, turned in factors))
+
+
+def _sketch(values: dict[fx.Node, torch.Tensor], node: fx.Node) -> Sketch:
+    """That of a matrix: of a weight by its values, of others by their sizes."""
+    rows, columns = map(_size, node.meta["val"].shape)
+    weight = weight_behind(node, values) if node in computed_from(node.graph, values) else None
+    return Sketch(rows, columns, 1.0 if weight is None else weight.density)
+
+
+def _size(size: Any) -> int:
+    known = hint(size)
+    return _UNKNOWN if known is None else max(1, known)
+
+
+def _decision(first: fx.Node, pairs: list[_Pair], gain: float, inputs: Inputs) -> Decision:
+    """What the report says."""
+    names = [name_of(node, inputs) for pair in pairs for node, _ in (pair.c, pair.a, pair.b) if node.op == "placeholder"]
+    rows, columns = (_size(size) for size in first.meta["val"].shape)
+    reason = f"a product of {rows}x{columns} is not made: the products around it come first"
+    return Decision(
+        names[0] if names else str(first), "product order", (rows, columns), 1.0, None, "order", False, reason, gain
+    )

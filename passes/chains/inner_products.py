@@ -1,0 +1,42 @@
+"""Elements of products with dense matrices (`kernel.inner`) in a tile: several features, all tokens of the tile at once.
+
+scf.for %k                         // of the features that are summed over
+  x[k][tokens]                     // one load a vector of tokens
+  w[n, k] into all lanes           // one load a feature, of the matrix as it lies in memory
+  multiply-adds                    // features x vectors of sums
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import memref, scf, vector
+
+from gossamer.passes.chains.frame import Frame
+from gossamer.passes.loops.vectors import byte_width, index, loop, widened, zeros
+
+_REGISTERS = {512: 16}
+"""Sums in registers, by the bits of a vector; half of all registers."""
+
+
+def features_at_once(frame: Frame) -> int:
+    """Features of which the sums for a tile of tokens are in registers, a power of 2: whole numbers of them are a vector."""
+    bits = frame.lanes * 8 * byte_width(frame.vec.element_type)
+    return 1 << (max(1, _REGISTERS.get(bits, 8) // frame.vectors).bit_length() - 1)
+
+
+def emit_inner(op: Any, features: Sequence[ir.Value], frame: Frame) -> list[ir.Value]:
+    """A vector for each of these features and each vector of tokens, which come faster."""
+    (factor,), reduction = frame.outside[op.w], ir.IntegerAttr(op.reduction).value
+    size, count = ir.MemRefType(factor.type).shape[reduction], len(features) * frame.vectors
+    with loop(index(0), index(size), index(1), [zeros(frame.vec)] * count) as steps:
+        k, sums = steps.induction_variable, list(steps.inner_iter_args)
+        xs = [frame.load(op.x, k, v) for v in range(frame.vectors)]
+        for number, n in enumerate(features):
+            at = [n, k] if reduction == 1 else [k, n]
+            w = vector.broadcast(frame.vec, widened(memref.load(factor, at), frame.vec.element_type))
+            for v, x in enumerate(xs):
+                place = number * frame.vectors + v
+                sums[place] = vector.fma(w, x, sums[place])
+        scf.YieldOp(sums)
+    return list(steps.results)

@@ -1,0 +1,132 @@
+"""A matrix as a sparse one and a low rank, W ~ S + U V, by alternating projection.
+
+    repeat    U V = the best approximation of W - S of some rank        (truncated singular value decomposition)
+              S   = the largest elements of W - U V
+
+Columns are scaled by how large the inputs are that they meet, as in OATS (Zhang and Papyan, 2025, algorithm 2): a few large
+features, or rows that all resemble each other, go into U V, and S needs no nonzeros for them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gossamer.sparsity.pruning.parametrizations import register_parametrization
+from gossamer.sparsity.pruning.patterns import Pattern, mask_of
+
+_WHOLE = 2048
+"""Sizes up to which all singular values are computed; beyond, the largest only, by a few products with random vectors."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many numbers a matrix may be.
+
+    density     numbers of S, U and V together, as a share of the elements
+    rank_share  the share of those that U and V have
+    """
+
+    density: float
+    rank_share: float
+
+    def rank(self, rows: int, columns: int) -> int:
+        """Of U V; at least 1, unless there is to be none."""
+        if self.rank_share == 0:
+            return 0
+        return max(1, int(self.density * self.rank_share * rows * columns / (rows + columns)))
+
+    def nonzeros(self, rows: int, columns: int) -> float:
+        """What is left for S, as a share of the elements; 0 where U V takes all."""
+        return max(0.0, self.density - self.rank(rows, columns) * (rows + columns) / (rows * columns))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """S [outputs, inputs] with zeros, U [outputs, rank] and V [rank, inputs]."""
+
+    sparse: Tensor
+    first: Tensor
+    second: Tensor
+
+    @property
+    def whole(self) -> Tensor:
+        """S + U V."""
+        return self.sparse + self.first @ self.second
+
+
+def split(weight: Tensor, budget: Budget, pattern: Pattern, scale: Tensor | None = None, steps: int = 20) -> Parts:
+    """The parts of a matrix [outputs, inputs]; `scale` [inputs] says how large its inputs are."""
+    rows, columns = weight.shape
+    scaled = weight if scale is None else weight * scale
+    rank, density = min(budget.rank(rows, columns), rows, columns), budget.nonzeros(rows, columns)
+    sparse = torch.zeros_like(scaled)
+    first, second = scaled.new_zeros(rows, rank), scaled.new_zeros(rank, columns)
+    for _ in range(steps if rank else 1):
+        if rank:
+            first, second = _largest(scaled - sparse, rank)
+        rest = scaled - first @ second
+        sparse = rest * mask_of(pattern, rest.square(), density) if density > 0 else torch.zeros_like(rest)
+    if scale is not None:
+        sparse, second = sparse / scale, second / scale
+    return Parts(sparse, first, second)
+
+
+def _largest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The factors of the nearest matrix of a rank, of equal norms."""
+    if min(matrix.shape) <= _WHOLE:
+        u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            u, s, v = torch.svd_lowrank(matrix, q=min(rank + 8, *matrix.shape), niter=4)
+        vh = v.mT
+    roots = s[:rank].sqrt()
+    return u[:, :rank] * roots, roots[:, None] * vh[:rank]
+
+
+class SparseLowRank(nn.Module):
+    """A parametrization of a weight: original0 under a mask (a buffer) + original1 @ original2.
+
+    A state dict has these names below `parametrizations.weight`. A weight that is assigned is split as `budget` and `pattern`
+    say, without data.
+    """
+
+    mask: Tensor
+
+    def __init__(self, parts: Parts, budget: Budget, pattern: Pattern) -> None:
+        super().__init__()
+        self.register_buffer("mask", parts.sparse != 0)
+        self.budget, self.pattern = budget, pattern
+        self._first: Parts | None = parts
+
+    def forward(self, sparse: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """S + U V"""
+        return sparse * self.mask + first @ second
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The parts of a weight."""
+        parts, self._first = self._first, None
+        if parts is None:
+            parts = split(weight.detach().float(), self.budget, self.pattern)
+            self.mask.copy_(parts.sparse != 0)
+        return parts.sparse.to(weight.dtype), parts.first.to(weight.dtype), parts.second.to(weight.dtype)
+
+
+def parametrize_by_parts(layer: nn.Module, parts: Parts, budget: Budget, pattern: Pattern) -> None:
+    """Makes the parts parameters of a linear layer, whose `weight` is their sum from now on."""
+    trains = layer.weight.requires_grad
+    register_parametrization(layer, "weight", SparseLowRank(parts, budget, pattern))
+    chain: Any = layer.parametrizations
+    for parameter in chain["weight"].parameters():
+        parameter.requires_grad_(trains)
+
+
+def is_decomposed(layer: nn.Module) -> bool:
+    """Whether the weight of a layer is such a sum."""
+    if not parametrize.is_parametrized(layer, "weight"):
+        return False
+    chain: Any = layer.parametrizations
+    return any(isinstance(each, SparseLowRank) for each in chain["weight"])
