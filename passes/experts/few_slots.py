@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.passes.experts.slot_tile import SlotTile
 from gossamer.passes.loops.vectors import index, loop, zeros
