@@ -10,6 +10,7 @@ import gossamer.dialects.attention
 import gossamer.dialects.cached_attention
 import gossamer.dialects.convolution
 import gossamer.dialects.edges
+import gossamer.dialects.experts
 import gossamer.dialects.heads
 import gossamer.dialects.open_ops
 import gossamer.dialects.points
