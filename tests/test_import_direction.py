@@ -21,16 +21,16 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
+        "smaller", "weights", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
         "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [
         "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "torch_functions", "tensor", "edges",
-        "attention", "operations", "arrays", "compiler",
+        "attention", "bags", "operations", "arrays", "compiler",
     ],
     "passes": [
-        "convolution", "contract", "chains", "attention", "gpu", "points", "sparse_rows", "token_sums", "sorting", "codegen",
+        "convolution", "contract", "chains", "attention", "gpu", "points", "bags", "sparse_rows", "token_sums", "sorting", "codegen",
         "schedules", "weights_int8", "weights_bf16", "weights", "loops", "framework",
     ],
 }  # fmt: skip

@@ -1,0 +1,133 @@
+"""gossamer::sum_bags(tables, indices, offsets, weights, kind, padding, last) -> Tensor[]: bags of rows of many tables.
+
+tables   [rows, columns] each, all of as many columns and of one type of floats, contiguous
+indices  [bags, length], or [entries] where there are offsets
+offsets  None, or where bags begin: [bags], or [bags + 1] where `last` says so
+weights  None, or of the indices' shape: what rows are multiplied with
+kind     "sum", "mean" or "max"
+padding  for each table an index that counts for nothing, -1 for none
+returns  [bags, columns] for each table
+
+One call of a kernel computes all of them (see dialects/bags.py). Its index that is out of range is an IndexRangeError. It has
+no derivatives: graphs that are compiled have theirs, and `sparse_gradients` has those that are made outside of graphs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.bags import Field, SumBagsOp
+from gossamer.runtime.elements import ELEMENTS
+from gossamer.runtime.operations import Operation
+from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, check, lines_of, zeros_of
+from gossamer.sparsity.compiler.op_kernels import run
+from gossamer.sparsity.compiler.warm_memory import empty
+
+WIDEST = 1024
+"""Columns of a table, at most: the code of a kernel grows with them."""
+
+
+def into(
+    outs: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    bags: Sequence[BagList],
+    kind: str,
+    *,
+    scales: Sequence[Tensor] = (),
+    numbers: Sequence[Tensor] = (),
+    places: Sequence[Tensor] = (),
+    four: bool = False,
+) -> None:
+    """Computes bags of tables into results that are there.
+
+    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for tables of integers
+    scales   [rows] each, f32, for tables of integers; those of four bits, which `four` says, are [rows, half of the columns]
+    numbers  [bags] each, int64: which row of its result each bag is for
+    places   [bags, columns] each, int32: gets the rows that maxima are from
+    """
+    lines, rows = [], [table.shape[0] for table in tables]
+    for table, each, out in zip(tables, bags, outs, strict=True):
+        line = each.line(table.shape[0])
+        line[Field.TABLE], line[Field.OUT] = table.data_ptr(), out.data_ptr()
+        lines.append(line)
+    for field, given in ((Field.SCALES, scales), (Field.NUMBERS, numbers), (Field.PLACES, places)):
+        for line, tensor in zip(lines, given, strict=False):
+            line[field] = tensor.data_ptr()
+    wrong, problems = zeros_of(len(lines))
+    element = "i4" if four else ELEMENTS[tables[0].dtype]
+    weights = bags[0].weights
+    run(
+        SumBagsOp, [lines_of(lines)], [problems], kind=kind, element=element, integers=INTEGERS[bags[0].indices.dtype],
+        weights="none" if weights is None else ELEMENTS[weights.dtype], columns=outs[0].shape[1],
+    )  # fmt: skip
+    check(wrong, bags, rows)
+
+
+def together(
+    tables: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor | None],
+    weights: Sequence[Tensor | None],
+    padding: Sequence[int],
+    last: bool,
+) -> list[list[tuple[int, BagList]]]:
+    """The bags of the tables that one kernel computes: of one type of indices and of weights. With the numbers of the tables."""
+    groups = dict[object, list[tuple[int, BagList]]]()
+    for number, given in enumerate(zip(indices, offsets, weights, padding, strict=True)):
+        bags = bag_list(*given, last)
+        kind = bags.indices.dtype, None if bags.weights is None else bags.weights.dtype
+        groups.setdefault((tables[number].dtype, tables[number].shape[1], kind), []).append((number, bags))
+    return list(groups.values())
+
+
+def empty_results(bags: Sequence[BagList], columns: int, dtype: torch.dtype) -> list[Tensor]:
+    """Memory for the results of some tables, one after the other."""
+    counts = [each.count for each in bags]
+    if len(counts) == 1:
+        return [empty((counts[0], columns), dtype)]
+    return list(empty((sum(counts), columns), dtype).split(counts))
+
+
+def sum_bags(
+    tables: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor | None],
+    weights: Sequence[Tensor | None],
+    kind: str,
+    padding: Sequence[int],
+    last: bool,
+) -> list[Tensor]:
+    """What the operation computes, without the dispatcher."""
+    results = list[Tensor | None]([None] * len(tables))
+    for group in together(tables, indices, offsets, weights, padding, last):
+        numbers, bags = [number for number, _ in group], [each for _, each in group]
+        own = [tables[number].detach().contiguous() for number in numbers]
+        outs = empty_results(bags, own[0].shape[1], own[0].dtype)
+        into(outs, own, bags, kind)
+        for number, out in zip(numbers, outs, strict=True):
+            results[number] = out
+    return [each for each in results if each is not None]
+
+
+def _traced(
+    tables: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor | None],
+    weights: Sequence[Tensor | None],
+    kind: str,
+    padding: Sequence[int],
+    last: bool,
+) -> list[Tensor]:
+    counts = [
+        each.shape[0] if begins is None else begins.shape[0] - last for each, begins in zip(indices, offsets, strict=True)
+    ]
+    return [table.new_empty(count, table.shape[1]) for table, count in zip(tables, counts, strict=True)]
+
+
+Operation(
+    "sum_bags(Tensor[] tables, Tensor[] indices, Tensor?[] offsets, Tensor?[] weights, str kind, int[] padding, bool last)"
+    " -> Tensor[]",
+    sum_bags,
+    fake=_traced,
+).register()
