@@ -34,7 +34,9 @@ def sorted_bags(bags: Sequence[BagList], rows: Sequence[int], kind: str, wide: t
     entries = [each.entries for each in bags]
     total, count = sum(entries), len(bags)
     if total >= _MOST or max(rows, default=0) >= _MOST:
-        raise ArgumentError(f"gradient of embedding bags: {total} indices of {max(rows)} rows are more than 2^31: split the batch")
+        raise ArgumentError(
+            f"gradient of embedding bags: {total} indices of {max(rows)} rows are more than 2^31: split the batch"
+        )
     weights, scaled = bags[0].weights, kind == "mean" or bags[0].weights is not None
     lines, firsts, first = [], list[int](), 0
     for each, extent, size in zip(bags, rows, entries, strict=True):
