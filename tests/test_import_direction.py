@@ -21,8 +21,8 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
-        "run", "graph", "devices", "report",
+        "smaller", "weights", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains",
+        "measuring", "regions", "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [
@@ -30,8 +30,8 @@ INSIDE = {
         "attention", "bags", "operations", "arrays", "compiler",
     ],
     "passes": [
-        "convolution", "contract", "chains", "attention", "gpu", "points", "bags", "sparse_rows", "token_sums", "sorting", "codegen",
-        "schedules", "weights_int8", "weights_bf16", "weights", "loops", "framework",
+        "convolution", "contract", "chains", "attention", "gpu", "points", "bags", "sparse_rows", "token_sums", "sorting",
+        "codegen", "schedules", "weights_int8", "weights_bf16", "weights", "loops", "framework",
     ],
 }  # fmt: skip
 """The rooms in a room: each may import those after it. The files at the door may import all, and none imports them."""

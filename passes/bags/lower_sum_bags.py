@@ -32,7 +32,7 @@ from gossamer.passes.loops.row_shares import ends_of, parts_of
 from gossamer.passes.loops.vectors import index, loop, narrowed, parallel, vector_of, zeros
 
 _NEAR = 1 << 19  # bytes of a table that stays near the core: half of a second-level cache
-_UNDER_WAY = 192  # lines of caches that are fetched at a time
+_UNDER_WAY = 256  # lines of caches that are fetched at a time
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,10 @@ def check(wrong: "array[int]", bags: Sequence[BagList], rows: Sequence[int]) -> 
     if problem > 0:
         index = int(bags[table].indices.flatten()[problem - 1])
         raise IndexRangeError(
-            f"embedding bag: index {index} at place {problem - 1} is out of range for table{which}, which has {rows[table]} rows "
-            f"(0 to {rows[table] - 1})"
+            f"embedding bag: index {index} at place {problem - 1} is out of range for table{which}, which has {rows[table]} "
+            f"rows (0 to {rows[table] - 1})"
         )
     raise ArgumentError(
-        f"embedding bag: the offsets of bag {-1 - problem} of table{which} are wrong: offsets must begin with 0, ascend, and end "
-        f"within the {bags[table].entries} indices"
+        f"embedding bag: the offsets of bag {-1 - problem} of table{which} are wrong: offsets must begin with 0, ascend, and "
+        f"end within the {bags[table].entries} indices"
     )

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.dialects.bags import Field, SortBagsOp
+from gossamer.dialects.bags import SortBagsOp
 from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
-from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, check, zeros_of, lines_of
+from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, check, lines_of, zeros_of
 from gossamer.sparsity.bags.sum_bags import empty_results, into, together
 from gossamer.sparsity.compiler.op_kernels import run
 from gossamer.sparsity.compiler.warm_memory import empty

@@ -152,11 +152,10 @@ def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, A
             if not fits(parameter):
                 continue
             gradient = parameter.grad = coalesced(parameter.grad)
-            if make is not None and plain and _ours(optimizer, parameter):
-                if gradient._nnz():
-                    steps.append(make(optimizer, group, parameter, gradient))
-                    held.append((parameter, gradient))
-                    parameter.grad = None
+            if make is not None and plain and _ours(optimizer, parameter) and gradient._nnz():
+                steps.append(make(optimizer, group, parameter, gradient))
+                held.append((parameter, gradient))
+                parameter.grad = None
     if steps:
         _held[optimizer] = held
         step_all(kind, steps)

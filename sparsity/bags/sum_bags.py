@@ -8,7 +8,7 @@ kind     "sum", "mean" or "max"
 padding  for each table an index that counts for nothing, -1 for none
 returns  [bags, columns] for each table
 
-One call of a kernel computes all of them (see dialects/bags.py). Its index that is out of range is an IndexRangeError. It has
+One call of a kernel computes all of them (see dialects/bags.py). An index that is out of range is an IndexRangeError. It has
 no derivatives: graphs that are compiled have theirs, and `sparse_gradients` has those that are made outside of graphs.
 """
 
@@ -20,8 +20,10 @@ from torch import Tensor
 from gossamer.dialects.bags import Field, SumBagsOp
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, check, lines_of, zeros_of
-from gossamer.sparsity.compiler.op_kernels import run
+from gossamer.sparsity.compiler.op_ir import op_ir
+from gossamer.sparsity.compiler.op_kernels import kernel_on, run, schedule_of
 from gossamer.sparsity.compiler.warm_memory import empty
 
 WIDEST = 1024
@@ -55,13 +57,28 @@ def into(
         for line, tensor in zip(lines, given, strict=False):
             line[field] = tensor.data_ptr()
     wrong, problems = zeros_of(len(lines))
-    element = "i4" if four else ELEMENTS[tables[0].dtype]
-    weights = bags[0].weights
-    run(
-        SumBagsOp, [lines_of(lines)], [problems], kind=kind, element=element, integers=INTEGERS[bags[0].indices.dtype],
-        weights="none" if weights is None else ELEMENTS[weights.dtype], columns=outs[0].shape[1],
-    )  # fmt: skip
+    weights = None if bags[0].weights is None else bags[0].weights.dtype
+    attributes = _attributes(kind, tables[0].dtype, bags[0].indices.dtype, weights, outs[0].shape[1], four)
+    run(SumBagsOp, [lines_of(lines)], [problems], **attributes)
     check(wrong, bags, rows)
+
+
+def _attributes(
+    kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int, four: bool = False
+) -> dict[str, str | int]:
+    return {
+        "kind": kind, "element": "i4" if four else ELEMENTS[table], "integers": INTEGERS[indices],
+        "weights": "none" if weights is None else ELEMENTS[weights], "columns": columns,
+    }  # fmt: skip
+
+
+def kernel_of(kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int) -> str:
+    """The key of the kernel for bags of such tables. CompileError if it cannot be compiled."""
+    attributes = tuple(_attributes(kind, table, indices, weights, columns).items())
+    what = SumBagsOp, (torch.int64, torch.int64), (), attributes
+    kernel = kernel_on(torch.device("cpu"), op_ir, what, schedule_of(SumBagsOp))
+    assert isinstance(kernel, RegionKernel)
+    return kernel.key
 
 
 def together(
@@ -72,7 +89,7 @@ def together(
     padding: Sequence[int],
     last: bool,
 ) -> list[list[tuple[int, BagList]]]:
-    """The bags of the tables that one kernel computes: of one type of indices and of weights. With the numbers of the tables."""
+    """The bags of the tables that one kernel computes, with the numbers of the tables."""
     groups = dict[object, list[tuple[int, BagList]]]()
     for number, given in enumerate(zip(indices, offsets, weights, padding, strict=True)):
         bags = bag_list(*given, last)
