@@ -78,6 +78,7 @@ class SumBagsOp(KernelOp, name="sum_bags"):
 
     columns   of all tables
     element   of the tables; results have the same, or f32 for integers
+    wide      1 where results of f16 and bf16 are f32 as their sums
     integers  i32 or i64, of indices and offsets
     weights   the type of weights, "none" if there are none
     wrong     for each table: 0, or the number of an entry with a wrong index plus 1, or minus that of a bag with wrong offsets
@@ -93,6 +94,7 @@ class SumBagsOp(KernelOp, name="sum_bags"):
     integers: ir.StringAttr
     weights: ir.StringAttr
     columns: ir.IntegerAttr
+    wide: ir.IntegerAttr
 
     verify_invariants = verified(_sum_problem)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, hint, only_user, same
+from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.bags.sparse_lookups import TYPES
 from gossamer.sparsity.bags.sum_bags import WIDEST
 
@@ -122,13 +123,13 @@ def _sums(node: fx.Node) -> Bags | None:
     if looked_up is None or looked_up.target is not aten.embedding.default:
         return None
     table, indices = arguments(looked_up)[:2]
-    mean = node.target is aten.mean.dim
-    if mean and table.meta["val"].itemsize < 4:
+    length, mean = indices.meta["val"].shape[1], node.target is aten.mean.dim
+    by_kernel = mean and statically_known_true(length > 0)  # whose mean of nothing is 0, torch's is NaN
+    if mean and not by_kernel and table.meta["val"].itemsize < 4:
         return None  # a sum of many may be beyond f16
-    length = indices.meta["val"].shape[1]
-    rows = table.meta["val"].shape[0]
-    keeps = bool(keepdim[:1] == [True])
-    found = Bags(node, table, indices, None, weights, "sum", -1, False, rows, length if mean else None, keeps)
+    divisor = length if mean and not by_kernel else None
+    kind, rows, keeps = "mean" if by_kernel else "sum", table.meta["val"].shape[0], bool(keepdim[:1] == [True])
+    found = Bags(node, table, indices, None, weights, kind, -1, False, rows, divisor, keeps)
     return found if _fits(found) else None
 
 

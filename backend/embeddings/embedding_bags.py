@@ -45,12 +45,13 @@ class EmbeddingBags:
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces them; a decision for each use of a table."""
         training, decisions, gradients = in_training(graph), list[Decision](), list[Bags]()
+        least = _LEAST if context.options.min_gain > 0 else 0
         found = [bags for node in graph.nodes if (bags := bags_of(node)) is not None]
         if training:
-            gradients += [bags for node in graph.nodes if (bags := gradient_of(node)) is not None and bags.bytes >= _LEAST]
+            gradients += [bags for node in graph.nodes if (bags := gradient_of(node)) is not None and bags.bytes >= least]
         backward = {bags.node: each for bags in found if (each := table_gradients(bags)) is not None}
         for group in _at_the_first(graph, [bags for bags in found if bags.node in backward]):
-            reason = _reason_against(group)
+            reason = _reason_against(group, least)
             decisions += [_decision(bags, group, reason, context) for bags in group]
             if reason is not None:
                 continue
@@ -121,9 +122,9 @@ def _at_the_last(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
     return groups
 
 
-def _reason_against(group: Sequence[Bags]) -> str | None:
+def _reason_against(group: Sequence[Bags], least: int) -> str | None:
     """Why torch computes them better; compiles the kernel if it does not."""
-    if len(group) == 1 and group[0].bytes < _LEAST:
+    if len(group) == 1 and group[0].bytes < least:
         return f"it reads {group[0].bytes / 1024:.3g} KB of rows: a call takes longer than that"
     bags, weights = group[0], group[0].weights
     value = bags.table.meta["val"]

@@ -53,7 +53,8 @@ class _Sum:
         self.storage = storage_of(op.operation)
         self.op, self.lines, self.wrong = op, buffer_of(op.lines), self.storage.output
         self.kind, integers, weights = (ir.StringAttr(each).value for each in (op.kind, op.integers, op.weights))
-        self.rows = RowElements(ir.StringAttr(op.element).value, ir.IntegerAttr(op.columns).value, bits)
+        columns, wide = (ir.IntegerAttr(each).value for each in (op.columns, op.wide))
+        self.rows = RowElements(ir.StringAttr(op.element).value, columns, bits, wide == 1)
         self.integers = ir.Type.parse(integers)
         self.weights = None if weights == "none" else ir.Type.parse(weights)
         self.ahead = max(8, min(64, _UNDER_WAY // self.rows.cache_lines))
@@ -148,6 +149,8 @@ class _Table:
 
             def add(entry: ir.Value, row: ir.Value) -> list[ir.Value]:
                 values = rows.read(self.memory, row, tile)
+                if (factor := self._factor(entry, row)) is not None:
+                    values = [arith.mulf(each, vector.broadcast(rows.wide, factor)) for each in values]
                 first = arith.cmpi(arith.CmpIPredicate.eq, count, index(0))
                 always = vector.broadcast(vector_of(rows.lanes, first.type), first)
                 number = vector.broadcast(numbers, arith.index_cast(numbers.element_type, row))

@@ -15,7 +15,7 @@ class RowElements:
     wide     the vectors of sums, narrow those of results
     """
 
-    def __init__(self, element: str, columns: int, bits: int) -> None:
+    def __init__(self, element: str, columns: int, bits: int, wide_results: bool) -> None:
         self.columns, self.packed = columns, element == "i4"
         self.element = ir.IntegerType.get_signless(8) if self.packed else ir.Type.parse(element)
         self.integers = isinstance(self.element, ir.IntegerType)
@@ -23,7 +23,7 @@ class RowElements:
         wide = self.element if element == "f64" else ir.F32Type.get()
         self.lanes = bits // 8 // byte_width(wide)
         self.wide = vector_of(self.lanes, wide)
-        self.narrow = vector_of(self.lanes, wide if self.integers else self.element)
+        self.narrow = vector_of(self.lanes, wide if self.integers or wide_results else self.element)
         self.row_bytes = self.stored * byte_width(self.element)
         self.cache_lines = lines_of(self.stored, byte_width(self.element))
 

@@ -43,7 +43,7 @@ def into(
 ) -> None:
     """Computes bags of tables into results that are there.
 
-    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for tables of integers
+    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for tables of integers, f16 and bf16
     scales   [rows] each, f32, for tables of integers; those of four bits, which `four` says, are [rows, half of the columns]
     numbers  [bags] each, int64: which row of its result each bag is for
     places   [bags, columns] each, int32: gets the rows that maxima are from
@@ -58,17 +58,24 @@ def into(
             line[field] = tensor.data_ptr()
     wrong, problems = zeros_of(len(lines))
     weights = None if bags[0].weights is None else bags[0].weights.dtype
-    attributes = _attributes(kind, tables[0].dtype, bags[0].indices.dtype, weights, outs[0].shape[1], four)
+    attributes = _attributes(kind, tables[0].dtype, bags[0].indices.dtype, weights, outs[0].shape[1], four, outs[0].dtype)
     run(SumBagsOp, [lines_of(lines)], [problems], **attributes)
     check(wrong, bags, rows)
 
 
 def _attributes(
-    kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int, four: bool = False
+    kind: str,
+    table: torch.dtype,
+    indices: torch.dtype,
+    weights: torch.dtype | None,
+    columns: int,
+    four: bool = False,
+    results: torch.dtype | None = None,
 ) -> dict[str, str | int]:
+    wide = table.is_floating_point and results not in (None, table)
     return {
         "kind": kind, "element": "i4" if four else ELEMENTS[table], "integers": INTEGERS[indices],
-        "weights": "none" if weights is None else ELEMENTS[weights], "columns": columns,
+        "weights": "none" if weights is None else ELEMENTS[weights], "columns": columns, "wide": int(wide),
     }  # fmt: skip
 
 
