@@ -10,7 +10,8 @@ A sparse gradient of other optimizers, or of other types, is coalesced first, wh
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -34,6 +35,7 @@ from gossamer.sparsity.compiler.op_kernels import run
 
 _TYPES = (torch.float32, torch.float64)
 _FLAGS = ("differentiable", "fused", "weight_decay", "momentum")
+_left_alone: list[None] = []
 _held: WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
 
@@ -142,8 +144,8 @@ _STEPS: dict[type[Optimizer], tuple[str, Callable[..., RowStep]]] = {
 @torch.no_grad()
 def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Does the rows' step, and takes these gradients away until torch has done the others'."""
-    if len(arguments) > 1 or named.get("closure") is not None:
-        return  # gradients will be new ones
+    if _left_alone or len(arguments) > 1 or named.get("closure") is not None:
+        return  # gradients of a closure will be new ones
     kind, make = _STEPS.get(type(optimizer), ("", None))
     steps, held = list[RowStep](), list[tuple[Tensor, Tensor]]()
     for group in optimizer.param_groups:
@@ -180,3 +182,13 @@ def watch_optimizers() -> None:
     """Has steps of torch's optimizers go by here from now on."""
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Has torch take all steps by itself in the meantime, to compare with."""
+    _left_alone.append(None)
+    try:
+        yield
+    finally:
+        _left_alone.pop()

@@ -52,7 +52,7 @@ def quantize(
     only: Layers | None = None,
     skip: Layers = (),
 ) -> Model:
-    """Give linear layers weights of integers, after pruning, and tables of embeddings few bits; changes the model in place and returns it.
+    """Give linear layers weights of integers, after pruning, and tables few bits; changes the model in place and returns it.
 
     With `group=16`, for the few tokens of a decoder: `weights` of "int8" or "int4" in groups of 16 along the inputs, each with
     a scale, kept where it has a nonzero (`prune(..., pattern="1x16")`); inputs stay floats. See `GroupedLinear`. "int4" has no

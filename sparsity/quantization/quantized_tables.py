@@ -1,5 +1,6 @@
-"""`QuantizedEmbeddingBag` and `QuantizedEmbedding`: layers of torch.nn whose tables are integers of 8 or 4 bits with a scale for
-each row, or float16.
+"""`QuantizedEmbeddingBag` and `QuantizedEmbedding`: layers of torch.nn with tables of few bits.
+
+Rows are integers of 8 or 4 bits with a scale each, or float16.
 
 row[c] = scale q[c]        a row is read in a quarter, an eighth or half of the bytes, and summed in f32
 """
