@@ -175,7 +175,7 @@ def build(tables: int, rows: int, batch: int, bag: int, which: str) -> Tables:
 
 
 def add_arguments(parser: _ActionsContainer) -> None:
-    add_list(parser, "--passes", some_of(_PASSES), ",".join(_PASSES), "what is timed")
+    add_list(parser, "--passes", some_of(*_PASSES), ",".join(_PASSES), "what is timed")
     add_list(parser, "--tables", sizes, "8,26", "how many")
     add_list(parser, "--rows", sizes, "100000", "of a table")
     add_list(parser, "--batches", sizes, "2048", "bags of a table in a call")

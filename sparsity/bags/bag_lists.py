@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -45,13 +44,16 @@ class BagList:
 
     def line(self, rows: int, first: int = 0) -> list[int]:
         """What kernels read of them; places for what else they may read are 0."""
-        offsets, weights = self.offsets, self.weights
-        length = prod(self.indices.shape[1:]) if offsets is None else 0
-        ends, begins = (0, 0) if offsets is None else (offsets.shape[0], offsets.data_ptr())
+        indices, offsets, weights = self.indices, self.offsets, self.weights
+        if offsets is None:
+            count, length = indices.shape
+            begins = ends = 0
+        else:
+            begins, ends, length = offsets.data_ptr(), offsets.numel(), 0
+            count = ends - self.last
         held = 0 if weights is None else weights.data_ptr()
         return [
-            0, rows, 0, self.indices.data_ptr(), self.indices.numel(), begins, ends, length, held,
-            self.count, self.padding, 0, 0, 0, first,
+            0, rows, 0, indices.data_ptr(), indices.numel(), begins, ends, length, held, count, self.padding, 0, 0, 0, first,
         ]  # fmt: skip
 
 
@@ -65,7 +67,7 @@ def bag_list(indices: Tensor, offsets: Tensor | None, weights: Tensor | None, pa
     if weights is not None and weights.shape != indices.shape:
         raise ArgumentError(f"embedding bag: weights {list(weights.shape)} must have the shape of the indices")
     if offsets is not None:
-        if offsets.dim() != 1 or offsets.shape[0] < last:
+        if offsets.dim() != 1 or offsets.numel() < last:
             raise ArgumentError(f"embedding bag: offsets {list(offsets.shape)} must be a vector, with the last end in it")
         if offsets.dtype is not indices.dtype:
             offsets, indices = offsets.long(), indices.long()
@@ -88,10 +90,8 @@ def zeros_of(count: int) -> "tuple[array[int], Tensor]":
     return numbers, torch.frombuffer(numbers, dtype=torch.int64)
 
 
-def check(wrong: "array[int]", bags: Sequence[BagList], rows: Sequence[int]) -> None:
-    """IndexRangeError or ArgumentError for what a kernel has found wrong."""
-    if not any(wrong):
-        return
+def raise_for(wrong: "array[int]", bags: Sequence[BagList], rows: Sequence[int]) -> None:
+    """Raises IndexRangeError or ArgumentError for what a kernel has found wrong."""
     table = next(number for number, problem in enumerate(wrong) if problem)
     problem, which = wrong[table], f" {table} of {len(rows)}" if len(rows) > 1 else ""
     if problem > 0:

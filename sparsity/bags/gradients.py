@@ -17,7 +17,7 @@ from gossamer.dialects.bags import SortBagsOp
 from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
-from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, check, lines_of, zeros_of
+from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, lines_of, raise_for, zeros_of
 from gossamer.sparsity.bags.sum_bags import empty_results, into, together
 from gossamer.sparsity.compiler.op_kernels import run
 from gossamer.sparsity.compiler.warm_memory import empty
@@ -55,7 +55,8 @@ def sorted_bags(bags: Sequence[BagList], rows: Sequence[int], kind: str, wide: t
         integers=INTEGERS[bags[0].indices.dtype], weights="none" if weights is None else ELEMENTS[weights.dtype],
         scaled=int(scaled),
     )  # fmt: skip
-    check(wrong, bags, rows)
+    if any(wrong):
+        raise_for(wrong, bags, rows)
     found = []
     for table, (first, size, found_rows) in enumerate(zip(firsts, entries, counts, strict=True)):
         begins = starts[first + table : first + table + found_rows + 1]

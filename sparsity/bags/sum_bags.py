@@ -12,7 +12,10 @@ One call of a kernel computes all of them (see dialects/bags.py). An index that 
 no derivatives: graphs that are compiled have theirs, and `sparse_gradients` has those that are made outside of graphs.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +24,9 @@ from gossamer.dialects.bags import Field, SumBagsOp
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, check, lines_of, zeros_of
+from gossamer.sparsity.bags.bag_lists import INTEGERS, WIDTH, BagList, bag_list, raise_for
 from gossamer.sparsity.compiler.op_ir import op_ir
-from gossamer.sparsity.compiler.op_kernels import kernel_on, run, schedule_of
+from gossamer.sparsity.compiler.op_kernels import kernel_on, schedule_of
 from gossamer.sparsity.compiler.warm_memory import empty
 
 WIDEST = 1024
@@ -48,44 +51,48 @@ def into(
     numbers  [bags] each, int64: which row of its result each bag is for
     places   [bags, columns] each, int32: gets the rows that maxima are from
     """
-    lines, rows = [], [table.shape[0] for table in tables]
-    for table, each, out in zip(tables, bags, outs, strict=True):
-        line = each.line(table.shape[0])
+    lines, rows, first, weights = array("q"), [table.shape[0] for table in tables], bags[0], bags[0].weights
+    for table, extent, each, out in zip(tables, rows, bags, outs, strict=True):
+        line = each.line(extent)
         line[Field.TABLE], line[Field.OUT] = table.data_ptr(), out.data_ptr()
-        lines.append(line)
+        lines.extend(line)
     for field, given in ((Field.SCALES, scales), (Field.NUMBERS, numbers), (Field.PLACES, places)):
-        for line, tensor in zip(lines, given, strict=False):
-            line[field] = tensor.data_ptr()
-    wrong, problems = zeros_of(len(lines))
-    weights = None if bags[0].weights is None else bags[0].weights.dtype
-    attributes = _attributes(kind, tables[0].dtype, bags[0].indices.dtype, weights, outs[0].shape[1], four, outs[0].dtype)
-    run(SumBagsOp, [lines_of(lines)], [problems], **attributes)
-    check(wrong, bags, rows)
+        for at, tensor in enumerate(given):
+            lines[at * WIDTH + field] = tensor.data_ptr()
+    held = None if weights is None else weights.dtype
+    call = _call(kind, tables[0].dtype, first.indices.dtype, held, outs[0].shape[1], four, outs[0].dtype)
+    count = len(rows)
+    wrong = array("q", bytes(8 * count))
+    call(lines.buffer_info()[0], count, WIDTH, wrong.buffer_info()[0], count)
+    if any(wrong):
+        raise_for(wrong, bags, rows)
 
 
-def _attributes(
-    kind: str,
-    table: torch.dtype,
-    indices: torch.dtype,
-    weights: torch.dtype | None,
-    columns: int,
-    four: bool = False,
-    results: torch.dtype | None = None,
-) -> dict[str, str | int]:
-    wide = table.is_floating_point and results not in (None, table)
-    return {
+@lru_cache(1024)
+def _kernel(
+    kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int, four: bool,
+    results: torch.dtype,
+) -> RegionKernel:  # fmt: skip
+    attributes = {
         "kind": kind, "element": "i4" if four else ELEMENTS[table], "integers": INTEGERS[indices],
-        "weights": "none" if weights is None else ELEMENTS[weights], "columns": columns, "wide": int(wide),
+        "weights": "none" if weights is None else ELEMENTS[weights], "columns": columns,
+        "wide": int(table.is_floating_point and results is not table),
     }  # fmt: skip
+    what = SumBagsOp, (torch.int64, torch.int64), (), tuple(attributes.items())
+    kernel = kernel_on(torch.device("cpu"), op_ir, what, schedule_of(SumBagsOp))
+    assert isinstance(kernel, RegionKernel)
+    return kernel
+
+
+@lru_cache(1024)
+def _call(*of: Any) -> Callable[..., None]:
+    """A function of the words that the kernel for such tables takes: most of a small call is to find them."""
+    return _kernel(*of).bound(())
 
 
 def kernel_of(kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int) -> str:
     """The key of the kernel for bags of such tables. CompileError if it cannot be compiled."""
-    attributes = tuple(_attributes(kind, table, indices, weights, columns).items())
-    what = SumBagsOp, (torch.int64, torch.int64), (), attributes
-    kernel = kernel_on(torch.device("cpu"), op_ir, what, schedule_of(SumBagsOp))
-    assert isinstance(kernel, RegionKernel)
-    return kernel.key
+    return _kernel(kind, table, indices, weights, columns, False, table).key
 
 
 def together(
