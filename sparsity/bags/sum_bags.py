@@ -113,11 +113,8 @@ def together(
 
 
 def empty_results(bags: Sequence[BagList], columns: int, dtype: torch.dtype) -> list[Tensor]:
-    """Memory for the results of some tables, one after the other."""
-    counts = [each.count for each in bags]
-    if len(counts) == 1:
-        return [empty((counts[0], columns), dtype)]
-    return list(empty((sum(counts), columns), dtype).split(counts))
+    """Memory for the results of some tables: of each by itself, since results of an operation may not be parts of one."""
+    return [empty((each.count, columns), dtype) for each in bags]
 
 
 def sum_bags(
