@@ -80,7 +80,7 @@ def bags_of(node: fx.Node) -> Bags | None:
     """The bags that a node computes, if our kernel can."""
     if node.target in _BAGS:
         names = ["table", "indices", "offsets", "by_frequency", "kind", "sparse", "weights", "last", "padding"]
-        given = dict(zip(names, (None, None, None, False, 0, False, None, False, -1), strict=True))
+        given: dict[str, Any] = dict(zip(names, (None, None, None, False, 0, False, None, False, -1), strict=True))
         given |= dict(zip(names, node.args, strict=False))
         if given["by_frequency"] or node.kwargs:
             return None

@@ -220,7 +220,7 @@ def _per_bag(emit: Emitter, bags: Bags) -> fx.Node:
 def _without(emit: Emitter, node: fx.Node, dim: int) -> fx.Node:
     """A value without a dimension of one."""
     if node.target is aten.unsqueeze.default and node.args[1] in (dim, dim + 3 if dim < 0 else dim - 3):
-        return arguments(node)[0]  # type: ignore[no-any-return]
+        return arguments(node)[0]
     made: fx.Node = emit(aten.squeeze.dim, node, dim)
     return made
 

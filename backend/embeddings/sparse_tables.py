@@ -188,7 +188,7 @@ def _part(
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
-        copies[node]._dynamo_source = getattr(node, "_dynamo_source", None)  # type: ignore[attr-defined]
+        copies[node]._dynamo_source = getattr(node, "_dynamo_source", None)
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     if results is not None:

@@ -34,7 +34,7 @@ class RowWiseAdagrad(Optimizer):
         super().__init__(params, {"lr": lr, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step. Returns what the closure returns, which computes gradients again if there is one."""
         loss = None
         if closure is not None:

@@ -59,7 +59,7 @@ def look_up(lookups: Sequence[Lookup], operands: Sequence[Sequence[Tensor | None
         held = None if weights is None else weights.dtype
         ours = table.is_cpu and table.dtype in TYPES and 0 < table.shape[1] <= WIDEST and held in (None, table.dtype)
         kind = "sum" if lookups[number].kind == "rows" else lookups[number].kind
-        key = (table.dtype, table.shape[1], indices.dtype, held, kind) if ours else number
+        key: object = (table.dtype, table.shape[1], indices.dtype, held, kind) if ours else number
         groups.setdefault(key, []).append(number)
     for key, numbers in groups.items():
         some, given = [lookups[n] for n in numbers], [operands[n] for n in numbers]
@@ -79,7 +79,11 @@ class _Lookups(torch.autograd.Function):
     def forward(ctx: Any, lookups: Sequence[Lookup], *given: Tensor | None) -> tuple[Tensor, ...]:
         operands = [given[at : at + 4] for at in range(0, len(given), 4)]
         tables = [table.detach().contiguous() for table, *_ in operands if table is not None]
-        bags = [each.bags(*rest, False) for each, (_, *rest) in zip(lookups, operands, strict=True)]  # type: ignore[arg-type]
+        bags = [
+            each.bags(indices, offsets, weights, False)
+            for each, (_, indices, offsets, weights) in zip(lookups, operands, strict=True)
+            if indices is not None
+        ]
         kind = "sum" if lookups[0].kind == "rows" else lookups[0].kind
         outs = empty_results(bags, tables[0].shape[1], tables[0].dtype)
         into(outs, tables, bags, kind)

@@ -56,7 +56,7 @@ class _Quantized:
         return found.to(self._dtype)
 
 
-class QuantizedEmbeddingBag(_Quantized, nn.EmbeddingBag):  # type: ignore[misc]
+class QuantizedEmbeddingBag(_Quantized, nn.EmbeddingBag):  # type: ignore[override]
     """An EmbeddingBag with a table in few bits. The table has no gradient; weights of entries have theirs."""
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
@@ -70,7 +70,7 @@ class QuantizedEmbeddingBag(_Quantized, nn.EmbeddingBag):  # type: ignore[misc]
         return self.look_up(input, offsets, per_sample_weights, self.mode, self.padding_idx, last)
 
 
-class QuantizedEmbedding(_Quantized, nn.Embedding):  # type: ignore[misc]
+class QuantizedEmbedding(_Quantized, nn.Embedding):  # type: ignore[override]
     """An Embedding with a table in few bits, which has no gradient."""
 
     def forward(self, input: Tensor) -> Tensor:
