@@ -112,7 +112,7 @@ def train(
     model: Recommender, call: Callable[..., Tensor], data: Links, steps: int, size: int, eager: bool = False
 ) -> tuple[float, float]:
     """Milliseconds of a step, at the median, and the last losses' mean."""
-    tables = [table.weight for table in model.tables.values()]
+    tables: list[Any] = [table.weight for table in model.tables.values()]
     optimizers: list[Any] = [torch.optim.Adagrad(tables, lr=0.05), torch.optim.Adam(model.top.parameters(), lr=1e-3)]
     times, losses, done = list[float](), list[float](), 0
     for epoch in range(steps):

@@ -108,7 +108,7 @@ def ran(problem: Tables, sparse: bool, compiled: Callable[[Model], Callable[...,
         optimizer.zero_grad()
 
     step()
-    first = torch.cat([bag.weight.detach()[rows] for bag, rows in zip(model.bags, problem.touched, strict=True)])
+    first = torch.cat([bag.weight.detach()[rows] for bag, rows in zip(model.bags, problem.touched, strict=True)])  # type: ignore[operator]
 
     def stepped() -> Tensor:
         step()
