@@ -74,8 +74,8 @@ def quantize(
     - `torch.compile(model, backend="sparse")` gives these layers int8 kernels, alone or in chains, if the CPU has AVX2 and they
       are predicted to be faster than `torch._int_mm`, which runs the other layers. NVIDIA GPUs have kernels for single layers.
 
-    Tables of nn.Embedding and nn.EmbeddingBag that `only` names become "int8", "int4" or "float16". Integers have a scale for each
-    row; see `QuantizedEmbeddingBag`. "float16" is for tables alone.
+    Tables of nn.Embedding and nn.EmbeddingBag that `only` names become "int8", "int4" or "float16". Integers have a scale for
+    each row; see `QuantizedEmbeddingBag`. "float16" is for tables alone.
 
     Some layers stay floats: convolutions, nn.MultiheadAttention, tied weights, and subclasses of nn.Linear that compute
     something else. A warning counts those that are pruned or were asked for.
