@@ -65,10 +65,12 @@ def links(graph: wordnet.WordNet, vocabulary: int) -> Links:
 class Recommender(nn.Module):
     """Pairs of synsets → how likely a pointer is, as logits."""
 
+    pairs: Tensor
+
     def __init__(self, data: Links, columns: int = 32) -> None:
         super().__init__()
         sizes = {"synsets": len(data.classes), "words": data.vocabulary, "classes": wordnet.CLASSES}
-        self.tables = nn.ModuleDict(
+        self.tables: Any = nn.ModuleDict(
             {
                 f"{name}_{side}": nn.EmbeddingBag(
                     size, columns, mode="mean" if name == "words" else "sum", padding_idx=0 if name == "words" else None,
