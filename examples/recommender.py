@@ -81,7 +81,7 @@ class Recommender(nn.Module):
             }
         )  # fmt: skip
         for table in self.tables.values():
-            nn.init.normal_(table.weight, std=0.1)
+            nn.init.normal_(table.weight, std=0.1)  # type: ignore[arg-type]
         self.top = nn.Sequential(nn.Linear(15 + 6 * columns, 64), nn.ReLU(), nn.Linear(64, 1))
         self.register_buffer("pairs", torch.tensor([(i, j) for i in range(6) for j in range(i)]).t(), persistent=False)
 
