@@ -10,6 +10,7 @@ from torch import fx
 
 from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.devices.unproven import stays_dense
+from gossamer.backend.embeddings.sparse_tables import compile_apart
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
@@ -33,12 +34,15 @@ class Compiler:
         values  what the module is compiled for: real tensors, or fake ones where Dynamo's notes tell the real static ones
         pure    raise `Impure` for a graph whose results are not a function of the inputs alone
 
-        Layers with empty rows or columns are compiled as smaller ones. A graph that cannot be compiled, or traced by torch,
+        Tables with sparse gradients are looked up beside the graph. Layers with empty rows or columns are compiled as smaller
+        ones. A graph that cannot be compiled, or traced by torch,
         runs as without torch.compile, with a warning. Under `strict`, raises the error of what fails.
         """
         compile_ = partial(self._compile, pure=pure)
         if stays_dense(values, self.options):
             return compile_(module, values)
+        if (apart := compile_apart(module, values, compile_, partial(self.compile, pure=pure))) is not None:
+            return apart
         return compile_smaller(module, values, self.options, compile_)
 
     def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:

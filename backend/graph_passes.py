@@ -51,6 +51,8 @@ GRAPH_PASSES = {
     "routed-experts": "weights.routed_experts:RoutedExperts",
     # reads FlexAttention alone, which no other pass takes
     "flex-attention": "attention.flex_attention:FlexAttention",
+    # reads look-ups alone, which no other pass takes; before `tall-products` reads what is left
+    "embedding-bags": "embeddings.embedding_bags:EmbeddingBags",
     # reads convolutions alone; regions of products are there already
     "convolutions": "convolution.convolutions:Convolutions",
     # joins what `convolutions` made

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.writing_nodes import writes
 from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.remembered import Made
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass, weight_norm
@@ -100,7 +101,7 @@ class StaticResults:
 def split_static_results(module: fx.GraphModule, inputs: Inputs) -> StaticResults | None:
     """Takes the results that depend on static inputs alone out of a Dynamo graph, in place; None if there are none."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    written = {each for node in module.graph.nodes if _writes(node) for each in node.all_input_nodes}
+    written = {each for node in module.graph.nodes if writes(node) for each in node.all_input_nodes}
     static = {placeholders[n]: n for n in inputs.statics if _is_plain(inputs.values[n]) and placeholders[n] not in written}
     computed = set(static)
     for node in module.graph.nodes:
@@ -145,11 +146,3 @@ def _state(inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> l
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not is_fake(value) and not is_traceable_wrapper_subclass(value)
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether a node may write to an argument; Python's and torch's functions that do so have names that say it."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    inplace = name.endswith("_") or (name.startswith("i") and getattr(operator, name, None) is node.target)
-    mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-    return inplace or mutable or name == "setitem" or "out" in node.kwargs or bool(node.kwargs.get("inplace"))

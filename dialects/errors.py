@@ -23,3 +23,7 @@ class CompileError(GossamerError):
 
 class DeviceError(GossamerError):
     """A GPU or its driver is missing, is too old, or refused a kernel. The message quotes the driver."""
+
+
+class IndexRangeError(ArgumentError, IndexError):
+    """An index that a table has no row for. torch has a RuntimeError or an IndexError, as the operation is."""

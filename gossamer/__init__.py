@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gossamer.backend.report.table import Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.sparsity.bags.row_wise_adagrad import RowWiseAdagrad
     from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.experts.routed_linear import routed_linear
     from gossamer.sparsity.experts.routed_mlp import routed_mlp
@@ -97,6 +98,7 @@ _HOMES = {
     "save": "gossamer.sparsity.checkpoints.save_load",
     "ColwiseParallel": "gossamer.sparsity.tensor_parallel",
     "RowwiseParallel": "gossamer.sparsity.tensor_parallel",
+    "RowWiseAdagrad": "gossamer.sparsity.bags.row_wise_adagrad",
     "ShardedRows": "gossamer.sparsity.sharded_rows",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
@@ -133,6 +135,7 @@ __all__ = [
     "Options",
     "Recipe",
     "Report",
+    "RowWiseAdagrad",
     "RowwiseParallel",
     "Schedule",
     "ShardedRows",

@@ -178,3 +178,24 @@ def test_the_stored_layers_are_sparse_and_near_the_dense_ones(monkeypatch: pytes
     texts = ["to give up a right", "a large body of water", "in a manner that shows no fear"]
     ours, theirs = (encoders.embed(encoder, tokenizer, texts) for encoder in (sparse, dense))
     assert (ours * theirs).sum(1).min() > 0.8
+
+
+def test_a_compiled_recommender_trains_like_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    recommender = example("recommender", monkeypatch)
+    graph = example("sources.wordnet", monkeypatch).WordNet(
+        torch.randint(0, 60, (2, 300)),
+        torch.randint(0, 45, (60,)),
+        ["that which exists", "a plant that moves"] * 30,
+        ["w"] * 60,
+    )
+    data = recommender.links(graph, 8)
+    assert data.words.max() < 8 and data.test.shape[1] == 30
+    model = recommender.Recommender(data, columns=8)
+    twin = copy.deepcopy(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="sparse", fullgraph=True, options={"dense": "eager", "strict": True})
+    counters.clear()
+    ours, theirs = recommender.train(model, compiled, data, 3, 64), recommender.train(twin, twin, data, 3, 64, eager=True)
+    assert counters["gossamer"]["regions"] >= 6
+    assert ours[1] == pytest.approx(theirs[1], rel=1e-4)
+    assert recommender.area(compiled, data, 64) == pytest.approx(recommender.area(twin, data, 64), abs=0.01)

@@ -21,16 +21,17 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
-        "run", "graph", "devices", "report",
+        "smaller", "weights", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains",
+        "measuring", "regions", "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [
         "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "torch_functions", "tensor",
-        "experts", "edges", "attention", "operations", "arrays", "compiler",
+        "experts", "edges", "attention", "bags", "operations", "arrays", "compiler",
     ],
     "passes": [
-        "convolution", "contract", "chains", "attention", "gpu", "points", "experts", "sparse_rows", "token_sums", "sorting",
+        "convolution", "contract", "chains", "attention", "gpu", "points", "experts", "bags", "sparse_rows", "token_sums",
+        "sorting",
         "codegen", "schedules", "weights_int8", "weights_bf16", "weights", "loops", "framework",
     ],
 }  # fmt: skip

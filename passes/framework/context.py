@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from torch_mlir import ir
 
 import gossamer.dialects.attention
+import gossamer.dialects.bags
 import gossamer.dialects.cached_attention
 import gossamer.dialects.convolution
 import gossamer.dialects.edges

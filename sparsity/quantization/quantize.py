@@ -27,6 +27,7 @@ from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, 
 from gossamer.sparsity.quantization.input_grids import input_grids
 from gossamer.sparsity.quantization.linear_layers import become_linear, sizes, why_not_linear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
+from gossamer.sparsity.quantization.quantized_tables import BITS, become_quantized, why_no_table
 from gossamer.sparsity.torch_functions.check_model import check_model
 from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
@@ -39,21 +40,19 @@ _ZEROS = 0.1
 _FULL = 0.95
 """Share of groups that are kept from which on zeros gain nothing worth having."""
 
-_BITS = {"int8": 8, "int4": 4}
-
 
 @torch.inference_mode(False)
 def quantize(
     model: Model,
     data: Iterable[Any] | None = None,
     *,
-    weights: Literal["int8", "int4"] = "int8",
+    weights: Literal["int8", "int4", "float16"] = "int8",
     group: int | None = None,
     aware: bool = False,
     only: Layers | None = None,
     skip: Layers = (),
 ) -> Model:
-    """Gives linear layers integer weights, after pruning. Changes the model in place and returns it.
+    """Gives linear layers integer weights, after pruning, and tables few bits. Changes the model in place and returns it.
 
     weights  "int8", or "int4", which needs `group`
     group    16 gives groups of 16 weights along the inputs a scale each, and keeps only groups with a nonzero. Prune with
@@ -75,6 +74,9 @@ def quantize(
     - `torch.compile(model, backend="sparse")` gives these layers int8 kernels, alone or in chains, if the CPU has AVX2 and they
       are predicted to be faster than `torch._int_mm`, which runs the other layers. NVIDIA GPUs have kernels for single layers.
 
+    Tables of nn.Embedding and nn.EmbeddingBag that `only` names become "int8", "int4" or "float16". Integers have a scale for
+    each row; see `QuantizedEmbeddingBag`. "float16" is for tables alone.
+
     Some layers stay floats: convolutions, nn.MultiheadAttention, tied weights, and subclasses of nn.Linear that compute
     something else. A warning counts those that are pruned or were asked for.
 
@@ -86,8 +88,8 @@ def quantize(
         raise OptionError(
             f"'{plain_name(on_meta)}' is on the meta device: gossamer.load fills it, and makes layers as its file has them"
         )
-    if weights not in _BITS:
-        raise OptionError(f"weights={weights!r} is not supported: give 'int8' or 'int4'")
+    if weights not in BITS:
+        raise OptionError(f"weights={weights!r} is not supported: give 'int8' or 'int4', or 'float16' for tables of embeddings")
     grouped = group is not None or weights == "int4"
     if group not in (None, GROUP):
         raise OptionError(
@@ -100,14 +102,21 @@ def quantize(
         what = "layers with groups keep floats as inputs" if grouped else "aware=True finds a scale for each token"
         raise OptionError(f"{what}, so there is nothing to calibrate: leave out data")
     chosen = [layer for layer in chosen_layers(model, only, skip) if only is not None or _is_pruned(layer)]
+    tables = [layer for layer in chosen if not aware and not why_no_table(layer)]
     layers = [layer for layer in chosen if not why_not_linear(layer)]
+    if weights == "float16" and layers:
+        raise OptionError(
+            "weights='float16' is for tables: give only=[torch.nn.Embedding, torch.nn.EmbeddingBag], or their names"
+        )
     names = {module: plain_name(name) for name, module in plain_model(model).named_modules()}
     for layer in layers:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         check_finite(weight.values() if is_stored(layer) else weight, f"the weight of '{names[layer]}',")
         if grouped:
             check_columns(sizes(layer)[1])
-    _warn_of_others(model, chosen, layers, only, skip)
+    for layer in tables:
+        check_finite(layer.weight, f"the table of '{names[layer]}',")  # type: ignore[arg-type]
+    _warn_of_others(model, chosen, [*layers, *tables], only, skip)
     if grouped:
         _warn_of_full_groups([(names[layer], layer) for layer in layers])
     grids = input_grids(model, layers, data) if data is not None else {}
@@ -122,9 +131,11 @@ def quantize(
         if aware:
             QuantizationAwareLinear.of(linear)
         elif grouped:
-            GroupedLinear.of(linear, _BITS[weights])
+            GroupedLinear.of(linear, BITS[weights])
         else:
             QuantizedLinear.of(linear, grids.get(layer))
+    for layer in tables:
+        become_quantized(layer, BITS[weights])
     return model
 
 

@@ -1,0 +1,1 @@
+"""Embedding tables in graphs: bags and sums of rows, and gradients of `sparse=True`."""

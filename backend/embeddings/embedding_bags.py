@@ -1,0 +1,239 @@
+"""Embedding bags, and sums of rows of embeddings: one call of a kernel for all tables that come one after the other.
+
+    %a = _embedding_bag(%table_1, %i, %offsets)           %s = gossamer::sum_bags([%table_1, %table_2], [%i, %j], ...)
+    %b = sum(embedding(%table_2, %j), [1])            →   %a, %b = %s[0], %s[1]
+    %g = _embedding_bag_backward(%d, %i, ...)             %g = gossamer::bags_gradient([%d, ...], [%i, ...], ...)[0]
+
+The gradients of these tables are dense: those of `sparse=True` are made beside the graph (see sparse_tables.py).
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from gossamer.backend.embeddings.bag_calls import (
+    Bags,
+    bags_of,
+    gradient_of,
+    gradient_of_bags,
+    parts,
+    table_gradients,
+)
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.nodes import ancestors, arguments, hint, in_training, same
+from gossamer.backend.report.report import FAILED, Decision
+from gossamer.dialects.errors import CompileError
+from gossamer.runtime.torch_internals import OpOverload
+from gossamer.sparsity.bags import gradients as _gradients  # noqa: F401  # defines the operations
+from gossamer.sparsity.bags.sum_bags import kernel_of
+
+aten = torch.ops.aten
+
+_LEAST = 1 << 15
+"""Bytes of rows that one table's bags must read, so that a call of ours is not slower than torch's."""
+
+
+class EmbeddingBags:
+    """All bags of a graph become few calls of our kernel, with the gradients of their tables."""
+
+    name: ClassVar[str] = "embedding-bags"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Replaces them; a decision for each use of a table."""
+        training, decisions, gradients = in_training(graph), list[Decision](), list[Bags]()
+        least = _LEAST if context.options.min_gain > 0 else 0
+        found = [bags for node in graph.nodes if (bags := bags_of(node)) is not None]
+        if training:
+            gradients += [bags for node in graph.nodes if (bags := gradient_of(node)) is not None and bags.bytes >= least]
+        backward = {bags.node: each for bags in found if (each := table_gradients(bags)) is not None}
+        for group in _at_the_first(graph, [bags for bags in found if bags.node in backward]):
+            reason = _reason_against(group, least)
+            decisions += [_decision(bags, group, reason, context) for bags in group]
+            if reason is not None:
+                continue
+            of_tables = [gradient_of_bags(node, bags) for bags in group for node in backward[bags.node][0]]
+            for bags in group:
+                for node in backward[bags.node][1]:
+                    _compute_bags_of_entries(node, bags)
+            if group[0].kind == "max" and of_tables:
+                _replace_maxima(group[0], of_tables)
+            else:
+                _replace(group)
+                gradients += of_tables
+        for group in _at_the_last(graph, gradients):
+            _replace_gradients(group)
+        if decisions or gradients:
+            graph.eliminate_dead_code()
+        return decisions
+
+
+def _at_the_first(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
+    """Bags that one call can compute, in groups. What their operands are computed from comes before the first of each."""
+    groups, open_ = list[list[Bags]](), dict[object, list[Bags]]()
+    for bags in found:
+        group = open_.get(bags.alike)
+        if group is None or _is_single(bags) or not _hoisted(graph, bags, group):
+            group = open_[bags.alike] = []
+            groups.append(group)
+        group.append(bags)
+    return groups
+
+
+def _is_single(bags: Bags) -> bool:
+    """Whether it is a maximum whose gradient is asked for: it has results that others lack."""
+    return bags.kind == "max" and any(number and part.users for number, part in parts(bags.node).items())
+
+
+def _hoisted(graph: fx.Graph, bags: Bags, group: Sequence[Bags]) -> bool:
+    """Moves what operands are computed from before the first of a group; False if it depends on these, or is no function."""
+    first, members = group[0].node, {each.node for each in group}
+    order = {node: n for n, node in enumerate(graph.nodes)}
+    later = [node for node in ancestors(bags.operands, lambda node: order[node] < order[first]) if order[node] >= order[first]]
+    if any(node in members or not _is_function(node) for node in later):
+        return False
+    for node in later:
+        first.prepend(node)
+    return True
+
+
+def _is_function(node: fx.Node) -> bool:
+    """Whether a node computes the same wherever it stands."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    return node.op == "call_function" and getattr(target, "__module__", "") in ("_operator", "math", "torch")
+
+
+def _at_the_last(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
+    """Gradients that one call can compute, in groups: nobody reads one of a group before the last of it."""
+    order = {node: n for n, node in enumerate(graph.nodes)}
+    groups, open_ = list[list[Bags]](), dict[object, list[Bags]]()
+    for bags in sorted(found, key=lambda each: order[each.node]):
+        group = open_.get(bags.alike)
+        read = [order[user] for each in group or () for user in each.node.users]
+        if group is None or min(read, default=order[bags.node]) < order[bags.node]:
+            group = open_[bags.alike] = []
+            groups.append(group)
+        group.append(bags)
+    return groups
+
+
+def _reason_against(group: Sequence[Bags], least: int) -> str | None:
+    """Why torch computes them better; compiles the kernel if it does not."""
+    if len(group) == 1 and group[0].bytes < least:
+        return f"it reads {group[0].bytes / 1024:.3g} KB of rows: a call takes longer than that"
+    bags, weights = group[0], group[0].weights
+    value = bags.table.meta["val"]
+    try:
+        kernel_of(
+            bags.kind, value.dtype, bags.indices.meta["val"].dtype, None if weights is None else weights.meta["val"].dtype,
+            int(value.shape[1]),
+        )  # fmt: skip
+    except CompileError as error:
+        return f"{FAILED}: {error}"
+    return None
+
+
+def _decision(bags: Bags, group: Sequence[Bags], reason: str | None, context: GraphContext) -> Decision:
+    table = same(bags.table)
+    name = context.inputs.name(table) if table.op == "placeholder" else table.name
+    shape = tuple(hint(size) or 0 for size in table.meta["val"].shape)
+    op = f"embedding bag, {bags.kind}" if bags.offsets is not None else "sum of embeddings"
+    if reason is not None:
+        return Decision.dense(name, op, shape, 1.0, reason)
+    how = f"one of {len(group)} in a call" if len(group) > 1 else "rows are fetched ahead"
+    return Decision(name, op, shape, 1.0, "rows", "sum-bags", True, how, None)
+
+
+def _replace(group: Sequence[Bags]) -> None:
+    """Puts one call in the place of the first of a group, before which all that it reads has been moved."""
+    first = group[0]
+    emit = Emitter(first.node)
+    columns = _columns(emit, group, [bags.table for bags in group])
+    call = emit(torch.ops.gossamer.sum_bags.default, *columns, first.kind, [bags.padding for bags in group], first.last)
+    for number, bags in enumerate(group):
+        result = emit(operator.getitem, call, number)
+        if bags.divisor is not None:
+            result = emit(aten.div.Scalar, result, bags.divisor)
+        if bags.keepdim:
+            result = emit(aten.unsqueeze.default, result, 1)
+        _take_place(bags, result)
+
+
+def _replace_maxima(bags: Bags, gradients: Sequence[Bags]) -> None:
+    """Maxima of which the gradient is asked for: they say which rows they are from."""
+    emit = Emitter(bags.node)
+    call = emit(torch.ops.gossamer.max_bags.default, bags.table, bags.indices, bags.offsets, bags.padding, bags.last)
+    result, places = (emit(operator.getitem, call, number) for number in range(2))
+    _take_place(bags, result)
+    for each in gradients:
+        emit = Emitter(each.node)
+        made = emit(torch.ops.gossamer.max_bags_gradient.default, each.table, places, each.rows)
+        each.node.replace_all_uses_with(made)
+
+
+def _take_place(bags: Bags, result: fx.Node) -> None:
+    old = bags.node if bags.offsets is None else parts(bags.node).get(0)
+    if old is not None:
+        old.replace_all_uses_with(result)
+
+
+def _replace_gradients(group: Sequence[Bags]) -> None:
+    """Puts one call in the place of the last of a group."""
+    last = group[-1]
+    emit = Emitter(last.node)
+    grads = [_per_bag(emit, bags) for bags in group]
+    call = emit(
+        torch.ops.gossamer.bags_gradient.default, *_columns(emit, group, grads), [bags.rows for bags in group], last.kind,
+        [bags.padding for bags in group], last.last,
+    )  # fmt: skip
+    for number, bags in enumerate(group):
+        bags.node.replace_all_uses_with(emit(operator.getitem, call, number))
+
+
+def _columns(emit: Emitter, group: Sequence[Bags], values: Sequence[fx.Node]) -> list[list[fx.Node | None]]:
+    """What the operations take for each table: values, indices, offsets and weights."""
+    return [
+        list(values), [bags.indices for bags in group], [bags.offsets for bags in group],
+        [_per_entry(emit, bags) for bags in group],
+    ]  # fmt: skip
+
+
+def _per_entry(emit: Emitter, bags: Bags) -> fx.Node | None:
+    """The weights of bags, in the shape of the indices."""
+    weights = bags.weights
+    if weights is None or weights.meta["val"].dim() == bags.indices.meta["val"].dim():
+        return weights
+    return _without(emit, weights, -1)
+
+
+def _per_bag(emit: Emitter, bags: Bags) -> fx.Node:
+    """The gradient of the sums of bags: [bags, columns]."""
+    grad = bags.table if bags.table.meta["val"].dim() == 2 else _without(emit, bags.table, 1)
+    return grad if bags.divisor is None else emit(aten.div.Scalar, grad, bags.divisor)
+
+
+def _without(emit: Emitter, node: fx.Node, dim: int) -> fx.Node:
+    """A value without a dimension of one."""
+    if node.target is aten.unsqueeze.default and node.args[1] in (dim, dim + 3 if dim < 0 else dim - 3):
+        return arguments(node)[0]
+    made: fx.Node = emit(aten.squeeze.dim, node, dim)
+    return made
+
+
+def _compute_bags_of_entries(node: fx.Node, bags: Bags) -> None:
+    """Gives the gradient of weights the bag of each entry, which torch's own forward pass would have computed."""
+    emit = Emitter(node)
+    grad, table, indices, offsets, _, *rest = arguments(node)
+    begins = emit(aten.slice.Tensor, offsets, 0, 0, -1) if bags.last else offsets
+    entries = emit(aten.arange.default, *emit.sizes(indices, (0,)), dtype=torch.int64, device=torch.device("cpu"))
+    behind = emit(aten.bucketize.Tensor, entries, begins, right=True)
+    own = emit(aten.sub.Tensor, behind, 1)
+    if indices.meta["val"].dtype is not torch.int64:
+        own = emit(aten._to_copy.default, own, dtype=indices.meta["val"].dtype)
+    made = emit(node.target, grad, table, indices, begins, own, *rest)
+    node.replace_all_uses_with(made)

@@ -1,0 +1,212 @@
+"""Tables with sparse gradients (`sparse=True`), looked up beside the graph that is compiled.
+
+    def graph(i, table, w):                                   before(i)            what indices are computed with
+        rows = F.embedding_bag(i % 100, table, sparse=True)   →   look_up(...)     all of these tables at once
+        return rows @ w                                       rest(rows, w)        compiled, with the gradient of `rows`
+
+A traced graph has no sparse gradients, and torch.compile's own compiler fails for them. Here the look-up runs between two
+graphs, where autograd does as it does in eager code.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.writing_nodes import writes
+from gossamer.backend.report.report import Decision, record
+from gossamer.sparsity.bags.sparse_lookups import Lookup, look_up
+from gossamer.sparsity.bags.steps import watch_optimizers
+
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+_PARAMETERS = {each: inspect.signature(each).parameters for each in (functional.embedding_bag, functional.embedding)}
+_CONTEXTS = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A look-up in a graph: its node, how it is done, and table, indices, offsets and weights."""
+
+    node: fx.Node
+    lookup: Lookup
+    operands: tuple[fx.Node | None, ...]
+
+
+def compile_apart(
+    module: fx.GraphModule, values: Sequence[Any], compile_: Compile, again: Compile
+) -> Callable[..., Sequence[Any]] | None:
+    """A function of a Dynamo graph whose look-ups with sparse gradients run beside what is compiled; None if it has none.
+
+    compile_  compiles what indices are computed with
+    again     compiles the rest, which may have look-ups that depend on others
+    """
+    if not torch.is_grad_enabled():
+        return None
+    calls = _calls(module.graph)
+    if not calls:
+        return None
+    inner, placeholders = _needed(calls), module.graph.find_nodes(op="placeholder")
+    if _is_entangled(module.graph, calls, inner):
+        return None
+    given = dict(zip(placeholders, values, strict=True))
+    nodes = {call.node for call in calls}
+    operands = [each for call in calls for each in call.operands if each is not None]
+    outside = [node for node in module.graph.nodes if node not in inner and node not in nodes and node.op != "placeholder"]
+    wanted = {each for node in outside for each in node.all_input_nodes}
+    before = [node for node in module.graph.nodes if node in inner and (node in wanted or node in operands)]
+    inputs = [node for node in placeholders if any(node in each.all_input_nodes for each in inner)]
+    first = _part(module, inputs, [node for node in module.graph.nodes if node in inner], before) if before else None
+    kept = [node for node in placeholders if node in wanted]
+    made = [node for node in (*before, *(call.node for call in calls)) if node in wanted]
+    rest = _part(module, [*kept, *made], outside, None)
+    fakes = [_leaf(node) for node in made]
+    for node in rest.graph.find_nodes(op="placeholder")[len(kept) :]:
+        node.meta = {"example_value": _leaf(node), "grapharg": SimpleNamespace(source=None, example=None)}
+        node._dynamo_source = None
+    _record(module, values, calls)
+    watch_optimizers()
+    run_first: Callable[..., Sequence[Any]] | None = None
+    if first is not None:
+        computes = any(_is_floating(node) for node in inner)
+        run_first = compile_(first, [given[node] for node in inputs]) if computes else first.forward
+    run_rest = again(rest, [*(given[node] for node in kept), *fakes])
+    return _Apart(placeholders, inputs, before, calls, kept, made, run_first, run_rest).__call__
+
+
+class _Apart:
+    """Runs the parts one after the other."""
+
+    def __init__(
+        self,
+        placeholders: Sequence[fx.Node],
+        inputs: Sequence[fx.Node],
+        before: Sequence[fx.Node],
+        calls: Sequence[_Call],
+        kept: Sequence[fx.Node],
+        made: Sequence[fx.Node],
+        first: Callable[..., Sequence[Any]] | None,
+        rest: Callable[..., Sequence[Any]],
+    ) -> None:
+        places = {node: n for n, node in enumerate((*placeholders, *before, *(call.node for call in calls)))}
+        self._inputs, self._first, self._rest = [places[node] for node in inputs], first, rest
+        self._lookups = [call.lookup for call in calls]
+        self._operands = [[None if node is None else places[node] for node in call.operands] for call in calls]
+        self._rest_inputs = [places[node] for node in (*kept, *made)]
+
+    @torch.compiler.disable
+    def __call__(self, *values: Any) -> Sequence[Any]:
+        known = list(values)
+        if self._first is not None:
+            known += self._first(*(values[n] for n in self._inputs))
+        operands = [[None if n is None else known[n] for n in four] for four in self._operands]
+        known += look_up(self._lookups, operands)
+        return self._rest(*(known[n] for n in self._rest_inputs))
+
+
+def _calls(graph: fx.Graph) -> list[_Call]:
+    """The look-ups with sparse gradients that depend on no other one."""
+    found, after = list[_Call](), set[fx.Node]()
+    for node in graph.nodes:
+        if not after.isdisjoint(node.all_input_nodes):
+            after.add(node)
+        elif (call := _call(node)) is not None:
+            found.append(call)
+            after.add(node)
+    return found
+
+
+def _call(node: fx.Node) -> _Call | None:
+    if node.op != "call_function" or node.target not in _PARAMETERS:
+        return None
+    names = _PARAMETERS[node.target]
+    given = {name: each.default for name, each in names.items()}
+    given |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    table, indices, weights = given["weight"], given["input"], given.get("per_sample_weights")
+    refused = given["max_norm"] is not None or given["scale_grad_by_freq"] or not given["sparse"]
+    if refused or table.op != "placeholder" or not table.meta["example_value"].requires_grad:
+        return None
+    if not node.meta["example_value"].requires_grad or indices.meta["example_value"].is_nested:
+        return None
+    rows, padding = table.meta["example_value"].shape[0], given["padding_idx"]
+    if padding is None:
+        padding = -1
+    elif padding < 0:
+        if not isinstance(rows, int):
+            return None
+        padding += rows
+    if node.target is functional.embedding:
+        return _Call(node, Lookup("rows", padding), (table, indices, None, None))
+    lookup = Lookup(given["mode"], padding, bool(given["include_last_offset"]))
+    return _Call(node, lookup, (table, indices, given["offsets"], weights))
+
+
+def _needed(calls: Sequence[_Call]) -> set[fx.Node]:
+    """What the operands of look-ups are computed with."""
+    found, pending = set[fx.Node](), [each for call in calls for each in call.operands if each is not None]
+    while pending:
+        node = pending.pop()
+        if node not in found and node.op != "placeholder":
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
+def _is_entangled(graph: fx.Graph, calls: Sequence[_Call], inner: set[fx.Node]) -> bool:
+    """Whether the look-ups cannot be moved to the front: something is written before them, or a context says how to compute."""
+    last = max(calls, key=lambda call: list(graph.nodes).index(call.node)).node
+    floats = any(_is_floating(node) for node in inner)
+    for node in graph.nodes:
+        if node is last:
+            return False
+        if writes(node) or (floats and getattr(node.target, "__name__", "") in _CONTEXTS):
+            return True
+    return False
+
+
+def _is_floating(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _leaf(node: fx.Node) -> Any:
+    """The fake value of a node, as an input of a graph."""
+    value = node.meta.get("example_value")
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _part(
+    module: fx.GraphModule, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], results: Sequence[fx.Node] | None
+) -> fx.GraphModule:
+    """A module of some nodes of a graph: a function of others, which returns `results`, or what the graph returns."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+        copies[node]._dynamo_source = getattr(node, "_dynamo_source", None)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    if results is not None:
+        graph.output(tuple(copies[node] for node in results))
+    part = fx.GraphModule(module, graph)
+    part.meta = dict(module.meta)
+    return part
+
+
+def _record(module: fx.GraphModule, values: Sequence[Any], calls: Sequence[_Call]) -> None:
+    names, placeholders = Inputs.of(module, values).names, module.graph.find_nodes(op="placeholder")
+    decisions = []
+    for call in calls:
+        table = call.operands[0]
+        assert table is not None
+        n = placeholders.index(table)
+        shape = tuple(int(size) for size in table.meta["example_value"].shape)
+        op = "embedding" if call.lookup.kind == "rows" else f"embedding bag, {call.lookup.kind}"
+        reason = f"one of {len(calls)} in a call, with a sparse gradient"
+        decisions.append(Decision(names.get(n, table.name), op, shape, 1.0, "rows", "sum-bags", True, reason, None))
+    record(decisions, [], {}, graphs=0)

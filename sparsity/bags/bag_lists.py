@@ -1,0 +1,106 @@
+"""Lists of bags, and the lines that kernels read of them (see dialects/bags.py)."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.bags import Field
+from gossamer.dialects.errors import ArgumentError, IndexRangeError
+
+WIDTH = len(Field)
+INTEGERS = {torch.int32: "i32", torch.int64: "i64"}
+
+
+@dataclass(frozen=True, slots=True)
+class BagList:
+    """The bags of one table.
+
+    indices  [bags, length], or [entries] with offsets; int32 or int64, contiguous
+    offsets  [bags], or [bags + 1] where the end of the last one is `last`; of the type of the indices
+    weights  as the indices: what rows are multiplied with
+    padding  an index that counts for nothing, -1 for none
+    """
+
+    indices: Tensor
+    offsets: Tensor | None
+    weights: Tensor | None
+    padding: int
+    last: bool
+
+    @property
+    def count(self) -> int:
+        """How many bags there are."""
+        if self.offsets is None:
+            return self.indices.shape[0]
+        return self.offsets.shape[0] - self.last
+
+    @property
+    def entries(self) -> int:
+        """How many indices there are."""
+        return self.indices.numel()
+
+    def line(self, rows: int, first: int = 0) -> list[int]:
+        """What kernels read of them; places for what else they may read are 0."""
+        indices, offsets, weights = self.indices, self.offsets, self.weights
+        if offsets is None:
+            count, length = indices.shape
+            begins = ends = 0
+        else:
+            begins, ends, length = offsets.data_ptr(), offsets.numel(), 0
+            count = ends - self.last
+        held = 0 if weights is None else weights.data_ptr()
+        return [
+            0, rows, 0, indices.data_ptr(), indices.numel(), begins, ends, length, held, count, self.padding, 0, 0, 0, first,
+        ]  # fmt: skip
+
+
+def bag_list(indices: Tensor, offsets: Tensor | None, weights: Tensor | None, padding: int, last: bool) -> BagList:
+    """The bags that operands of torch's operation mean. ArgumentError if they do not go together."""
+    if indices.dtype not in INTEGERS:
+        raise ArgumentError(f"embedding bag: indices are {indices.dtype}, must be int32 or int64: convert them with .long()")
+    if indices.dim() != (1 if offsets is not None else 2):
+        wanted = "one dimension, since there are offsets" if offsets is not None else "two dimensions, since there are none"
+        raise ArgumentError(f"embedding bag: indices {list(indices.shape)} must have {wanted} of offsets")
+    if weights is not None and weights.shape != indices.shape:
+        raise ArgumentError(f"embedding bag: weights {list(weights.shape)} must have the shape of the indices")
+    if offsets is not None:
+        if offsets.dim() != 1 or offsets.numel() < last:
+            raise ArgumentError(f"embedding bag: offsets {list(offsets.shape)} must be a vector, with the last end in it")
+        if offsets.dtype is not indices.dtype:
+            offsets, indices = offsets.long(), indices.long()
+        offsets = offsets.contiguous()
+    held = None if weights is None else weights.detach().contiguous()
+    return BagList(indices.contiguous(), offsets, held, padding, last)
+
+
+def lines_of(lines: Sequence[Sequence[int]]) -> Tensor:
+    """Lines as a kernel takes them."""
+    numbers = array("q")
+    for line in lines:
+        numbers.extend(line)
+    return torch.frombuffer(numbers, dtype=torch.int64).view(len(lines), -1)
+
+
+def zeros_of(count: int) -> "tuple[array[int], Tensor]":
+    """Numbers that a kernel writes, as Python reads them and as a tensor."""
+    numbers = array("q", bytes(8 * count))
+    return numbers, torch.frombuffer(numbers, dtype=torch.int64)
+
+
+def raise_for(wrong: "array[int]", bags: Sequence[BagList], rows: Sequence[int]) -> None:
+    """Raises IndexRangeError or ArgumentError for what a kernel has found wrong."""
+    table = next(number for number, problem in enumerate(wrong) if problem)
+    problem, which = wrong[table], f" {table} of {len(rows)}" if len(rows) > 1 else ""
+    if problem > 0:
+        index = int(bags[table].indices.flatten()[problem - 1])
+        raise IndexRangeError(
+            f"embedding bag: index {index} at place {problem - 1} is out of range for table{which}, which has {rows[table]} "
+            f"rows (0 to {rows[table] - 1})"
+        )
+    raise ArgumentError(
+        f"embedding bag: the offsets of bag {-1 - problem} of table{which} are wrong: offsets must begin with 0, ascend, and "
+        f"end within the {bags[table].entries} indices"
+    )

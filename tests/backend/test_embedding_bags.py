@@ -1,0 +1,235 @@
+"""Embedding tables in compiled models: bags and sums are ours, numbers are those of eager torch in float64."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gossamer
+from gossamer.backend.embeddings import embedding_bags
+from gossamer.dialects.errors import IndexRangeError
+from gossamer.sparsity.bags.steps import unwatched
+from tests.backend.harness import assert_same, compile_and_run
+from tests.fuzz import embeddings as fuzz
+
+
+class Recommender(nn.Module):
+    """A bag by offsets, one by lines, a masked sum and a mean over embeddings."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.genres = nn.EmbeddingBag(300, 16, mode="sum", padding_idx=3, sparse=sparse)
+        self.users = nn.EmbeddingBag(100, 16, mode="mean", sparse=sparse)
+        self.words = nn.Embedding(50, 16, padding_idx=0, sparse=sparse)
+        self.out = nn.Linear(64, 3)
+
+    def forward(self, genres: Tensor, offsets: Tensor, users: Tensor, words: Tensor) -> Tensor:
+        mask = (words != 0).to(self.out.weight.dtype).unsqueeze(-1)
+        parts = [
+            self.genres(genres, offsets), self.users(users), (self.words(words) * mask).sum(1), self.words(words).mean(1),
+        ]  # fmt: skip
+        result: Tensor = self.out(torch.cat(parts, 1).tanh())
+        return result
+
+
+def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 5, (size,), generator=random)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)[:-1]])
+    genres = torch.randint(0, 300, (int(counts.sum()),), generator=random)
+    users, words = (torch.randint(0, rows, (size, 4), generator=random) for rows in (100, 50))
+    return genres, offsets, users, words
+
+
+def test_tables_that_come_one_after_the_other_are_one_call() -> None:
+    model = Recommender().eval()
+    run = compile_and_run(model, *batch(9), regions=5)
+    means = [decision for decision in run.decisions if decision.reason == "one of 2 in a call"]
+    assert [decision.name for decision in means] == ["users.weight", "words.weight"]
+    assert_same(run.output, model.double()(*batch(9)).float())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_training_is_that_of_float64(sparse: bool, dynamic: bool | None) -> None:
+    torch.manual_seed(0)
+    model = Recommender(sparse)
+    twin = copy.deepcopy(model).double()
+    compiled = torch.compile(
+        model, backend="sparse", dynamic=dynamic, fullgraph=True, options={"dense": "eager", "strict": True, "min_gain": 0}
+    )
+    optimizers = [torch.optim.Adagrad(each.parameters(), lr=0.1, eps=0.1) for each in (model, twin)]
+    for step in range(3):
+        given = batch(5 + step, step)
+        for call, optimizer in ((compiled, optimizers[0]), (twin, optimizers[1])):
+            optimizer.zero_grad()
+            call(*given).square().sum().backward()
+            if optimizer is optimizers[0]:
+                layout = torch.sparse_coo if sparse else torch.strided
+                assert all(each.weight.grad.layout is layout for each in (model.genres, model.users, model.words))
+            optimizer.step()
+        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            assert_same(ours.detach(), theirs.detach().float())
+
+
+def test_sparse_gradients_compile_with_inductor() -> None:
+    model, given = Recommender(True), batch(6)
+    twin = copy.deepcopy(model)
+    torch.compile(model, backend="sparse", fullgraph=True, options={"strict": True})(*given).sum().backward()
+    twin(*given).sum().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        wanted = theirs.grad.to_dense() if theirs.grad.is_sparse else theirs.grad
+        assert_same(ours.grad.to_dense() if ours.grad.is_sparse else ours.grad, wanted)
+
+
+def test_a_sparse_gradient_has_each_row_once_ascending() -> None:
+    model, given = Recommender(True), batch(30)
+    compiled = torch.compile(model, backend="sparse", options={"dense": "eager", "strict": True})
+    compiled(*given).sum().backward()
+    rows = model.genres.weight.grad._indices()[0]
+    assert rows.tolist() == sorted(set(given[0].tolist()) - {3})
+
+
+def test_the_padding_row_neither_leaks_nor_learns() -> None:
+    model = nn.EmbeddingBag(10, 8, mode="mean", padding_idx=2, sparse=True)
+    with torch.no_grad():
+        model.weight[2] = torch.nan
+    compiled = torch.compile(model, backend="sparse", options={"dense": "eager", "strict": True})
+    y = compiled(torch.tensor([[1, 2, 2], [2, 2, 2]]))
+    y.sum().backward()
+    assert torch.equal(y[0], model.weight[1]) and not y[1].any()
+    assert model.weight.grad._indices().tolist() == [[1]]
+
+
+def test_a_maximum_learns_in_the_rows_that_it_is_from() -> None:
+    model = nn.EmbeddingBag(40, 8, mode="max")
+    indices, offsets = torch.randint(0, 40, (30,)), torch.tensor([0, 0, 7, 20])
+    run = compile_and_run(model, indices, offsets, grad=True, regions=1)
+    run.output.square().sum().backward()
+    twin = copy.deepcopy(model)
+    twin.weight.grad = None
+    twin(indices, offsets).square().sum().backward()
+    assert_same(run.output, twin(indices, offsets))
+    assert_same(model.weight.grad, twin.weight.grad)
+
+
+def test_weights_of_entries_learn() -> None:
+    table = nn.Parameter(torch.randn(40, 8, dtype=torch.float64))
+    weights = torch.randn(30, dtype=torch.float64, requires_grad=True)
+    indices, ends = torch.randint(0, 40, (30,)), torch.tensor([0, 0, 7, 20, 30])
+
+    def bags(table: Tensor, weights: Tensor) -> Tensor:
+        return F.embedding_bag(indices, table, ends, mode="sum", per_sample_weights=weights, include_last_offset=True)
+
+    run = compile_and_run(bags, table, weights, grad=True, regions=1)
+    ours = torch.autograd.grad(run.output.sin().sum(), (table, weights))
+    theirs = torch.autograd.grad(bags(table, weights).sin().sum(), (table, weights))
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("index", [10, -1])
+def test_an_index_out_of_range_is_an_error_that_names_it(index: int) -> None:
+    model = nn.EmbeddingBag(10, 8, mode="sum")
+    run = compile_and_run(model, torch.tensor([[1, 2]]))
+    with pytest.raises(IndexRangeError, match=f"index {index} at place 1 is out of range .* has 10 rows"):
+        run.function(torch.tensor([[1, index]]))
+
+
+def test_tables_that_change_are_read_as_they_are() -> None:
+    model = nn.EmbeddingBag(10, 8, mode="sum").requires_grad_(False)
+    given = torch.tensor([[1, 2]])
+    run = compile_and_run(model, given)
+    model.weight.mul_(2)
+    assert_same(run.function(given), model.weight[1:3].sum(0, keepdim=True))
+    model.weight = nn.Parameter(torch.ones(10, 8), requires_grad=False)
+    assert_same(run.function(given), torch.full((1, 8), 2.0))
+    model.load_state_dict({"weight": torch.full((10, 8), 3.0)})
+    assert_same(run.function(given), torch.full((1, 8), 6.0))
+
+
+def test_one_short_bag_stays_with_torch() -> None:
+    assert embedding_bags._LEAST > 2 * 8 * 4
+    run = compile_and_run(nn.EmbeddingBag(10, 8, mode="sum"), torch.tensor([[1, 2]]), regions=0, min_gain=1.1)
+    assert "a call takes longer" in run.decisions[0].reason
+
+
+def test_indices_may_be_computed_in_the_graph() -> None:
+    class Hashed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.EmbeddingBag(7, 4, mode="sum", sparse=True) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.first(x % 7) * self.second(x // 7)
+            return result
+
+    model = Hashed()
+    x = torch.randint(0, 49, (6, 3))
+    compiled = torch.compile(model, backend="sparse", fullgraph=True, options={"dense": "eager", "strict": True})
+    y = compiled(x)
+    y.sum().backward()
+    assert_same(y, model(x))
+    assert model.first.weight.grad.is_sparse
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "SparseAdam", "SGD"])
+def test_torch_steps_are_the_same_and_touch_no_other_row(name: str) -> None:
+    results = list[tuple[Tensor, Any]]()
+    for watched in (True, False):
+        torch.manual_seed(0)
+        table = nn.EmbeddingBag(50, 8, mode="sum", sparse=True)
+        compiled = torch.compile(table, backend="sparse", options={"dense": "eager", "strict": True})
+        optimizer = getattr(torch.optim, name)(table.parameters(), lr=0.1)
+        before = table.weight.detach().clone()
+        for step in range(3):
+            compiled(torch.tensor([[1, 2], [2, 3 + step]])).square().sum().backward()
+            if watched:
+                optimizer.step()
+            else:
+                with unwatched():
+                    optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(table.weight[6:], before[6:])
+        results.append((table.weight.detach(), optimizer.state_dict()["state"].get(0, {})))
+    (ours, state), (theirs, their_state) = results
+    assert_same(ours, theirs)
+    assert state.keys() == their_state.keys()
+    for key, value in state.items():
+        assert_same(torch.as_tensor(value, dtype=torch.float32), torch.as_tensor(their_state[key], dtype=torch.float32))
+
+
+def test_row_wise_adagrad_keeps_a_number_for_each_row() -> None:
+    weight = nn.Parameter(torch.randn(6, 8))
+    before = weight.detach().double()
+    optimizer = gossamer.RowWiseAdagrad([weight], lr=0.1)
+    gradient = torch.randn(2, 8)
+    weight.grad = torch.sparse_coo_tensor([[4, 1]], gradient, (6, 8), check_invariants=True)
+    optimizer.step()
+    total = gradient.double().square().mean(1, keepdim=True)
+    before[[4, 1]] -= 0.1 * gradient.double() / (total.sqrt() + 1e-10)
+    assert optimizer.state[weight]["sum"].shape == (6,)
+    assert_same(weight.detach(), before.float())
+
+
+@pytest.mark.parametrize(("weights", "error"), [("float16", 1e-3), ("int8", 0.01), ("int4", 0.15)])
+def test_tables_in_few_bits_are_near_their_floats(weights: Any, error: float) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.EmbeddingBag(60, 33, mode="sum", padding_idx=1), nn.Embedding(60, 33)])
+    floats = copy.deepcopy(model)
+    gossamer.quantize(model, weights=weights, only=[nn.Embedding, nn.EmbeddingBag])
+    x = torch.randint(0, 60, (5, 7))
+    for ours, theirs in zip(model, floats, strict=True):
+        assert float((ours(x) - theirs(x)).detach().norm() / theirs(x).detach().norm()) < error
+        theirs.weight.data.copy_(ours.weight)
+        assert_same(ours(x), theirs(x))
+        run = torch.compile(ours, backend="sparse", fullgraph=True, options={"dense": "eager", "strict": True})
+        assert torch.equal(run(x), ours(x))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_models_are_those_of_float64(seed: int) -> None:
+    assert fuzz.problem_of(seed, direct=0.75) is None
