@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.folded_heads import operand, plain
-from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.dropout import Dropout, dropout_at
-from gossamer.backend.graph.nodes import only_user, same
+from gossamer.backend.graph.nodes import between, only_user, same
 from gossamer.backend.graph.patterns import (
     LAST,
     Hole,

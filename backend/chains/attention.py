@@ -13,7 +13,7 @@ position by position, [S, B], as in layers with batch_first=False.
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -44,6 +44,8 @@ class Attention:
     members      the nodes from heads to output
     """
 
+    operation: ClassVar[str] = "attend"
+
     node: fx.Node
     operands: tuple[Heads, ...]
     per_head: tuple[PerHead, ...]
@@ -61,9 +63,11 @@ class Attention:
     members: tuple[fx.Node, ...]
 
     @property
-    def offsets(self) -> list[int]:
-        """The columns at which q, k and v begin."""
-        return [operand.offset for operand in self.operands]
+    def numbers(self) -> dict[str, Any]:
+        """What `kernel.attend` is told, by name."""
+        names = ("heads", "kv_heads", "head_size", "scale", "causal", "key_mask")
+        offsets = tuple(operand.offset for operand in self.operands)
+        return {name: getattr(self, name) for name in names} | {"cap": self.cap or 0.0, "offsets": offsets}
 
     @property
     def outside(self) -> list[fx.Node]:

@@ -139,7 +139,8 @@ class JointGraph:
             silent = node.target not in _PASSING and not self.backward_of(node) and _number(node) not in written
             for before in node.all_input_nodes:
                 if before in forward and before not in seen:
-                    if silent and any(self.backward_of(n) for n in _behind(before, forward)):
+                    behind = ancestors([before], lambda n: n not in forward) if silent else ()
+                    if any(n in forward and self.backward_of(n) for n in behind):
                         raise Refused("autograd did not make its gradient: it is of a custom function")
                     seen.add(before)
                     pending.append(before)
@@ -221,26 +222,6 @@ def _pieces(alike: list[fx.Node]) -> list[fx.Node]:
 
 def _origin(node: fx.Node) -> str:
     return str(node.meta.get("original_aten", node.name))  # torch makes copies of this, which are not equal
-
-
-def between(inputs: Collection[fx.Node], output: fx.Node) -> list[fx.Node]:
-    """The nodes that are computed from some inputs on the way to an output, which is one of them."""
-    found: dict[fx.Node, None] = {}
-    for node in ancestors([output], inputs.__contains__):
-        if node not in inputs and any(n in inputs or n in found for n in node.all_input_nodes):
-            found[node] = None
-    return list(found)
-
-
-def _behind(node: fx.Node, forward: Collection[fx.Node]) -> Iterator[fx.Node]:
-    """A node of a pattern and all that it is computed from there."""
-    pending, seen = [node], {node}
-    while pending:
-        yield (node := pending.pop())
-        for before in node.all_input_nodes:
-            if before in forward and before not in seen:
-                seen.add(before)
-                pending.append(before)
 
 
 def _fits(node: fx.Node, value: fx.Node) -> bool:
