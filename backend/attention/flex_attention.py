@@ -21,19 +21,20 @@ from gossamer.backend.attention.score_function import (
     with_constants,
 )
 from gossamer.backend.attention.written_flex import write_out
+from gossamer.backend.graph.attention_calls import gradients_of
 from gossamer.backend.graph.emit import Emitter, take_place
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.names import place_of
-from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint, same
+from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.backend.run.flex_ops import FlexMask, attend_flex, attend_flex_backward
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.remembered import Compared
-from gossamer.runtime.torch_internals import flex_attention, flex_attention_backward
+from gossamer.runtime.torch_internals import flex_attention
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
 from gossamer.sparsity.attention.tile_table import TileTable
 
@@ -71,7 +72,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         how = kind, schedule, sparse, reason, None
         return Decision(place_of(node), "attention", size, share, *how, picture=picture, kernels=keys)
 
-    backward = _backward_of(node)
+    backward = gradients_of(node)
     try:
         if size[0] < _LEAST_QUERIES and context.options.min_gain > 0:
             raise Refused(f"it has fewer than {_LEAST_QUERIES} queries")
@@ -97,15 +98,6 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     now = context.inputs.given_now(leaves, numbers, (q, k))
     table = None if now is None else shared.table(now, (), q, k)
     return decision(True, "the tiles that its mask leaves are found when what it is computed from is new", table, kernels)
-
-
-def _backward_of(node: fx.Node) -> list[fx.Node]:
-    """The operations for its gradients."""
-    return [
-        each
-        for each in node.graph.nodes
-        if each.target is flex_attention_backward and same(each.args[4]).args[:1] == (node,)  # its logarithms
-    ]
 
 
 def _flex_mask(

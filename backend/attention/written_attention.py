@@ -91,7 +91,7 @@ class WrittenAttention:
 def _dense(node: fx.Node, reason: str) -> Decision:
     weights: Any = node.args[0]
     size = tuple(hint(n) or 0 for n in weights.meta["val"].shape[-2:])
-    return Decision(place_of(node), "attention", size, 1.0, None, None, False, reason, None)
+    return Decision.dense(place_of(node), "attention", size, 1.0, reason)
 
 
 def _check(written: Written, lowered: bool, context: GraphContext) -> None:

@@ -96,9 +96,10 @@ def signature_of(chain: Chain) -> str:
 
 
 def _content(stage: Stage) -> str:
-    if stage.step is None:
-        return signature(stage.body)
-    return f"{stage.step.operation} {stage.step.numbers}"
+    if stage.step is not None:
+        return f"{stage.step.operation} {stage.step.numbers}"
+    assert stage.body is not None
+    return signature(stage.body)
 
 
 def _width(node: fx.Node, kind: str) -> object:

@@ -25,7 +25,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import DTYPES
 from gossamer.backend.graph.fusable import is_identity
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, arguments, equal, in_training
+from gossamer.backend.graph.nodes import ancestors, equal, in_training
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.matrix_functions import Extra, ProductBody, RowsBody
@@ -143,7 +143,7 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     """The chain of these nodes, which are in order; None where its last stage is elementwise, and so no part of a chain by
     itself, or where its attention is over different sequences."""
     inside = set(nodes)
-    within = [found for found in attention if found.node in inside]
+    within = [found for found in attention if found.call.node in inside]
     if any(found.sizes != within[0].sizes for found in within):
         return None
     orders, stages = token_orders(nodes, sparse, within), _stages(nodes, sparse, within)
@@ -233,7 +233,7 @@ def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bo
         return True
     counts = [rows_of(output)]
     if operand.kind == "position":
-        counts.append(arguments(attention[0].node)[0].meta["val"].shape[2])
+        counts.append(attention[0].call.values[0].shape[2])
     return any(equal(rows_of(operand.node), count) for count in counts)
 
 

@@ -44,8 +44,10 @@ _NORM = in_any_type(_WEIGHT * in_any_type(_X * rsqrt(average(square(_X), LAST) +
 def find_head_norm(node: fx.Node) -> HeadNorm | None:
     """The norm of heads whose value is this node."""
     value = node.meta.get("val")
-    found = match(_NORM, node) if isinstance(value, torch.Tensor) and value.dim() == 4 else None
-    if found is None or tuple(found["weight"].meta["val"].shape) != (value.shape[-1],) or not isinstance(value.shape[-1], int):
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or not isinstance(value.shape[-1], int):
+        return None
+    found = match(_NORM, node)
+    if found is None or tuple(found["weight"].meta["val"].shape) != (value.shape[-1],):
         return None
     x = before_converts(found["x"])
     inner = between([x], node)
