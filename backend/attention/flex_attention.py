@@ -30,10 +30,10 @@ from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.run.computed import compared_for
 from gossamer.backend.run.flex_ops import FlexMask, attend_flex, attend_flex_backward
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.remembered import Compared
 from gossamer.runtime.torch_internals import flex_attention
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
 from gossamer.sparsity.attention.tile_table import TileTable
@@ -134,10 +134,10 @@ def _flex_mask(
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind if _is_tensor(each)):
         raise _Unlowered("what its functions read is computed with activations")
     expression = cut(places, inputs)
-    compared: Compared = "all" if noticed(expression.leaves, context.options.verify) == "full" else "uncounted"
+    compared = compared_for(noticed(expression.leaves, context.options.verify))
     block = query_block, key_block
     made = FlexMask(
-        expression.evaluate, len(mask_buffers), sees, function.added, function.hides, function.steps, block, compared
+        expression.evaluate, compared, len(mask_buffers), sees, function.added, function.hides, function.steps, block
     )
     return made, list(expression.leaves), list(expression.numbers)
 

@@ -26,7 +26,7 @@ from gossamer.backend.graph.nodes import ancestors, hint, same_shape
 from gossamer.backend.graph.patterns import Hole, match, where
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import FAILED, Decision
-from gossamer.backend.run import mask_ops
+from gossamer.backend.run import computed, mask_ops
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
@@ -203,7 +203,7 @@ class _Masked:
         """Its tiles as the inputs are now."""
         q, k, _ = self.call.values
         now = context.inputs.given_now(expression.leaves, expression.numbers, (q, k))
-        return None if now is None else mask_ops.known(key).current(now, ()).table(q, k)
+        return None if now is None else computed.known(key).current(now, ()).table(q, k)
 
     def _not_made(self) -> str:
         """What takes no memory: the scores of attention that is written out, else the mask, which torch's operation reads."""

@@ -21,7 +21,7 @@ from torch.compiler._cache import CacheArtifactManager
 
 from gossamer.backend import graph_cache
 from gossamer.backend.devices.budget import Budget
-from gossamer.backend.run import message_ops, region_op
+from gossamer.backend.run import computed, region_op
 from gossamer.backend.run.region_op import region
 from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
@@ -137,8 +137,7 @@ def test_message_passing_is_found_again() -> None:
         for hits in (0, 1):
             torch._dynamo.reset()
             counters.clear()
-            message_ops._lists.clear()
-            message_ops._values.clear()
+            computed._table.clear()
             run = compile_and_run(normalised, given, edges, dense="inductor", grad=True)
             assert [d.op for d in run.regions] == ["aggregation", "aggregation backward"]
             assert counters["aot_autograd"]["autograd_cache_hit"] == hits

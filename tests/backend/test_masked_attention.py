@@ -12,7 +12,6 @@ from torch import Tensor
 from gossamer.backend.attention import masked_attention as attention_pass
 from gossamer.backend.chains import masks
 from gossamer.backend.graph import strips
-from gossamer.backend.run import mask_ops
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host
@@ -290,8 +289,8 @@ def test_a_mask_that_hides_little_is_computed_once_for_all_layers(monkeypatch: p
 
     x, lengths, computed = made(2, 2, 64, 16), torch.tensor([64, 60]), list[int]()
     run = compile_and_run(layers, x, lengths, regions=3)
-    evaluated = mask_ops.evaluated
-    monkeypatch.setattr(mask_ops, "evaluated", lambda *given: computed.append(1) or evaluated(*given))  # type: ignore[func-returns-value]
+    evaluated = computed.evaluated
+    monkeypatch.setattr(computed, "evaluated", lambda *given: computed.append(1) or evaluated(*given))  # type: ignore[func-returns-value]
     for changed in (lengths, torch.tensor([62, 64])):
         assert_same(run.function(x, changed), layers(x, changed))
     assert len(computed) == 2  # the table's and the numbers', for the new lengths
