@@ -155,7 +155,7 @@ def _summed(
     name = analysis.names[main] if main is not None else node.name
     taps = prod(weight.value.shape[2:])
     product = Product(name, op, weight.value.detach(), result, given, tokens, taps)
-    return Step(result, [x] if inside else [], back, build, product)
+    return Step(result, [x] if inside else [], back, build, product=product)
 
 
 def _total(analysis: Analysis, summed: Known | None, bias: Known | None) -> Known | None:
@@ -220,14 +220,9 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
     const = empty | settled
     result = Channels((1,), given.ids, 0, const, fill)
 
-    def back(need: Tensor) -> None:
-        analysis.want(x, need & ~const)
-
     def build(builder: "Builder") -> fx.Node:
         kept = builder.kept(result)
         builder.zeros(builder.taken(weight, {0: const & ~settled}))
-        if padded:
-            builder.zero_constants(given, settled)
         if bool(kept.all()):
             return builder.same(node)
         inputs: list[Any] = [builder.input(builder.taken(each, {0: kept})) for each in (weight, bias) if each]
@@ -236,7 +231,7 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
         target: Any = node.target
         return builder.graph.call_function(target, (builder.small(x), inputs[0], added, *builder.mapped(how), int(kept.sum())))
 
-    return Step(result, [x], back, build)
+    return Step(result, [x], build=build, zeros=[(given, settled)] if padded else [])
 
 
 def nonzeros(analysis: Analysis, weight: Known) -> Tensor:
