@@ -21,7 +21,7 @@ from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
 from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import equal, hint, in_training
-from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.sparsity.attention.cached_attention import MOST_QUERIES, attend_appended, attend_cached, cached_kernel, heads_of
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES
@@ -83,10 +83,8 @@ def _replace(call: AttentionCall, context: GraphContext) -> Decision:
     heads = heads_of(values[0], k.meta["val"], mask.meta["val"] if mask is not None else None, call.scale, call.cap)
     try:
         kernel = cached_kernel(heads, appends)
-    except CompileError:
-        if context.options.strict:
-            raise
-        return Decision.dense(place_of(node), "attention", size, 1.0, FAILED)
+    except CompileError as problem:
+        return Decision.dense(place_of(node), "attention", size, 1.0, context.reason(problem))
     emit = Emitter(node)
     if appends:
         past_k, new_k, past_v, new_v = parts

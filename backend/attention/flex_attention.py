@@ -29,14 +29,13 @@ from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint
 from gossamer.backend.graph.refused import Refused
-from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.report.report import Decision
 from gossamer.backend.run.computed import compared_for
 from gossamer.backend.run.flex_ops import FlexMask, attend_flex, attend_flex_backward
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import flex_attention
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
-from gossamer.sparsity.attention.tile_table import TileTable
 
 _LEAST_QUERIES = 8
 """Queries below which the kernel, whose lanes are queries, is mostly idle."""
@@ -63,14 +62,8 @@ class FlexAttention:
 
 
 def _replace(node: fx.Node, context: GraphContext) -> Decision:
-    q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+    q, k = (argument.meta["val"] for argument in arguments(node)[:2])
     size = tuple(hint(n) or 0 for n in (q.shape[2], k.shape[2]))
-
-    def decision(sparse: bool, reason: str, table: TileTable | None = None, keys: tuple[str, ...] = ()) -> Decision:
-        kind, schedule = (f"{TILE_QUERIES}x{TILE_KEYS} tiles", "blocks") if sparse else (None, None)
-        share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
-        how = kind, schedule, sparse, reason, None
-        return Decision(place_of(node), "attention", size, share, *how, picture=picture, kernels=keys)
 
     backward = gradients_of(node)
     try:
@@ -81,10 +74,8 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         parts = ("forward", *(("queries", "keys") if backward else ()))
         kernels = tuple(attention_kernel(part, q, scale, mask.score).key for part in parts)
     except (Refused, CompileError) as problem:
-        if isinstance(problem, CompileError) and context.options.strict:
-            raise
-        reason = FAILED if isinstance(problem, CompileError) else str(problem)
-        return decision(False, reason + write_out(node, backward, always=isinstance(problem, _Unlowered)))
+        written = write_out(node, backward, always=isinstance(problem, _Unlowered))
+        return Decision.dense(place_of(node), "attention", size, 1.0, context.reason(problem) + written)
     shared = mask.shared(key := mask.key)
     given = leaves, numbers, scale, key
     ours = Emitter(node)(attend_flex, *node.args[:3], *given)
@@ -97,7 +88,10 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         each.replace_all_uses_with(emit(attend_flex_backward, upstream, of_logarithms, *each.args[:5], *given))
     now = context.inputs.given_now(leaves, numbers, (q, k))
     table = None if now is None else shared.table(now, (), q, k)
-    return decision(True, "the tiles that its mask leaves are found when what it is computed from is new", table, kernels)
+    share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
+    reason = "the tiles that its mask leaves are found when what it is computed from is new"
+    how = f"{TILE_QUERIES}x{TILE_KEYS} tiles", "blocks", True, reason, None
+    return Decision(place_of(node), "attention", size, share, *how, picture=picture, kernels=kernels)
 
 
 def _flex_mask(

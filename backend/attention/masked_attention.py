@@ -25,7 +25,7 @@ from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import ancestors, hint, same_shape
 from gossamer.backend.graph.patterns import Hole, match, where
 from gossamer.backend.graph.refused import Refused
-from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.report.report import Decision
 from gossamer.backend.run import computed, mask_ops
 from gossamer.dialects.attention import ADD, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.dialects.errors import CompileError
@@ -71,12 +71,8 @@ class MaskedAttention:
             found = _Masked.of(call, constants, tables)
             try:
                 decisions.append(found.replace(context))
-            except Refused as problem:
-                decisions.append(found.decision(context, str(problem)))
-            except CompileError:
-                if context.options.strict:
-                    raise
-                decisions.append(found.decision(context, FAILED))
+            except (Refused, CompileError) as problem:
+                decisions.append(found.decision(context, context.reason(problem)))
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
         return decisions

@@ -24,7 +24,7 @@ from gossamer.backend.graph.inputs import zero_heavy
 from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import equal, hint
 from gossamer.backend.graph.refused import Refused
-from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.report.report import Decision
 from gossamer.dialects.attention import ADD
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, statically_known_true
@@ -77,12 +77,8 @@ class WrittenAttention:
                     _check(written, lowered, context)
                     _Replaced(written, lowered, constants, empty).emit()
                     changed = True
-            except Refused as problem:
-                decisions.append(_dense(node, str(problem)))
-            except CompileError:
-                if context.options.strict:
-                    raise
-                decisions.append(_dense(node, FAILED))
+            except (Refused, CompileError) as problem:
+                decisions.append(_dense(node, context.reason(problem)))
         if changed:
             graph.eliminate_dead_code()
         return decisions

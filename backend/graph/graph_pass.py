@@ -7,9 +7,11 @@ from torch import fx
 
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import Decision
+from gossamer.backend.report.report import FAILED, Decision
+from gossamer.dialects.errors import CompileError
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,14 @@ class GraphContext:
     options: Options
     dump: Dump | None
     measuring: Budget | None
+
+    def reason(self, problem: Refused | CompileError) -> str:
+        """Why something stays as it is. What failed to compile is raised under `strict`."""
+        if isinstance(problem, Refused):
+            return str(problem)
+        if self.options.strict:
+            raise problem
+        return FAILED
 
 
 class GraphPass(Protocol):
