@@ -73,23 +73,13 @@ def _compact_us(convolution: Convolution) -> float:
 def dense_us(convolution: Convolution) -> float:
     """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
     c = convolution
-    if (measured := _measured_us(c.dense_node)) is not None:
+    if (measured := measured_us(c.dense_node)) is not None:
         return measured * c.share if c.dense_node is c.node else measured
     if not c.depthwise:
         return predicted(c, c.pixels, 1.0).dense_us * c.share
     matrix, tokens = matrix_of(c), c.pixels
     cycles = matrix.rows / matrix.lanes * tokens * (_DENSE_STORE + _DENSE_TAP * c.window.taps)
     return cycles / this_machine().speeds[matrix.element].cycles_a_us("rowpairs", tokens) / torch.get_num_threads()
-
-
-def planar_us(node: fx.Node) -> float | None:
-    """What a convolution takes dense with pixels innermost, in what it reads and writes; None where that is not measured."""
-    return _measured_us(node, planar=True)
-
-
-def innermost_us(node: fx.Node) -> float | None:
-    """The same with channels innermost."""
-    return _measured_us(node)
 
 
 def measurable(node: fx.Node) -> tuple[Any, ...] | None:
@@ -103,6 +93,8 @@ def measurable(node: fx.Node) -> tuple[Any, ...] | None:
     return [n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:]
 
 
-def _measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
+def measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
+    """What a convolution takes dense with channels innermost, or pixels, in what it reads and writes; None where that is not
+    measured."""
     given = measurable(node)
     return None if given is None else torch_us(*given, planar=planar)

@@ -217,7 +217,7 @@ def test_gradients_behind_strides_for_images_of_open_sizes() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_filters_and_channels_of_zeros_are_left_out(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and in the gradient of the images, where torch is fast; under other masks later others."""
-    monkeypatch.setattr(cost, "_measured_us", lambda *given, **how: 20.0)
+    monkeypatch.setattr(cost, "measured_us", lambda *given, **how: 20.0)
     torch.manual_seed(0)
     layer = nn.ConvTranspose2d(48, 64, 3, padding=1) if transposed else nn.Conv2d(48, 64, 3, padding=1)
     mask = torch.ones_like(layer.weight)
