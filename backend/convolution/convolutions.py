@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.build import REFERENCE, build, build_compact
+from gossamer.backend.convolution.build import REFERENCE, build
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.convolution.cost import gain_of
 from gossamer.backend.convolution.find_convolutions import find
@@ -106,12 +106,9 @@ class _Replacing:
         if not self.training:
             fold_scales(plain.node, self.static)
         region = grow(plain, self.claimed)
-        if found.compact:
-            key, taken = build_compact(name, found, gain, self.context)
-        else:
-            values = {node: static.tensor for node, static in self.statics.items()}
-            key, taken = build(name, found, region, values, gain, self.context)
-        self.claimed.update([plain.node] if found.compact else region.members)
+        values = {node: static.tensor for node, static in self.statics.items()}
+        key, taken = build(name, found, region, values, gain, self.context)
+        self.claimed.update(region.members)
         _replace(plain, region, key)
         return taken
 
@@ -168,12 +165,7 @@ def _judged(found: Convolution, options: Options) -> Judgement:
         return Judgement(found, False, reason, None)
     if found.depthwise:
         return Judgement(found, True, None, None)
-    gain = gain_of(found)
-    if found.occupied is not None and options.schedule != REFERENCE:
-        compact = replace(found, compact=True)
-        if gain_of(compact) > gain:
-            found, gain = compact, gain_of(compact)
-    return judged_by(found, gain, options.min_gain)
+    return judged_by(found, gain_of(found), options.min_gain)
 
 
 def _keep_planar() -> None:
@@ -200,12 +192,12 @@ def _without_bias(found: Convolution) -> Convolution:
 
 def _replace(found: Convolution, region: Region, key: str) -> None:
     """Puts one call of the region op where the region was."""
-    output = found.node if found.compact else region.output
+    output = region.output
     emit = Emitter(output)
     shapes = {"vector": [found.m], "scalar": list[int]()}
     extras = [
         emit(aten.reshape.default, extra.node, shapes[extra.kind]) if extra.kind in shapes else extra.node
-        for extra in (() if found.compact else region.extras)
+        for extra in region.extras
     ]
     filters = found.node.args[1]
     weight = [emit(aten.reshape.default, filters, [found.m, found.k])] if found.depthwise else found.weight.leaves

@@ -18,7 +18,6 @@ from gossamer.backend.regions.cost import matrix_of, predicted
 from gossamer.runtime.elements import FLOATS
 
 _DENSE_STORE, _DENSE_TAP = 8.0, 1.5  # cycles of a vector of results of torch's depthwise convolution, and for each tap
-_SMALLER = 1.15  # how much longer a multiplication takes in a dense convolution with fewer channels
 
 
 def gain_of(convolution: Convolution, density: float | None = None) -> float:
@@ -29,8 +28,6 @@ def gain_of(convolution: Convolution, density: float | None = None) -> float:
 def ours_us(convolution: Convolution, density: float | None = None) -> float:
     """Microseconds that our kernel takes, with a weight of this density (its own by default)."""
     c, pixels = convolution, convolution.pixels
-    if c.compact:
-        return _compact_us(c)
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
     kernel_us, us = kernel_us_of(c, density), 0.0
     if c.instead is not None and prod(c.instead.stride) > 1:  # what comes out is interleaved
@@ -57,17 +54,6 @@ def _renewal_us(convolution: Convolution, share: float) -> float:
     """The same of taking over so many of a weight's values, which in training are new at every step."""
     c = convolution
     return device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) if in_training(c.node.graph) else 0.0
-
-
-def _compact_us(convolution: Convolution) -> float:
-    """The same of torch's own, of what is left: what it reads and gives is copied, and reordered."""
-    c, copied_us = convolution, device_of(convolution.weight.device).transpose_us
-    assert c.occupied is not None
-    filters, channels = c.occupied
-    share = filters * channels * c.window.taps / (c.m * c.k)
-    bytes_ = (channels + c.m) * c.pixels * c.weight.dtype.itemsize
-    copied = copied_us(bytes_) / torch.get_num_threads() + _renewal_us(c, 1.0)
-    return dense_us(c) * share * _SMALLER + copied + 2 * this_machine().call_us
 
 
 def dense_us(convolution: Convolution) -> float:

@@ -56,7 +56,7 @@ def timed(judged: Sequence[Judgement], values: Values, budget: Budget, min_gain:
 
 def _is_doubted(judgement: Judgement, budget: Budget) -> bool:
     c = judgement.found
-    if not judgement.able or c.depthwise or c.compact or judgement.gain is None or measurable(c.dense_node) is None:
+    if not judgement.able or c.depthwise or judgement.gain is None or measurable(c.dense_node) is None:
         return False
     return budget.everything or budget.doubts(judgement.gain, dense_us(c), c.density)
 

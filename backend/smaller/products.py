@@ -88,11 +88,37 @@ def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
     pixels = prod(results) if all(isinstance(n, int) for n in results) else None
 
     def make(builder: "Builder", x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
-        kwargs = {name: each for name, each in node.kwargs.items() if name not in ("input", "weight", "bias")}
-        target: Any = node.target
-        return builder.graph.call_function(target, (x, weight, bias, *builder.mapped(node.args[3:])), builder.mapped(kwargs))
+        return _called(builder, node, x, weight, bias)
 
     return _summed(analysis, node, x, 1, weight, added, make, "convolution", pixels, padded)
+
+
+def transposed(analysis: Analysis, node: fx.Node) -> Step | None:
+    """conv_transpose1d, 2d, 3d of a batch, without groups, whose weight is [K, M, ...]. At its border, too, less is summed."""
+    x, weight = node.args[0], analysis.recipe.of(argument(node, 1, "weight"))
+    value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
+    added = _static_or_none(analysis, argument(node, 2, "bias"))
+    if weight is None or value is None or added is False or value.dim() != weight.value.dim():
+        return None
+    if weight.value.dtype not in WEIGHTS or argument(node, 6, "groups", 1) != 1:
+        return None
+    assert isinstance(x, fx.Node)
+    sizes = [value.shape[n] for n in (0, *range(2, value.dim()))]
+    pixels = prod(sizes) if all(isinstance(n, int) for n in sizes) else None
+
+    def make(builder: "Builder", x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+        turned = builder.graph.call_function(torch.transpose, (weight, 0, 1))
+        return _called(builder, node, x, turned, bias)
+
+    turned = analysis.recipe(torch.transpose, weight, 0, 1)
+    return _summed(analysis, node, x, 1, turned, added, make, "convolution", pixels, True)
+
+
+def _called(builder: "Builder", node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+    """The convolution that a node is, of smaller operands."""
+    kwargs = {name: each for name, each in node.kwargs.items() if name not in ("input", "weight", "bias")}
+    target: Any = node.target
+    return builder.graph.call_function(target, (x, weight, bias, *builder.mapped(node.args[3:])), builder.mapped(kwargs))
 
 
 def _static_or_none(analysis: Analysis, bias: object) -> Known | bool | None:
@@ -259,7 +285,6 @@ def nonzeros(analysis: Analysis, weight: Known) -> Tensor:
 RULES: dict[Any, Rule] = {
     F.linear: linear,
     torch.addmm: addmm,
-    torch.conv1d: convolution,
-    torch.conv2d: convolution,
-    torch.conv3d: convolution,
+    **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d], convolution),
+    **dict.fromkeys([torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d], transposed),
 }
