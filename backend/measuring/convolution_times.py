@@ -74,7 +74,8 @@ def _timed(
             image, w = shapes
             call = torch_call((1, *image), w, dtype, *how, planar=planar)
         else:
-            call = _filter_gradient_call(*shapes, dtype, *how, planar=planar)
+            g, x, w = shapes
+            call = _filter_gradient_call(g, x, w, dtype, *how, planar=planar)
         with torch.no_grad():
             return _undisturbed(call, threads)
 

@@ -53,8 +53,8 @@ def _decision(call: Call, op: str, build: Build, product: RowProduct | RowSample
     how = "in parallel by rows" if schedule in ("rows", "dots", "tokens", "token-blocks") else "MLIR's own sparsifier"
     by_rows = product is None or _stored_by_rows(product) or schedule == "reference"
     reason = f"loops {', '.join(_loops(call, product))}, {how}" + ("" if by_rows else ", of rows that are kept")
-    how = first.format.name, schedule, True, reason, None
-    return Decision(name_of(first.arrays[0], inputs), f"{op} {call.text}", first.shape, first.density, *how)
+    name, kernel = name_of(first.arrays[0], inputs), (first.format.name, schedule, True, reason, None)
+    return Decision(name, f"{op} {call.text}", first.shape, first.density, *kernel)
 
 
 def _stored_by_rows(product: RowProduct | RowSample) -> bool:

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.backend.attention import masked_attention as attention_pass
-from gossamer.backend.chains import masks
 from gossamer.backend.graph import strips
+from gossamer.backend.run import computed
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host
@@ -175,10 +174,9 @@ def test_long_masks_are_made_some_queries_at_a_time(monkeypatch: pytest.MonkeyPa
         lambda i, j: blocks[i // 30, j // 30],
         distances,
     )
-    for module in (strips, tile_tables):
+    for module in (strips, tile_tables, mask_module):
         monkeypatch.setattr(module, "LARGE", 1000)
     monkeypatch.setattr(tile_tables, "_STRIP", 64 * 300)
-    monkeypatch.setattr(masks, "LARGE", 1000)
     q, k, v = (made(2, 3, 300, 16) for _ in range(3))
     for function in functions:
 
@@ -188,11 +186,11 @@ def test_long_masks_are_made_some_queries_at_a_time(monkeypatch: pytest.MonkeyPa
 
         made_by: list[tile_tables.Strips | Tensor] = []
 
-        def noted(mask: tile_tables.Strips | Tensor, turned: bool = False, made_by: list[Any] = made_by) -> TileTable:
+        def noted(mask: tile_tables.Strips | Tensor, turned: bool, lasts: bool, made_by: list[Any] = made_by) -> TileTable:
             made_by.append(mask)
-            return tile_table(mask, turned)
+            return tile_table(mask, turned, lasts)
 
-        monkeypatch.setattr(attention_pass, "tile_table", noted)
+        monkeypatch.setattr(mask_module, "tile_table", noted)
         tensors = [x.clone().requires_grad_() for x in (q, k, v)]
         run = compile_and_run(attention, *tensors, regions=1, grad=True)
         expected = attention(*tensors)
@@ -287,13 +285,13 @@ def test_a_mask_that_hides_little_is_computed_once_for_all_layers(monkeypatch: p
             x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
         return x
 
-    x, lengths, computed = made(2, 2, 64, 16), torch.tensor([64, 60]), list[int]()
+    x, lengths, times = made(2, 2, 64, 16), torch.tensor([64, 60]), list[int]()
     run = compile_and_run(layers, x, lengths, regions=3)
     evaluated = computed.evaluated
-    monkeypatch.setattr(computed, "evaluated", lambda *given: computed.append(1) or evaluated(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(computed, "evaluated", lambda *given: times.append(1) or evaluated(*given))  # type: ignore[func-returns-value]
     for changed in (lengths, torch.tensor([62, 64])):
         assert_same(run.function(x, changed), layers(x, changed))
-    assert len(computed) == 2  # the table's and the numbers', for the new lengths
+    assert len(times) == 2  # the table's and the numbers', for the new lengths
 
 
 @pytest.mark.parametrize("dense_by", ["eager", "inductor"])
