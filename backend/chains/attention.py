@@ -53,6 +53,11 @@ class Attention:
     by_position: bool
     members: tuple[fx.Node, ...]
 
+    @property
+    def node(self) -> fx.Node:
+        """The operation."""
+        return self.call.node
+
     @cached_property
     def key_mask(self) -> bool:
         """Whether the mask is the same for all queries of a sequence."""

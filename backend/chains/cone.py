@@ -37,8 +37,8 @@ def find_cone(
     while True:
         inside = {n: a for a in usable for n in a.members}
         cone = _convex(output, sparse, inside, claimed, reorder, several)
-        broken = [a for a in usable if a.call.node in cone and not cone.issuperset(a.members)]
-        stray = [a for a in usable if a.call.node not in cone and not cone.isdisjoint(a.members)]
+        broken = [a for a in usable if a.node in cone and not cone.issuperset(a.members)]
+        stray = [a for a in usable if a.node not in cone and not cone.isdisjoint(a.members)]
         if not broken and not stray:
             return _with_siblings(cone, output, sparse, inside, claimed) if several else cone
         usable = [a for a in usable if a not in broken and a not in stray]

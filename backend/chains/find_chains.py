@@ -143,7 +143,7 @@ def _cut(nodes: list[fx.Node], sparse: dict[fx.Node, Contraction], attention: li
     """The chain of these nodes, which are in order; None where its last stage is elementwise, and so no part of a chain by
     itself, or where its attention is over different sequences."""
     inside = set(nodes)
-    within = [found for found in attention if found.call.node in inside]
+    within = [found for found in attention if found.node in inside]
     if any(found.sizes != within[0].sizes for found in within):
         return None
     orders, stages = token_orders(nodes, sparse, within), _stages(nodes, sparse, within)
