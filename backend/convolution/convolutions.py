@@ -14,11 +14,10 @@ from torch import fx
 
 from gossamer.backend.convolution.build import REFERENCE, build
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.cost import gain_of
+from gossamer.backend.convolution.cost import Judgement, gain_of, judged_by
 from gossamer.backend.convolution.find_convolutions import find
 from gossamer.backend.convolution.fold_scales import fold_scales
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
-from gossamer.backend.convolution.judgement import Judgement, judged_by
 from gossamer.backend.convolution.planar import together
 from gossamer.backend.convolution.time_convolution import timed
 from gossamer.backend.convolution.transposed import of_forward

@@ -1,6 +1,6 @@
-"""Microseconds of a convolution: by our kernel, by torch, with channels innermost or pixels."""
+"""What a convolution takes by our kernel and by torch, with channels innermost or pixels, and what becomes of it then."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -84,3 +84,26 @@ def measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
     measured."""
     given = measurable(node)
     return None if given is None else torch_us(*given, planar=planar)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What becomes of a convolution.
+
+    able    whether a kernel of ours can compute it
+    reason  why it stays dense, None if it does not
+    gain    predicted for it alone
+    """
+
+    found: Convolution
+    able: bool
+    reason: str | None
+    gain: float | None
+
+
+def judged_by(found: Convolution, gain: float, min_gain: float) -> Judgement:
+    """What becomes of one that a kernel can compute, by what it gains."""
+    if gain >= min_gain:
+        return Judgement(found, True, None, gain)
+    what = "small" if gain_of(found, 0.01) < min_gain else "dense"
+    return Judgement(found, True, f"too {what} for a gain of {min_gain:g}x", gain)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.cost import dense_us, measured_us, ours_us
-from gossamer.backend.convolution.judgement import Judgement
+from gossamer.backend.convolution.cost import Judgement, dense_us, measured_us, ours_us
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint

@@ -14,8 +14,7 @@ from torch import fx
 
 from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled, on_images
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.cost import dense_us, gain_of, kernel_us_of, measurable
-from gossamer.backend.convolution.judgement import Judgement, judged_by
+from gossamer.backend.convolution.cost import Judgement, dense_us, gain_of, judged_by, kernel_us_of, measurable
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.nodes import hint
 from gossamer.backend.measuring.convolution_times import torch_call, torch_us
