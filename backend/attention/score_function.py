@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.expressions import is_pure
-from gossamer.backend.graph.nodes import COPIES, depending, fixed_size
+from gossamer.backend.graph.nodes import COPIES, arguments, depending, fixed_size
 from gossamer.backend.graph.patterns import CONVERTS, Hole, Number, Rule, apply, number_of, tanh, where
 from gossamer.backend.graph.refused import Refused
 from gossamer.dialects.attention import ADD, TANH, Step
@@ -114,9 +114,11 @@ def _folded(steps: Sequence[Step]) -> tuple[Step, ...]:
     """With numbers in a row as one, and none that is 1."""
     found: list[Step] = []
     for step in steps:
-        if found and isinstance(step, float) and isinstance(found[-1], float):
-            step *= found.pop()  # type: ignore[operator]
-        found.append(step)
+        before = found[-1] if found else None
+        if isinstance(step, float) and isinstance(before, float):
+            found[-1] = step * before
+        else:
+            found.append(step)
     return tuple(step for step in found if step != 1.0)
 
 
@@ -165,8 +167,8 @@ def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[
         indices: list[Any] = []
         buffer: Any = node
         while isinstance(buffer, fx.Node) and buffer.target is aten.index.Tensor:
-            buffer, before = buffer.args
-            indices = [*before, *indices]  # type: ignore[misc]
+            buffer, before = arguments(buffer)
+            indices = [*before, *indices]
         if buffer.meta["val"].dim() == len(indices) and None not in indices:
             return node.target, (buffer, indices), {}
     elif of_places and is_pure(node):

@@ -17,7 +17,7 @@ from torch import fx
 from gossamer.backend.attention.folded_heads import operand, plain
 from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.dropout import Dropout, dropout_at
-from gossamer.backend.graph.nodes import between, only_user, same
+from gossamer.backend.graph.nodes import arguments, between, only_user, same
 from gossamer.backend.graph.patterns import (
     LAST,
     Hole,
@@ -223,8 +223,10 @@ def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
     is no operation for."""
     weights = plain(product.args[0])
     dropout, dropped = dropout_at(weights), match(_DROPPED, weights)
-    if dropout is not None or dropped is not None:
-        weights = plain(dropout.of if dropped is None else dropped["weights"])  # type: ignore[union-attr]
+    if dropped is not None:
+        weights = plain(dropped["weights"])
+    elif dropout is not None:
+        weights = plain(dropout.of)
     found: _Weights | None = apply(_SOFTMAXES, weights)
     if found is None or plain(found.scores).meta["val"].dim() not in (3, 4) or not _products_behind(found.scores):
         return None
@@ -256,8 +258,9 @@ def _read(weights: _Weights) -> tuple[fx.Node, float, float | None, tuple[Term, 
             raise Refused(f"its scores go through {to.at.target}")
         to = replace(step, at=plain(step.at))
     if to.at.target is aten.baddbmm.default:
-        alpha, beta = (float(to.at.kwargs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        to = replace(to.added(to.at.args[0], to.at, beta) if beta else to, factor=to.factor * alpha)  # type: ignore[arg-type]
+        given: Any = to.at.kwargs
+        alpha, beta = (float(given.get(name, 1)) for name in ("alpha", "beta"))
+        to = replace(to.added(arguments(to.at)[0], to.at, beta) if beta else to, factor=to.factor * alpha)
     cap = to.after
     if cap is not None and not abs(cap * to.factor) > 0:
         raise Refused("its soft cap is 0")

@@ -35,8 +35,8 @@ Scheduled = tuple[Matrix, str | None]
 def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None) -> str:
     """The contract IR of a chain, as text. `weights` are in the order of its contractions; they are noted as hints. `tokens` is
     the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
-    bodies = {signature(s.body): s for s in chain.stages if s.body is not None}
-    texts = {key: str(import_body(s.body, WEIGHT if s.contraction is not None else None)) for key, s in bodies.items()}  # type: ignore[arg-type]
+    bodies = {signature(s.body): (s.body, s.contraction) for s in chain.stages if s.body is not None}
+    texts = {key: str(import_body(body, None if product is None else WEIGHT)) for key, (body, product) in bodies.items()}
     with building():
         module = ir.Module.create()
         functions = [_function(module, n, s, texts) for n, s in enumerate(chain.stages)]

@@ -18,18 +18,29 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
+from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, SPREADS, ancestors, escapes, is_backward, is_tangent, same, same_shape
+from gossamer.backend.graph.nodes import (
+    COPIES,
+    SPREADS,
+    ancestors,
+    arguments,
+    escapes,
+    is_backward,
+    is_tangent,
+    same,
+    same_shape,
+)
 from gossamer.backend.graph.refused import Refused
 
 aten = torch.ops.aten
 
 _PASSING = SPREADS | {aten.add.Tensor, aten.sub.Tensor, aten.addmm.default, aten.baddbmm.default}
 """Operations that may hand on a gradient as it is, so that they need no backward node."""
-_FACTORS = {
+_FACTORS: dict[Any, tuple[int, ...]] = {
     aten.mul.Tensor: (0, 1), aten.mm.default: (0, 1), aten.bmm.default: (0, 1),
     aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
 }  # fmt: skip
@@ -186,7 +197,7 @@ class JointGraph:
                 elif not self._is_gradient(before):
                     yield before
                     while before.target in COPIES:
-                        before = before.args[0]  # type: ignore[assignment]
+                        (before, *_) = arguments(before)
                         yield before
 
 
@@ -194,7 +205,7 @@ def _factor(product: fx.Node, read: set[fx.Node], value: fx.Node) -> set[fx.Node
     """The operand of a product of which a value is the gradient: that of a factor is computed from the other one."""
     if str(product.target) in _SPARSE:
         return {n for n in product.all_input_nodes if n not in read and _fits(n, value)}
-    factors = {product.args[n] for n in _FACTORS.get(product.target, ())}  # type: ignore[call-overload]
+    factors = {product.args[n] for n in _FACTORS.get(product.target, ())}
     if not factors:
         return set()
     of_factor = {n for n in factors if isinstance(n, fx.Node) and _fits(n, value) and not read.isdisjoint(factors - {n} or {n})}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, same
+from gossamer.backend.graph.nodes import COPIES, arguments, same
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -160,7 +160,7 @@ def in_any_type(x: Pattern) -> Pattern:
 def before_converts(node: fx.Node) -> fx.Node:
     """What a value was before its type was changed."""
     while (node := same(node)).target in CONVERTS:
-        node = node.args[0]  # type: ignore[assignment]
+        node = arguments(node)[0]
     return node
 
 

@@ -32,7 +32,7 @@ class Computed:
     most: ClassVar[int | None] = None
     """How many results are kept."""
 
-    evaluate: Callable[..., Any]
+    evaluate: fx.GraphModule
     compared: Compared
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ class FlexMask(Computed):
         """A hash of all that it is."""
         added = self.added.code if self.added is not None else ""
         more = self.mask.code, added, self.buffers, self.hides, self.score, self.block, self.compared
-        return content_key(self.evaluate, *more)  # type: ignore[arg-type]
+        return content_key(self.evaluate, *more)
 
     def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
         """The tiles for these leaves, and for tensors of these sizes; `turned` has queries and keys in each other's place."""

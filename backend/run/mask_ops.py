@@ -46,7 +46,7 @@ class AttentionMask(Computed):
         def remembered(more: Sequence[Hashable], make: Callable[[], Any]) -> Any:
             return self.remembered(leaves, (*numbers, *more), make)
 
-        return Mask(value, remembered, strips=lambda: strips(self.evaluate, leaves, numbers))  # type: ignore[arg-type]
+        return Mask(value, remembered, strips=lambda: strips(self.evaluate, leaves, numbers))
 
 
 def attention_mask(expression: Expression, verify: Verify) -> str:

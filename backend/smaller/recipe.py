@@ -55,8 +55,9 @@ class Recipe:
                 inputs = {each: self.of(each) for each in node.all_input_nodes}
                 if any(each is None for each in inputs.values()):
                     return None
-                made = self._graph.node_copy(node, lambda each: inputs[each].node)  # type: ignore[union-attr]
-                value = self._run(node, {each: known.value for each, known in inputs.items() if known is not None})
+                found = {each: known for each, known in inputs.items() if known is not None}
+                made = self._graph.node_copy(node, lambda each: found[each].node)
+                value = self._run(node, {each: known.value for each, known in found.items()})
                 if not isinstance(value, Tensor):
                     return None
                 self._known[node] = Known(made, value)

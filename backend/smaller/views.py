@@ -106,10 +106,9 @@ def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
         make = builder.graph.call_method if node.op == "call_method" else builder.graph.call_function
         return make(target, args)
 
-    if repeated != 1 and given.fill is not None:
-        fill = analysis.recipe(torch.repeat_interleave, analysis.recipe(torch.flatten, given.fill), repeated)
-    else:
-        fill = given.fill  # type: ignore[assignment]
+    fill = given.fill
+    if repeated != 1 and fill is not None:
+        fill = analysis.recipe(torch.repeat_interleave, analysis.recipe(torch.flatten, fill), repeated)
     if fill is not None:
         result = replace(result, fill=analysis.recipe(torch.reshape, fill, tuple(result.ids.shape)))
     return Step(result, [x], back, build, alias=True)

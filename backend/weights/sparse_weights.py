@@ -55,7 +55,10 @@ class SparseWeights:
         decisions += [*left_out(lasting, covered), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}
         for region, built in planned:
-            (replace_chain if isinstance(region, Chain) else replace)(region, built.key, replaced)  # type: ignore[arg-type]
+            if isinstance(region, Chain):
+                replace_chain(region, built.key, replaced)
+            else:
+                replace(region, built.key, replaced)
         graph.eliminate_dead_code()
         return decisions
 

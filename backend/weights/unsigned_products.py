@@ -15,7 +15,7 @@ from torch import fx
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import density
-from gossamer.backend.graph.nodes import SPREADS, VIEWS
+from gossamer.backend.graph.nodes import SPREADS, VIEWS, arguments
 from gossamer.backend.graph.patterns import CONVERTS, Behind, Call, Hole, Named, Pattern, match
 from gossamer.backend.report.report import Decision
 
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 def _before(views: Container[Any], node: fx.Node) -> fx.Node:
     """What a value is a view of."""
     while node.target in views:
-        node = node.args[0]  # type: ignore[assignment]
+        node = arguments(node)[0]
     return node
 
 
