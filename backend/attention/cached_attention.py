@@ -10,7 +10,7 @@ or outside of a window) are not read. Without a mask, new keys and values are pu
 """
 
 import operator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -34,8 +34,6 @@ _LEAST_KEYS = 64
 
 class CachedAttention:
     """Attention of up to MOST_QUERIES queries takes the schedule `cache` in inference."""
-
-    name: ClassVar[str] = "cached-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each attention that it takes."""

@@ -9,7 +9,7 @@ likewise. What the kernel does not compute stays with Inductor, or, where that d
 
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -47,8 +47,6 @@ class _Unlowered(Refused):
 
 class FlexAttention:
     """FlexAttention on CPUs takes the schedule `blocks`."""
-
-    name: ClassVar[str] = "flex-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each."""

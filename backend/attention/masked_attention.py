@@ -13,7 +13,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import fx
@@ -56,8 +56,6 @@ _MASK_AT: dict[Any, int] = {attend_masked: 3, attend_masked_backward: 6, attend_
 
 class MaskedAttention:
     """Attention under a mask takes the schedule `blocks` where the mask leaves few tiles."""
-
-    name: ClassVar[str] = "masked-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each attention with a mask."""

@@ -9,7 +9,7 @@ found however it was written, in training with the gradients. What is done to sc
 
 import operator
 from math import isfinite, isinf, prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -58,8 +58,6 @@ _LEAST_SUMMED = 2
 
 class WrittenAttention:
     """Softmax between two batched products on CPUs becomes attention."""
-
-    name: ClassVar[str] = "written-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each that stays as it is."""

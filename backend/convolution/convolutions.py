@@ -7,7 +7,7 @@
 import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -41,8 +41,6 @@ _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 class Convolutions:
     """Convolutions with a sparse weight become regions."""
-
-    name: ClassVar[str] = "convolutions"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each convolution whose weight has zeros, and for those between them that are depthwise."""

@@ -1,7 +1,7 @@
 """What a rewriting of a graph looks like: `backend/graph_passes.py` lists them in their order."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from torch import fx
 
@@ -40,8 +40,6 @@ class GraphContext:
 
 class GraphPass(Protocol):
     """A rewriting of an inference or joint graph."""
-
-    name: ClassVar[str]
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Rewrites the graph in place, its nodes' `meta["val"]` kept right; what was decided, for the report.

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -52,8 +52,6 @@ aten = torch.ops.aten
 
 class MessagePassing:
     """Gather and scatter over an edge list become operations on a sparse matrix."""
-
-    name: ClassVar[str] = "message-passing"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces message passing; the decisions in the order of the graph."""

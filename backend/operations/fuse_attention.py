@@ -8,8 +8,6 @@
 `edges/attention.py` says what counts as attention.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -31,8 +29,6 @@ ours = torch.ops.gossamer
 
 class FuseAttention:
     """SDDMM, softmax and SpMM become one operation, with their gradients."""
-
-    name: ClassVar[str] = "fuse-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each softmax that a product follows."""

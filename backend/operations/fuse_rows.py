@@ -9,7 +9,7 @@ steps in between stays outside, so that relu is taken and gelu, whose gradient n
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,8 +42,6 @@ _SCHEDULE = "rows"
 
 class FuseRows:
     """Products take the elementwise work after them into their kernel."""
-
-    name: ClassVar[str] = "fuse-rows"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each; a product that fails to compile warns and stays, or raises CompileError under `strict`."""

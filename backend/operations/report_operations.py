@@ -1,7 +1,5 @@
 """What the report says about the operations on SparseTensors that a graph ends up with: format, schedule, loop order."""
 
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -24,8 +22,6 @@ ours = torch.ops.gossamer
 
 class ReportOperations:
     """Changes nothing: says what operations on SparseTensors there are in the end."""
-
-    name: ClassVar[str] = "report-operations"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each call of gossamer::einsum and gossamer::sample, in the order of the graph."""

@@ -7,7 +7,7 @@ Bit for bit the same. torchao writes it so on CPUs; kernels of ours add the 128 
 
 from collections.abc import Container
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -52,8 +52,6 @@ _CORRECTED = _UNSIGNED - Behind(partial(_before, SPREADS), _SUMS * 128)
 
 class UnsignedProducts:
     """Products of uint8 and int8 become products of int8."""
-
-    name: ClassVar[str] = "unsigned-products"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: sparse-weights decides about what this makes."""
