@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor, fx
 
-from gossamer.backend.graph.expressions import evaluated
+from gossamer.backend.graph.expressions import evaluated, from_steps, to_steps
 from gossamer.backend.report.options import Verify
 from gossamer.backend.run.lifetime import share
 from gossamer.dialects.errors import CompileError
@@ -39,7 +39,8 @@ class Computed:
         self._known = Remembered[Any](self.compared, self.most)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, each.name) for each in fields(self))
+        evaluate, *others = (getattr(self, each.name) for each in fields(self))
+        return _restored, (type(self), to_steps(evaluate), others)
 
     def shared(self, key: str) -> Self:
         """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
@@ -52,6 +53,10 @@ class Computed:
     def remembered(self, leaves: Sequence[Tensor], more: Sequence[Hashable], make: Callable[[], Any]) -> Any:
         """What was made of these leaves, and of what else it depends on."""
         return self._known.get(leaves, more, make)
+
+
+def _restored(cls: type[Computed], steps: Any, others: Sequence[Any]) -> Computed:
+    return cls(from_steps(steps), *others)
 
 
 _table: WeakValueDictionary[str, Computed] = WeakValueDictionary()

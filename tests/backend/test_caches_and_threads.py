@@ -144,6 +144,24 @@ def test_message_passing_is_found_again() -> None:
             assert_same(torch.autograd.grad(run.output.square().sum(), given)[0], expected)
 
 
+def test_attention_under_a_mask_of_positions_is_found_again() -> None:
+    def windowed(q: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(q.shape[2])
+        seen = (places[:, None] - places).abs() <= 20
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=seen)
+
+    q = torch.randn(1, 2, 1100, 16)  # so long that the mask is made some queries at a time
+    with cached():
+        for hits in (0, 1):
+            torch._dynamo.reset()
+            counters.clear()
+            computed._table.clear()
+            run = compile_and_run(windowed, q, dense="inductor")
+            assert [d.schedule for d in run.regions] == ["blocks"]
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+            assert_same(run.output, windowed(q))
+
+
 def test_caches_on_disk_serve_the_next_process(tmp_path: Path) -> None:
     """It finds torch's code and ours, for one layer and for a chain, and loads no compiler, which takes most of a second: no
     MLIR, no passes, and none of what only sparse tensors need."""

@@ -1,5 +1,6 @@
 """Attention under masks in graphs: which masks are found, what comes out against dense float64, gradients, what stays."""
 
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from gossamer.backend.graph import strips
 from gossamer.backend.run import computed
+from gossamer.backend.run.mask_ops import AttentionMask
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host
@@ -159,6 +161,21 @@ def test_masks_of_positions_become_tables_when_the_graph_is_compiled() -> None:
     assert run.regions[0].schedule == "blocks"
     assert run.regions[0].density < 0.35
     assert run.regions[0].reason.endswith("of the tiles are computed, 0.262 MB of mask are not made")
+
+
+def test_how_a_mask_is_computed_is_the_same_in_another_process() -> None:
+    q, k, v = (made(2, 2, 256, 16) for _ in range(3))
+    run = compile_and_run(windowed, q, k, v, regions=1)
+    masks = [each for each in computed._table.values() if isinstance(each, AttentionMask) and not _leaves(each)]
+    assert masks and run.regions
+    for mask in masks:
+        read = pickle.loads(pickle.dumps(mask))
+        assert read.evaluate.code == mask.evaluate.code
+        assert torch.equal(read.values([], [])[0], mask.values([], [])[0])
+
+
+def _leaves(mask: AttentionMask) -> list[Any]:
+    return mask.evaluate.graph.find_nodes(op="placeholder")
 
 
 def test_long_masks_are_made_some_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
