@@ -150,7 +150,7 @@ def test_attention_under_a_mask_of_positions_is_found_again() -> None:
         seen = (places[:, None] - places).abs() <= 20
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=seen)
 
-    q = torch.randn(1, 2, 1100, 16)  # so long that the mask is made some queries at a time
+    q = torch.randn(1, 1, 2100, 16)  # so long that the mask is made some queries at a time
     with cached():
         for hits in (0, 1):
             torch._dynamo.reset()
