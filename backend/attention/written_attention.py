@@ -8,6 +8,7 @@ found however it was written, in training with the gradients. What is done to sc
 """
 
 import operator
+from functools import cache
 from math import isfinite, isinf, prod
 from typing import Any
 
@@ -63,7 +64,8 @@ class WrittenAttention:
         """A decision for each that stays as it is."""
         if context.options.schedule == "reference":
             return []
-        constants, joint, decisions, changed = Constants(graph), JointGraph(graph), list[Decision](), False
+        constants, decisions, changed = Constants(graph), list[Decision](), False
+        joint = cache(lambda: JointGraph(graph))  # asked for by the first that is found, before it is replaced
         empty: dict[fx.Node, fx.Node] = {}
         for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
             if not node.meta["val"].is_cpu:

@@ -7,6 +7,7 @@ weights. A new spelling is a line there. Its gradients need none: autograd's num
 All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -218,7 +219,7 @@ _ON_SCORES = {
 """What `_STEPS` are made of."""
 
 
-def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
+def written_attention(product: fx.Node, joint: Callable[[], JointGraph]) -> Written | None:
     """The attention of which a product has the weighted values; None if it is another product. Raises Refused for what there
     is no operation for."""
     weights = plain(product.args[0])
@@ -240,7 +241,7 @@ def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
     if len({term.value for term in terms if term.hidden is None}) < sum(term.hidden is None for term in terms):
         raise Refused("the same is added to its scores twice")
     inputs = list(dict.fromkeys([*factors, *(term.value for term in terms)]))
-    backward = joint.part(between(inputs, product), inputs, product)
+    backward = joint().part(between(inputs, product), inputs, product)
     return Written(
         q, k, not k_turned, v, factors, product, shapes[0] if shapes else None, scale, cap, terms, found.safe, dropout, backward
     )  # fmt: skip

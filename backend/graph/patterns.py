@@ -213,7 +213,10 @@ def matches(pattern: Pattern, value: Any, **known: Any) -> Iterator[Found]:
 
 
 def _matches(pattern: Any, value: Any, found: Found, call: fx.Node | None) -> Iterator[Found]:
-    if isinstance(pattern, Either):
+    if isinstance(pattern, Call):
+        if isinstance(value, fx.Node) and (node := same(value)).target in pattern.targets:
+            yield from _operands(pattern, node, found)
+    elif isinstance(pattern, Either):
         yield from _matches(pattern.first, value, found, call)
         yield from _matches(pattern.second, value, found, call)
     elif isinstance(pattern, Behind):
@@ -235,9 +238,6 @@ def _matches(pattern: Any, value: Any, found: Found, call: fx.Node | None) -> It
     elif isinstance(pattern, Last):
         if call is not None and _is_last(value, call):
             yield found
-    elif isinstance(pattern, Call):
-        if isinstance(value, fx.Node) and (node := same(value)).target in pattern.targets:
-            yield from _operands(pattern, node, found)
     elif isinstance(pattern, tuple):
         if isinstance(value, list | tuple):
             yield from _in_order(pattern, value, found, call)
