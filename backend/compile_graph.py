@@ -22,7 +22,7 @@ from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.report import FAILED, Decision, log
 from gossamer.backend.reproducer import write_reproducer
-from gossamer.backend.run import mask_ops, message_ops, region_op
+from gossamer.backend.run import computed, region_op
 from gossamer.backend.run.lifetime import kept
 from gossamer.runtime.direct_call import KERNELS, enable
 from gossamer.runtime.operations import defined_in
@@ -48,9 +48,8 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     regions = region_op.used_in(graph)
     kernels = [kernel.key for region in regions.values() for kernel in region.kernels]
     kernels += [key for decision in decisions for key in decision.kernels]
-    structures = {**message_ops.used_in(graph), **mask_ops.used_in(graph)}
     modules = sorted({defined_in(name) for name in _operations(graph) & KERNELS.keys()})
-    return Rewritten(regions, structures, modules, decisions, kernels, seconds, lasting, in_training(graph))
+    return Rewritten(regions, computed.used_in(graph), modules, decisions, kernels, seconds, lasting, in_training(graph))
 
 
 def _operations(graph: fx.Graph) -> set[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.graph.names import module_of, outward
 from gossamer.backend.report.graph_breaks import compiled_frame
 from gossamer.runtime.torch_internals import (
     EVAL,
@@ -53,29 +54,14 @@ def _modules(graph: fx.Graph) -> dict[str, tuple[Any, torch.nn.Module]]:
         return found
     scope = {"G": frame.f_globals, "L": frame.f_locals}
     for node in graph.find_nodes(op="placeholder"):
-        for source in _outward(getattr(node.meta.get("grapharg"), "source", None)):
+        for source in outward(getattr(node.meta.get("grapharg"), "source", None)):
             if source.name in found:
                 break
-            try:
-                value = source.get_value(scope, {}, cache)
-            except Exception:  # whatever looking it up may raise: it is not in a module
-                continue
-            if isinstance(value, torch.nn.Module):
-                found[source.name] = source, value
+            if (module := module_of(source, scope, cache)) is not None:
+                found[source.name] = source, module
     return found
-
-
-def _outward(source: Any) -> Iterator[Any]:
-    """A source and what it is taken from, from the inside out."""
-    while source is not None:
-        yield source
-        source = _base(source)
 
 
 def _outside(source: Any) -> Iterator[Any]:
     """What a source is taken from; some sources only say again, more precisely, what another one is."""
-    return (each for each in _outward(source) if each.name != source.name)
-
-
-def _base(source: Any) -> Any:
-    return getattr(source, "base", None)
+    return (each for each in outward(source) if each.name != source.name)

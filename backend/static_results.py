@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.nodes import ancestors
 from gossamer.backend.graph.writing_nodes import writes
 from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.remembered import Made
@@ -125,12 +126,7 @@ def _apart(
     module: fx.GraphModule, results: Sequence[fx.Node], static: dict[fx.Node, int]
 ) -> tuple[Callable[..., Any], list[int]]:
     """A function that computes these nodes alone, and the numbers of the inputs that it takes."""
-    needed, pending = set[fx.Node](), list(results)
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending += node.all_input_nodes
+    needed = set(ancestors(results))
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
         if node in needed:

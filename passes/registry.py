@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gossamer.dialects.errors import OptionError
 from gossamer.passes.framework import by_name
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class Pass(Protocol):
-    """What a pass of ours looks like, next to being a frozen dataclass."""
-
-    name: ClassVar[str]
+    """What a pass of ours looks like, next to being a frozen dataclass with a name like its file's."""
 
     def run(self, module: "ir.Module") -> None:
         """Rewrite the module in place, its context entered; to fail, raise or `op.location.emit_error`."""
@@ -46,10 +44,11 @@ class PassInstance:
 
 def register(cls: AnyPass) -> AnyPass:
     """Decorator that makes a pass of your own known to pipelines; OptionError if its name is taken."""
-    known = _PASSES.get(cls.name)
+    name = by_name.name_of(cls)
+    known = _PASSES.get(name)
     if known is not None and _qualified(known) != _qualified(cls):
-        raise OptionError(f"there is a pass called '{cls.name}' already: {_qualified(known)}")
-    _PASSES[cls.name] = cls
+        raise OptionError(f"there is a pass called '{name}' already: {_qualified(known)}")
+    _PASSES[name] = cls
     return cls
 
 

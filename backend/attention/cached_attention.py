@@ -10,21 +10,21 @@ or outside of a window) are not read. Without a mask, new keys and values are pu
 """
 
 import operator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
 
+from gossamer.backend.graph.attention_calls import AttentionCall, calls
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
 from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import equal, hint, in_training
-from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.torch_internals import cpu_attention
 from gossamer.sparsity.attention.cached_attention import MOST_QUERIES, attend_appended, attend_cached, cached_kernel, heads_of
-from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attend_masked
+from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES
 
 aten = torch.ops.aten
 
@@ -35,14 +35,11 @@ _LEAST_KEYS = 64
 class CachedAttention:
     """Attention of up to MOST_QUERIES queries takes the schedule `cache` in inference."""
 
-    name: ClassVar[str] = "cached-attention"
-
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each attention that it takes."""
         if context.options.schedule == "reference" or in_training(graph):
             return []
-        called = [node for node in graph.nodes if node.target in (cpu_attention, attend_masked)]
-        decisions = [_replace(node, context) for node in called if _fits(node, context)]
+        decisions = [_replace(call, context) for call in calls(graph) if _fits(call, context)]
         if any(decision.sparse for decision in decisions):
             graph.eliminate_dead_code()
         return decisions
@@ -58,53 +55,43 @@ def few_keys(keys: Any, context: GraphContext) -> bool:
     return isinstance(keys, int) and keys < _LEAST_KEYS and context.options.min_gain > 0
 
 
-def _fits(node: fx.Node, context: GraphContext) -> bool:
-    q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
+def _fits(call: AttentionCall, context: GraphContext) -> bool:
+    q, k, v = call.values
     if not (q.is_cpu and q.dtype in TYPES and q.dtype == k.dtype == v.dtype and few_queries(q.shape[2])):
         return False
     size, keys = q.shape[3], k.shape[2]
     if not (isinstance(size, int) and 0 < size <= LARGEST_HEAD and size == v.shape[3] and isinstance(q.shape[1], int)):
         return False
-    if few_keys(keys, context):
+    if few_keys(keys, context) or call.dropout or call.seed is not None or call.causal:
         return False
-    plain = not (any(node.args[3:5]) if node.target is cpu_attention else node.args[6])  # dropout, is_causal; a seed
-    mask = _mask_of(node)
-    readable = mask is None or (mask.meta["val"].dim() in (2, 4) and mask.meta["val"].dtype in TYPES)
-    return plain and readable and all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+    mask = call.mask.meta["val"] if call.mask is not None else None
+    readable = mask is None or (mask.dim() in (2, 4) and mask.dtype in TYPES)
+    return readable and all(user.target is operator.getitem and user.args[1] == 0 for user in call.node.users)
 
 
-def _mask_of(node: fx.Node) -> Any:
-    return node.args[3] if node.target is attend_masked else node.kwargs.get("attn_mask")
-
-
-def _replace(node: fx.Node, context: GraphContext) -> Decision:
-    arguments: Any = node.args
-    q, k, v = arguments[:3]
-    values, mask = [n.meta["val"] for n in (q, k, v)], _mask_of(node)
+def _replace(call: AttentionCall, context: GraphContext) -> Decision:
+    node, mask, values, (q, k, v) = call.node, call.mask, call.values, call.operands
     size = (values[0].shape[2], hint(values[1].shape[2]) or 0)
-    given: Any = arguments[4:6] if node.target is attend_masked else (node.kwargs.get("scale"), None)
-    scale, cap = float(given[0] or values[0].shape[3] ** -0.5), given[1]
-    k, v = _shared(k), _shared(v)
-    if not equal(k.meta["val"].shape[1], v.meta["val"].shape[1]):
-        k, v = arguments[1:3]
-    appended = [_appended(n) for n in (k, v)] if mask is None else [None]
-    appends = None not in appended
-    heads = heads_of(values[0], k.meta["val"], mask.meta["val"] if mask is not None else None, scale, cap)
+    shared = [_shared(each) for each in (k, v)]
+    if equal(*(each.meta["val"].shape[1] for each in shared)):
+        k, v = shared
+    appended = [_appended(each) for each in (k, v)] if mask is None else []
+    parts = [part for pair in appended if pair is not None for part in pair]
+    appends = len(parts) == 4
+    heads = heads_of(values[0], k.meta["val"], mask.meta["val"] if mask is not None else None, call.scale, call.cap)
     try:
         kernel = cached_kernel(heads, appends)
-    except CompileError:
-        if context.options.strict:
-            raise
-        return Decision(place_of(node), "attention", size, 1.0, None, None, False, FAILED, None)
+    except CompileError as problem:
+        return Decision.dense(place_of(node), "attention", size, 1.0, context.reason(problem))
     emit = Emitter(node)
     if appends:
-        (past_k, new_k), (past_v, new_v) = appended  # type: ignore[misc]
-        made = emit(attend_appended, q, past_k, past_v, new_k, new_v, mask, scale, cap)
+        past_k, new_k, past_v, new_v = parts
+        made = emit(attend_appended, q, past_k, past_v, new_k, new_v, mask, call.scale, call.cap)
         y, all_k, all_v = (emit(operator.getitem, made, n) for n in range(3))
         for joined, result in ((k, all_k), (v, all_v)):
             _instead(joined, result)
     else:
-        y = emit(attend_cached, q, k, v, mask, scale, cap)
+        y = emit(attend_cached, q, k, v, mask, call.scale, call.cap)
     for user in list(node.users):
         user.replace_all_uses_with(y)
     reason = f"{heads.group} heads at a time read keys and values" if heads.group > 1 else "keys and values are read once"

@@ -9,7 +9,7 @@ likewise. What the kernel does not compute stays with Inductor, or, where that d
 
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,21 +21,21 @@ from gossamer.backend.attention.score_function import (
     with_constants,
 )
 from gossamer.backend.attention.written_flex import write_out
+from gossamer.backend.graph.attention_calls import gradients_of
 from gossamer.backend.graph.emit import Emitter, take_place
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.names import place_of
-from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint, same
+from gossamer.backend.graph.nodes import ancestors, arguments, equal_sizes, hint
 from gossamer.backend.graph.refused import Refused
-from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.report.report import Decision
+from gossamer.backend.run.computed import compared_for
 from gossamer.backend.run.flex_ops import FlexMask, attend_flex, attend_flex_backward
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.remembered import Compared
-from gossamer.runtime.torch_internals import flex_attention, flex_attention_backward
+from gossamer.runtime.torch_internals import flex_attention
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
-from gossamer.sparsity.attention.tile_table import TileTable
 
 _LEAST_QUERIES = 8
 """Queries below which the kernel, whose lanes are queries, is mostly idle."""
@@ -47,8 +47,6 @@ class _Unlowered(Refused):
 
 class FlexAttention:
     """FlexAttention on CPUs takes the schedule `blocks`."""
-
-    name: ClassVar[str] = "flex-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each."""
@@ -62,16 +60,10 @@ class FlexAttention:
 
 
 def _replace(node: fx.Node, context: GraphContext) -> Decision:
-    q, k = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+    q, k = (argument.meta["val"] for argument in arguments(node)[:2])
     size = tuple(hint(n) or 0 for n in (q.shape[2], k.shape[2]))
 
-    def decision(sparse: bool, reason: str, table: TileTable | None = None, keys: tuple[str, ...] = ()) -> Decision:
-        kind, schedule = (f"{TILE_QUERIES}x{TILE_KEYS} tiles", "blocks") if sparse else (None, None)
-        share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
-        how = kind, schedule, sparse, reason, None
-        return Decision(place_of(node), "attention", size, share, *how, picture=picture, kernels=keys)
-
-    backward = _backward_of(node)
+    backward = gradients_of(node)
     try:
         if size[0] < _LEAST_QUERIES and context.options.min_gain > 0:
             raise Refused(f"it has fewer than {_LEAST_QUERIES} queries")
@@ -80,10 +72,8 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         parts = ("forward", *(("queries", "keys") if backward else ()))
         kernels = tuple(attention_kernel(part, q, scale, mask.score).key for part in parts)
     except (Refused, CompileError) as problem:
-        if isinstance(problem, CompileError) and context.options.strict:
-            raise
-        reason = FAILED if isinstance(problem, CompileError) else str(problem)
-        return decision(False, reason + write_out(node, backward, always=isinstance(problem, _Unlowered)))
+        written = write_out(node, backward, always=isinstance(problem, _Unlowered))
+        return Decision.dense(place_of(node), "attention", size, 1.0, context.reason(problem) + written)
     shared = mask.shared(key := mask.key)
     given = leaves, numbers, scale, key
     ours = Emitter(node)(attend_flex, *node.args[:3], *given)
@@ -96,16 +86,10 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
         each.replace_all_uses_with(emit(attend_flex_backward, upstream, of_logarithms, *each.args[:5], *given))
     now = context.inputs.given_now(leaves, numbers, (q, k))
     table = None if now is None else shared.table(now, (), q, k)
-    return decision(True, "the tiles that its mask leaves are found when what it is computed from is new", table, kernels)
-
-
-def _backward_of(node: fx.Node) -> list[fx.Node]:
-    """The operations for its gradients."""
-    return [
-        each
-        for each in node.graph.nodes
-        if each.target is flex_attention_backward and same(each.args[4]).args[:1] == (node,)  # its logarithms
-    ]
+    share, picture = (1.0, "") if table is None else (table.share(size[1]), table.picture(size[1]))
+    reason = "the tiles that its mask leaves are found when what it is computed from is new"
+    how = f"{TILE_QUERIES}x{TILE_KEYS} tiles", "blocks", True, reason, None
+    return Decision(place_of(node), "attention", size, share, *how, picture=picture, kernels=kernels)
 
 
 def _flex_mask(
@@ -142,10 +126,10 @@ def _flex_mask(
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind if _is_tensor(each)):
         raise _Unlowered("what its functions read is computed with activations")
     expression = cut(places, inputs)
-    compared: Compared = "all" if noticed(expression.leaves, context.options.verify) == "full" else "uncounted"
+    compared = compared_for(noticed(expression.leaves, context.options.verify))
     block = query_block, key_block
     made = FlexMask(
-        expression.evaluate, len(mask_buffers), sees, function.added, function.hides, function.steps, block, compared
+        expression.evaluate, compared, len(mask_buffers), sees, function.added, function.hides, function.steps, block
     )
     return made, list(expression.leaves), list(expression.numbers)
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.expressions import is_pure
-from gossamer.backend.graph.nodes import COPIES, fixed_size
+from gossamer.backend.graph.nodes import COPIES, arguments, depending, fixed_size
 from gossamer.backend.graph.patterns import CONVERTS, Hole, Number, Rule, apply, number_of, tanh, where
 from gossamer.backend.graph.refused import Refused
 from gossamer.dialects.attention import ADD, TANH, Step
@@ -92,7 +92,7 @@ def score_function(module: fx.GraphModule) -> ScoreFunction:
     graph = module.graph
     given, *places = [node for node in graph.nodes if node.op == "placeholder"]
     (result,) = next(node for node in graph.nodes if node.op == "output").args
-    of_score, at, found = _depending(graph, [given]), given, _Steps()
+    of_score, at, found = depending(graph, [given]), given, _Steps()
     while at is not result:
         user = next(iter(at.users), None)
         if user is None or len(at.users) != 1 or [a for a in user.args if a in of_score] != [at]:
@@ -114,9 +114,11 @@ def _folded(steps: Sequence[Step]) -> tuple[Step, ...]:
     """With numbers in a row as one, and none that is 1."""
     found: list[Step] = []
     for step in steps:
-        if found and isinstance(step, float) and isinstance(found[-1], float):
-            step *= found.pop()  # type: ignore[operator]
-        found.append(step)
+        before = found[-1] if found else None
+        if isinstance(step, float) and isinstance(before, float):
+            found[-1] = step * before
+        else:
+            found.append(step)
     return tuple(step for step in found if step != 1.0)
 
 
@@ -165,8 +167,8 @@ def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[
         indices: list[Any] = []
         buffer: Any = node
         while isinstance(buffer, fx.Node) and buffer.target is aten.index.Tensor:
-            buffer, before = buffer.args
-            indices = [*before, *indices]  # type: ignore[misc]
+            buffer, before = arguments(buffer)
+            indices = [*before, *indices]
         if buffer.meta["val"].dim() == len(indices) and None not in indices:
             return node.target, (buffer, indices), {}
     elif of_places and is_pure(node):
@@ -183,20 +185,11 @@ def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[
     raise Refused(f"its functions use {node.op} {node.target}")
 
 
-def _depending(graph: fx.Graph, on: Sequence[fx.Node]) -> set[fx.Node]:
-    """Some nodes, and all that is computed from them."""
-    found = set(on)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
 def _module(module: fx.GraphModule, places: Sequence[fx.Node], result: Any) -> fx.GraphModule:
     """A function of the places and buffers, whose result is made of copies of nodes that need no score."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in places}
-    of_places = _depending(module.graph, places[:4])
+    of_places = depending(module.graph, places[:4])
 
     def copy(node: Any) -> Any:
         if not isinstance(node, fx.Node):

@@ -8,8 +8,9 @@ found however it was written, in training with the gradients. What is done to sc
 """
 
 import operator
+from functools import cache
 from math import isfinite, isinf, prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,7 +25,7 @@ from gossamer.backend.graph.inputs import zero_heavy
 from gossamer.backend.graph.names import place_of
 from gossamer.backend.graph.nodes import equal, hint
 from gossamer.backend.graph.refused import Refused
-from gossamer.backend.report.report import FAILED, Decision
+from gossamer.backend.report.report import Decision
 from gossamer.dialects.attention import ADD
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, statically_known_true
@@ -59,13 +60,12 @@ _LEAST_SUMMED = 2
 class WrittenAttention:
     """Softmax between two batched products on CPUs becomes attention."""
 
-    name: ClassVar[str] = "written-attention"
-
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each that stays as it is."""
         if context.options.schedule == "reference":
             return []
-        constants, joint, decisions, changed = Constants(graph), JointGraph(graph), list[Decision](), False
+        constants, decisions, changed = Constants(graph), list[Decision](), False
+        joint = cache(lambda: JointGraph(graph))  # asked for by the first that is found, before it is replaced
         empty: dict[fx.Node, fx.Node] = {}
         for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
             if not node.meta["val"].is_cpu:
@@ -77,12 +77,8 @@ class WrittenAttention:
                     _check(written, lowered, context)
                     _Replaced(written, lowered, constants, empty).emit()
                     changed = True
-            except Refused as problem:
-                decisions.append(_dense(node, str(problem)))
-            except CompileError:
-                if context.options.strict:
-                    raise
-                decisions.append(_dense(node, FAILED))
+            except (Refused, CompileError) as problem:
+                decisions.append(_dense(node, context.reason(problem)))
         if changed:
             graph.eliminate_dead_code()
         return decisions
@@ -91,7 +87,7 @@ class WrittenAttention:
 def _dense(node: fx.Node, reason: str) -> Decision:
     weights: Any = node.args[0]
     size = tuple(hint(n) or 0 for n in weights.meta["val"].shape[-2:])
-    return Decision(place_of(node), "attention", size, 1.0, None, None, False, reason, None)
+    return Decision.dense(place_of(node), "attention", size, 1.0, reason)
 
 
 def _check(written: Written, lowered: bool, context: GraphContext) -> None:

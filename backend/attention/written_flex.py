@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.emit import constant, provenance
-from gossamer.backend.graph.nodes import COPIES
+from gossamer.backend.graph.nodes import COPIES, arguments
 from gossamer.runtime.torch_internals import (
     detect_fake_mode,
     flex_attention,
@@ -33,7 +33,7 @@ _LOGARITHMS = "OUTPUT_LOGSUMEXP"
 
 def write_out(node: fx.Node, backward: list[fx.Node], always: bool) -> str:
     """Replaces the operation, and those for its gradients, if Inductor does not lower it or `always`. Says so, for reports."""
-    q, k, v = (argument.meta["val"] for argument in node.args[:3])  # type: ignore[union-attr]
+    q, k, v = (argument.meta["val"] for argument in arguments(node)[:3])
     options: Any = node.args[6]
     lowered = q.dtype == k.dtype == v.dtype and q.dtype in _LOWERED and not options.get(_LOGARITHMS) and not backward
     if lowered and not always:

@@ -7,6 +7,7 @@ weights. A new spelling is a line there. Its gradients need none: autograd's num
 All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -15,9 +16,9 @@ import torch
 from torch import fx
 
 from gossamer.backend.attention.folded_heads import operand, plain
-from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.dropout import Dropout, dropout_at
-from gossamer.backend.graph.nodes import only_user, same
+from gossamer.backend.graph.nodes import arguments, between, only_user, same
 from gossamer.backend.graph.patterns import (
     LAST,
     Hole,
@@ -218,13 +219,15 @@ _ON_SCORES = {
 """What `_STEPS` are made of."""
 
 
-def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
+def written_attention(product: fx.Node, joint: Callable[[], JointGraph]) -> Written | None:
     """The attention of which a product has the weighted values; None if it is another product. Raises Refused for what there
     is no operation for."""
     weights = plain(product.args[0])
     dropout, dropped = dropout_at(weights), match(_DROPPED, weights)
-    if dropout is not None or dropped is not None:
-        weights = plain(dropout.of if dropped is None else dropped["weights"])  # type: ignore[union-attr]
+    if dropped is not None:
+        weights = plain(dropped["weights"])
+    elif dropout is not None:
+        weights = plain(dropout.of)
     found: _Weights | None = apply(_SOFTMAXES, weights)
     if found is None or plain(found.scores).meta["val"].dim() not in (3, 4) or not _products_behind(found.scores):
         return None
@@ -238,7 +241,7 @@ def written_attention(product: fx.Node, joint: JointGraph) -> Written | None:
     if len({term.value for term in terms if term.hidden is None}) < sum(term.hidden is None for term in terms):
         raise Refused("the same is added to its scores twice")
     inputs = list(dict.fromkeys([*factors, *(term.value for term in terms)]))
-    backward = joint.part(between(inputs, product), inputs, product)
+    backward = joint().part(between(inputs, product), inputs, product)
     return Written(
         q, k, not k_turned, v, factors, product, shapes[0] if shapes else None, scale, cap, terms, found.safe, dropout, backward
     )  # fmt: skip
@@ -256,8 +259,9 @@ def _read(weights: _Weights) -> tuple[fx.Node, float, float | None, tuple[Term, 
             raise Refused(f"its scores go through {to.at.target}")
         to = replace(step, at=plain(step.at))
     if to.at.target is aten.baddbmm.default:
-        alpha, beta = (float(to.at.kwargs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        to = replace(to.added(to.at.args[0], to.at, beta) if beta else to, factor=to.factor * alpha)  # type: ignore[arg-type]
+        given: Any = to.at.kwargs
+        alpha, beta = (float(given.get(name, 1)) for name in ("alpha", "beta"))
+        to = replace(to.added(arguments(to.at)[0], to.at, beta) if beta else to, factor=to.factor * alpha)
     cap = to.after
     if cap is not None and not abs(cap * to.factor) > 0:
         raise Refused("its soft cap is 0")

@@ -12,8 +12,9 @@ position by position, [S, B], as in layers with batch_first=False.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -22,53 +23,58 @@ from gossamer.backend.chains.head_norm import find_head_norm
 from gossamer.backend.chains.heads import ROLES, Heads, PerHead, cut_from, matrix_behind, row_strides
 from gossamer.backend.chains.masks import Constants, FirstAlike, hides_later_keys, is_causal, same_for_queries
 from gossamer.backend.chains.rotary import find_rotation
+from gossamer.backend.graph.attention_calls import AttentionCall, calls
 from gossamer.backend.graph.layout import Layout, follow, is_view, path, spans
-from gossamer.backend.graph.nodes import Size, arguments, equal, only_user
-from gossamer.runtime.torch_internals import cpu_attention
-from gossamer.sparsity.attention.masked_attention import attend_masked
-
-aten = torch.ops.aten
+from gossamer.backend.graph.nodes import Size, equal, only_user
 
 
 @dataclass(frozen=True)
 class Attention:
     """Attention on matrices [T, columns] of T = sequences x length tokens.
 
-    operands     q, k and v
+    operands     heads of queries, keys and values
     per_head     norms and rotations of q and k, where there are some
     sizes        batch and length as the graph spells them: numbers or nodes
     mask         added to the scores: [B or 1, any, S or 1, S], the same for all heads, or [S, S]
-    key_mask     whether the mask is the same for all queries of a sequence
     output       the node with the heads side by side
     by_position  whether its rows come position by position
     members      the nodes from heads to output
     """
 
-    node: fx.Node
+    operation: ClassVar[str] = "attend"
+
+    call: AttentionCall
     operands: tuple[Heads, ...]
     per_head: tuple[PerHead, ...]
     sizes: tuple[Any, Any]
-    heads: int
-    kv_heads: int
-    head_size: int
-    scale: float
-    cap: float | None
     causal: bool
     mask: fx.Node | None
-    key_mask: bool
     output: fx.Node
     by_position: bool
     members: tuple[fx.Node, ...]
 
     @property
-    def offsets(self) -> list[int]:
-        """The columns at which q, k and v begin."""
-        return [operand.offset for operand in self.operands]
+    def node(self) -> fx.Node:
+        """The operation."""
+        return self.call.node
+
+    @cached_property
+    def key_mask(self) -> bool:
+        """Whether the mask is the same for all queries of a sequence."""
+        return self.mask is not None and same_for_queries(self.mask)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What `kernel.attend` is told, by name."""
+        q, k, _ = self.operands
+        sizes = {"heads": q.count, "kv_heads": k.count, "head_size": self.call.values[0].shape[3]}
+        scores = {"scale": self.call.scale, "cap": self.call.cap or 0.0, "causal": self.causal, "key_mask": self.key_mask}
+        return {**sizes, **scores, "offsets": tuple(operand.offset for operand in self.operands)}
 
     @property
     def outside(self) -> list[fx.Node]:
         """What it takes that has no token a row, or not in order; the mask in the graph, even if it is not needed."""
-        found = [mask for mask in (_mask_of(self.node), self.mask) if isinstance(mask, fx.Node)]
+        found = [mask for mask in (self.call.mask, self.mask) if mask is not None]
         for step in self.per_head:
             found += [extra.node for extra in step.extras]
         return found
@@ -77,28 +83,21 @@ class Attention:
 def find_attention(graph: fx.Graph) -> list[Attention]:
     """All attention of the graph that can be computed on matrices."""
     constants, first = Constants(graph), FirstAlike()
-    called = [node for node in graph.nodes if node.target in (cpu_attention, attend_masked)]
-    return [found for node in called if (found := _match(node, constants, first)) is not None]
+    return [found for call in calls(graph) if (found := _match(call, constants, first)) is not None]
 
 
-def _mask_of(node: fx.Node) -> Any:
-    return node.args[3] if node.target is attend_masked else node.kwargs.get("attn_mask")
-
-
-def _match(node: fx.Node, constants: Constants, first: FirstAlike) -> Attention | None:
-    q, k = (each.meta["val"] for each in arguments(node)[:2])
-    call, joined = _called(node), _joined(node)
-    sources = [_heads_of(argument) for argument in arguments(node)[:3]]
-    found = [source for source in sources if source is not None]
+def _match(call: AttentionCall, constants: Constants, first: FirstAlike) -> Attention | None:
+    (q, k, _), joined = call.values, _joined(call.node)
+    found = [source for operand in call.operands if (source := _heads_of(operand)) is not None]
     alike = equal(q.shape[2], k.shape[2]) and isinstance(q.shape[3], int)
-    if call["dropout_p"] or not alike or joined is None or len(found) < 3:
+    if call.dropout or not alike or joined is None or len(found) < 3:
         return None
     before = dict.fromkeys(n for _, _, nodes in found for n in nodes)
     sizes = _spelled(q.shape[0], before), _spelled(q.shape[2], before)
     operands = tuple(heads for heads, _, _ in found)
     if None in sizes or operands[0].count != q.shape[1] or operands[1].count != operands[2].count:
         return None
-    mask, causal = call["mask"], bool(call["is_causal"])
+    mask, causal = call.mask, bool(call.causal)
     if mask is not None and not _readable(mask, q):
         return None
     if mask is not None and is_causal(constants.of(mask)):
@@ -108,30 +107,16 @@ def _match(node: fx.Node, constants: Constants, first: FirstAlike) -> Attention 
         causal = causal or hides_later_keys(mask, constants)
     output, by_position, after = joined
     return Attention(
-        node,
+        call,
         operands,
         tuple(step for _, steps, _ in found for step in steps),
         sizes,
-        heads=q.shape[1],
-        kv_heads=operands[1].count,
-        head_size=q.shape[3],
-        scale=float(call["scale"]) if call["scale"] is not None else q.shape[3] ** -0.5,
-        cap=call["cap"],
         causal=causal,
         mask=mask,
-        key_mask=mask is not None and same_for_queries(mask),
         output=output,
         by_position=by_position,
-        members=(*before, node, *after),
+        members=(*before, call.node, *after),
     )
-
-
-def _called(node: fx.Node) -> dict[str, Any]:
-    """The arguments of attention behind its operands, None for those that are not given."""
-    masked = ("mask", "scale", "cap", "seed", "dropout_p")
-    names = masked if node.target is attend_masked else ("dropout_p", "is_causal")
-    given = dict.fromkeys((*masked, "is_causal")) | node.kwargs | dict(zip(names, node.args[3:], strict=False))
-    return {**given, "mask": _mask_of(node)}
 
 
 def _heads_of(node: fx.Node) -> tuple[Heads, list[PerHead], list[fx.Node]] | None:

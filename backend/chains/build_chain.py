@@ -10,8 +10,6 @@ from torch import fx
 from gossamer.backend.chains.chain_cost import is_sequence, schedules_of
 from gossamer.backend.chains.dense_chain import DenseChain
 from gossamer.backend.chains.find_chains import Chain, Stage
-from gossamer.backend.chains.head_norm import HeadNorm
-from gossamer.backend.chains.rotary import Rotation
 from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import Built, content_hash, rounded_tokens
 from gossamer.backend.regions.compiled_kernel import compiled_kernel
@@ -98,17 +96,10 @@ def signature_of(chain: Chain) -> str:
 
 
 def _content(stage: Stage) -> str:
-    if stage.body is not None:
-        return signature(stage.body)
-    if stage.per_head is not None:
-        step = stage.per_head
-        done = f"rotated {step.rotated}" if isinstance(step, Rotation) else ""
-        done = f"normalized {step.eps}" if isinstance(step, HeadNorm) else done
-        return f"{done} {step.heads.count} {step.heads.offset} {step.size}"
-    found = stage.attention
-    assert found is not None
-    scores = f"{found.scale} {found.cap} {found.causal} {found.key_mask}"
-    return f"{found.heads} {found.kv_heads} {found.head_size} {scores} {found.offsets}"
+    if stage.step is not None:
+        return f"{stage.step.operation} {stage.step.numbers}"
+    assert stage.body is not None
+    return signature(stage.body)
 
 
 def _width(node: fx.Node, kind: str) -> object:

@@ -18,11 +18,9 @@ from torch import fx
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
-from gossamer.backend.chains.attention import Attention, PerHead
+from gossamer.backend.chains.attention import Attention
 from gossamer.backend.chains.find_chains import Chain, Stage
-from gossamer.backend.chains.head_norm import HeadNorm
-from gossamer.backend.chains.rotary import Rotation
-from gossamer.backend.regions.importer import WEIGHT, import_body
+from gossamer.backend.regions.importer import WEIGHT, attribute, import_body
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.dialects.heads import AttendOp, NormalizeOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
@@ -37,8 +35,8 @@ Scheduled = tuple[Matrix, str | None]
 def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None) -> str:
     """The contract IR of a chain, as text. `weights` are in the order of its contractions; they are noted as hints. `tokens` is
     the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
-    bodies = {signature(s.body): s for s in chain.stages if s.body is not None}
-    texts = {key: str(import_body(s.body, WEIGHT if s.contraction is not None else None)) for key, s in bodies.items()}  # type: ignore[arg-type]
+    bodies = {signature(s.body): (s.body, s.contraction) for s in chain.stages if s.body is not None}
+    texts = {key: str(import_body(body, None if product is None else WEIGHT)) for key, (body, product) in bodies.items()}
     with building():
         module = ir.Module.create()
         functions = [_function(module, n, s, texts) for n, s in enumerate(chain.stages)]
@@ -79,7 +77,7 @@ def _compose(
         region = func.FuncOp("region", (types, [_result_type(stage) for stage in chain.results]))
     region.attributes["arg_attrs"] = ir.ArrayAttr.get(notes)
     if tokens is not None:
-        region.attributes["kernel.tokens"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), tokens)
+        region.attributes["kernel.tokens"] = attribute(tokens)
     with ir.InsertionPoint(region.add_entry_block()):
         x, *arguments = region.entry_block.arguments
         stored = iter(arguments[: len(weights)])
@@ -88,12 +86,8 @@ def _compose(
         values.update({n: _regrouped(values[n], arguments[-1], False) for n in nodes if n in chain.by_position})
         for stage, function in zip(chain.stages, functions, strict=True):
             operands = [values[o.node] for o in stage.operands]
-            if stage.per_head is not None:
-                values[stage.output] = _per_head(stage.per_head, operands)
-                continue
             if function is None:
-                assert stage.attention is not None
-                values[stage.output] = _attend(stage.attention, operands, arguments[-1])
+                values[stage.output] = _step(stage, operands, arguments[-1])
                 continue
             if stage.contraction is not None:
                 operands.insert(WEIGHT, next(stored))
@@ -102,44 +96,21 @@ def _compose(
         func.ReturnOp([_regrouped(y, arguments[-1], True) if turned else y for y, turned in outputs])
 
 
-def _attend(attention: Attention, operands: list[ir.Value], length: ir.Value) -> ir.Value:
-    q, k, v, *mask = operands
-    i1, i64 = ir.IntegerType.get_signless(1), ir.IntegerType.get_signless(64)
-    offsets = [ir.IntegerAttr.get(i64, offset) for offset in attention.offsets]
-    op = AttendOp(
-        q,
-        k,
-        v,
-        length,
-        mask,
-        heads=ir.IntegerAttr.get(i64, attention.heads),
-        kv_heads=ir.IntegerAttr.get(i64, attention.kv_heads),
-        head_size=ir.IntegerAttr.get(i64, attention.head_size),
-        offsets=ir.ArrayAttr.get(offsets),
-        scale=ir.FloatAttr.get(ir.F64Type.get(), attention.scale),
-        cap=ir.FloatAttr.get(ir.F64Type.get(), attention.cap or 0.0),
-        causal=ir.IntegerAttr.get(i1, attention.causal),
-        key_mask=ir.IntegerAttr.get(i1, attention.key_mask),
-        result=_type(attention.output, "matrix"),
-    )
-    return op.result
-
-
-def _per_head(step: PerHead, operands: list[ir.Value]) -> ir.Value:
-    numbers = {"heads": step.heads.count, "head_size": step.size, "offset": step.heads.offset}
-    if isinstance(step, Rotation):
-        numbers["rotated"] = step.rotated
-    given = {name: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number) for name, number in numbers.items()}
-    shape = [ir.ShapedType.get_dynamic_size(), step.columns]
-    type_ = ir.RankedTensorType.get(shape, ir.RankedTensorType(operands[0].type).element_type)
-    if isinstance(step, HeadNorm):
-        return NormalizeOp(*operands, **given, eps=ir.FloatAttr.get(ir.F64Type.get(), step.eps), result=type_).result
-    return RotateOp(*operands, **given, result=type_).result
+def _step(stage: Stage, operands: list[ir.Value], length: ir.Value) -> ir.Value:
+    """Attention, or what is done with heads one by one."""
+    step = stage.step
+    assert step is not None
+    given = {name: attribute(number) for name, number in step.numbers.items()}
+    if isinstance(step, Attention):
+        q, k, v, *mask = operands
+        return AttendOp(q, k, v, length, mask, **given, result=_result_type(stage)).result
+    shape, like = [ir.ShapedType.get_dynamic_size(), step.columns], ir.RankedTensorType(operands[0].type)
+    operation = NormalizeOp if step.operation == "normalize" else RotateOp
+    return operation(*operands, **given, result=ir.RankedTensorType.get(shape, like.element_type)).result
 
 
 def _regrouped(value: ir.Value, length: ir.Value, inverse: bool) -> ir.Value:
-    flag = ir.IntegerAttr.get(ir.IntegerType.get_signless(1), inverse)
-    return RegroupOp(value, length, inverse=flag, result=value.type).result
+    return RegroupOp(value, length, inverse=attribute(inverse), result=value.type).result
 
 
 def _result_type(stage: Stage) -> ir.Type:

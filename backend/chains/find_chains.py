@@ -25,7 +25,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import DTYPES
 from gossamer.backend.graph.fusable import is_elementwise, is_identity
 from gossamer.backend.graph.layout import is_view, path
-from gossamer.backend.graph.nodes import ancestors, arguments, equal, in_training, only_user
+from gossamer.backend.graph.nodes import ancestors, equal, in_training, only_user
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.low_rank import Inner, Product, find_low_rank, inner_at
@@ -43,24 +43,28 @@ it loses 13 % (Llama-like, 1,024 features, 90 % zeros, on Emerald Rapids)."""
 class Stage:
     """One step of a chain.
 
-    body      a function on matrices; of (x, w, *extras) where `contraction` is, of (*extras) for rows, None for attention and
-              what is done with heads one by one
-    operands  what the body takes besides its weight: outputs of earlier stages, or values from outside
+    body      a function on matrices; of (x, w, *extras) where `contraction` is, of (*extras) for rows, None for a `step`
+    step      attention, or what is done with heads one by one
+    operands  what it takes besides its weight: outputs of earlier stages, or values from outside
     output    the node of the large graph that it computes
     """
 
-    body: fx.GraphModule | None
-    contraction: Contraction | None
-    attention: Attention | None
-    operands: tuple[Extra, ...]
     output: fx.Node
-    per_head: PerHead | None = None
+    operands: tuple[Extra, ...]
+    body: fx.GraphModule | None = None
+    contraction: Contraction | None = None
+    step: Attention | PerHead | None = None
+
+    @property
+    def attention(self) -> Attention | None:
+        """The step, if it is one."""
+        return self.step if isinstance(self.step, Attention) else None
 
     @property
     def columns(self) -> int:
         """Columns of what it computes, as a matrix with a token a row."""
         width: int = self.output.meta["val"].shape[-1]
-        return self.per_head.columns if self.per_head is not None else width
+        return self.step.columns if isinstance(self.step, PerHead) else width
 
 
 @dataclass(frozen=True)
@@ -263,7 +267,7 @@ def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bo
         return True
     counts = [rows_of(output)]
     if operand.kind == "position":
-        counts.append(arguments(attention[0].node)[0].meta["val"].shape[2])
+        counts.append(attention[0].call.values[0].shape[2])
     return any(equal(rows_of(operand.node), count) for count in counts)
 
 
@@ -275,10 +279,10 @@ def _vanishes(node: fx.Node) -> bool:
 def _attention(found: Attention) -> Iterator[Stage]:
     """What is done with heads one by one, then attention itself."""
     for step in found.per_head:
-        yield Stage(None, None, None, (Extra(step.heads.matrix, "matrix"), *step.extras), step.node, step)
+        yield Stage(step.node, (Extra(step.heads.matrix, "matrix"), *step.extras), step=step)
     operands = [Extra(heads.matrix, "matrix") for heads in found.operands]
     operands += [Extra(found.mask, "mask")] if found.mask is not None else []
-    yield Stage(None, None, found, tuple(operands), found.output)
+    yield Stage(found.output, tuple(operands), step=found)
 
 
 def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:
@@ -287,14 +291,14 @@ def _product(contraction: Contraction, members: list[fx.Node]) -> Stage:
         if member is not contraction.node:
             body.append(member)
     operands = (Extra(contraction.x, "matrix"), *body.extras)
-    return Stage(body.finish(members[-1]), contraction, None, operands, members[-1])
+    return Stage(members[-1], operands, body.finish(members[-1]), contraction)
 
 
 def _rows(group: list[fx.Node]) -> Stage:
     body = RowsBody()
     for member in group:
         (body.keep if swaps_tokens(member) else body.append)(member)
-    return Stage(body.finish(group[-1]), None, None, tuple(body.extras), group[-1])
+    return Stage(group[-1], tuple(body.extras), body.finish(group[-1]))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ The rows of the matrix come sequence by sequence, [B, S], or position by positio
 """
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-import torch
 from torch import fx
 
 from gossamer.backend.graph.fusable import is_identity
@@ -42,36 +43,49 @@ class Heads:
 class PerHead:
     """What is done with each head of a matrix by itself: [T, columns] → [T, heads x size].
 
-    node     its value in the graph, `roles` its dimensions, and `layout` how it lies in the result
-    members  the nodes from the heads to it
-    extras   what it reads besides the matrix
+    operation  the name of what computes it: `kernel.normalize` in a chain, `dense_chain.normalize` in plain torch
+    node       its value in the graph, and `roles` its dimensions
+    members    the nodes from the heads to it
+    extras     what it reads besides the matrix
     """
 
+    operation: ClassVar[str]
+
     heads: Heads
-    size: int
     node: fx.Node
     roles: Roles
-    layout: Layout
     members: tuple[fx.Node, ...]
     extras: tuple[Extra, ...]
+
+    @property
+    def size(self) -> int:
+        """Columns of a head."""
+        size: int = self.node.meta["val"].shape[-1]
+        return size
 
     @property
     def columns(self) -> int:
         """Of the result."""
         return self.heads.count * self.size
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What the operation is told, by name."""
+        return {"heads": self.heads.count, "head_size": self.size, "offset": self.heads.offset}
+
+    @property
+    def layout(self) -> Layout:
+        """How the value lies in the result, where its heads are side by side."""
+        shape = self.node.meta["val"].shape
+        batch, heads, length, size = (shape[role] for role in self.roles)
+        outer, inner = row_strides(batch, length, heads * size, self.heads.by_position)
+        strides = dict(zip(self.roles, (outer, size, inner, 1), strict=True))
+        return Layout.strided(shape, [strides[n] for n in range(4)])
+
 
 def row_strides(batch: Size, length: Size, columns: Size, by_position: bool) -> tuple[Size, Size]:
     """From one sequence to the next, and from one position to the next, in elements of a matrix of so many columns."""
     return (columns, batch * columns) if by_position else (length * columns, columns)
-
-
-def side_by_side(shape: torch.Size, roles: Roles, by_position: bool) -> Layout:
-    """How heads of this shape lie in a matrix that has nothing else."""
-    batch, heads, length, size = (shape[role] for role in roles)
-    outer, inner = row_strides(batch, length, heads * size, by_position)
-    strides = dict(zip(roles, (outer, size, inner, 1), strict=True))
-    return Layout.strided(shape, [strides[n] for n in range(4)])
 
 
 def cut_heads(layout: Layout | None, matrix: fx.Node, columns: int, sizes: tuple[Size, Size], roles: Roles) -> Heads | None:
@@ -97,8 +111,19 @@ def cut_heads(layout: Layout | None, matrix: fx.Node, columns: int, sizes: tuple
     return None
 
 
-def cut_from(made: PerHead, node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:
-    """The heads that a value was cut from, which are those of such a step, and the nodes in between."""
+def cuts(x: fx.Node, made: PerHead | None) -> Iterator[tuple[Roles, Heads, list[fx.Node]]]:
+    """The ways in which a value may be all heads of a matrix, or of the result of a step: with its roles, and the nodes in
+    between."""
+    for roles in ROLES:
+        cut = cut_from(made, x, roles)
+        if cut is not None and equal(cut[0].count, x.meta["val"].shape[roles[1]]):
+            yield roles, *cut
+
+
+def cut_from(made: PerHead | None, node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:
+    """The heads that a value was cut from, which are those of a matrix or of such a step, and the nodes in between."""
+    if made is None:
+        return matrix_behind(node, roles)
     views, shape = path(node)[1:], node.meta["val"].shape
     sizes = shape[roles[0]], shape[roles[2]]
     heads = cut_heads(follow(made.layout, views), made.node, made.columns, sizes, roles)
@@ -106,7 +131,7 @@ def cut_from(made: PerHead, node: fx.Node, roles: Roles) -> tuple[Heads, list[fx
 
 
 def matrix_behind(node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:
-    """The matrix that a value of heads was cut from, and the nodes in between. It is the earliest that it can be."""
+    """The heads of the earliest matrix that a value can have been cut from, and the nodes in between."""
     nodes, shape = path(node), node.meta["val"].shape
     if len(shape) != 4:
         return None

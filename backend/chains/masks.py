@@ -12,9 +12,7 @@ from torch import fx
 
 from gossamer.backend.graph.expressions import computed_from, cut, evaluated, is_pure
 from gossamer.backend.graph.nodes import COPIES, SPREADS, ancestors, arguments, equal, equal_sizes
-from gossamer.backend.graph.strips import strips
 from gossamer.runtime.torch_internals import OpOverload
-from gossamer.sparsity.attention.tile_table import LARGE, Strips
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -35,17 +33,9 @@ class Constants:
         self._constant = computed_from(graph, ())
         self._values: dict[fx.Node, torch.Tensor] = {}
 
-    def strips(self, node: fx.Node) -> Strips | None:
-        """The value of a node some queries at a time; None if it is small enough for `of`, or not known there."""
-        known = self._known(node) and node.meta["val"].numel() >= LARGE
-        return strips(cut([node], ()).evaluate) if known else None
-
-    def _known(self, node: fx.Node) -> bool:
-        return node in self._constant and all(n in self._constant for n in node.all_input_nodes)
-
     def of(self, node: fx.Node) -> torch.Tensor | None:
         """The value of a node; None if it depends on inputs, or on sizes that are not fixed."""
-        if not self._known(node):
+        if node not in self._constant or not all(n in self._constant for n in node.all_input_nodes):
             return None
         if node not in self._values:
             try:  # at once, so that nothing on the way is kept: it may be large

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.chains.find_chains import Chain, Stage
+from gossamer.backend.chains.heads import PerHead
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import VIEWS, equal, equal_sizes, same_shape
 from gossamer.backend.regions.matrix_functions import Extra
@@ -66,8 +67,8 @@ def _move_behind(output: fx.Node, delivered: set[fx.Node]) -> None:
 
 def _restored(y: fx.Node, stage: Stage, chain: Chain, emit: Emitter) -> fx.Node:
     """A result, which has a row a token, as the graph has it."""
-    if stage.per_head is not None:
-        turned = stage.per_head
+    if isinstance(stage.step, PerHead):
+        turned = stage.step
         assert chain.attention is not None
         batch, length = map(emit.now, chain.attention.sizes)
         outer = (length, batch) if turned.heads.by_position else (batch, length)

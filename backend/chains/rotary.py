@@ -9,18 +9,17 @@ of GPT-NeoX.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from gossamer.backend.chains.head_norm import HeadNorm, find_head_norm
-from gossamer.backend.chains.heads import ROLES, PerHead, Roles, cut_from, matrix_behind, passed, side_by_side
+from gossamer.backend.chains.heads import PerHead, Roles, cuts
 from gossamer.backend.graph.layout import Layout, follow, merged, path, spans
-from gossamer.backend.graph.nodes import arguments, equal, equal_sizes
+from gossamer.backend.graph.nodes import between, equal, equal_sizes
+from gossamer.backend.graph.patterns import Found, Hole, match, matches, side_by_side
 from gossamer.backend.regions.matrix_functions import Extra
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,27 @@ class Rotation(PerHead):
     norm     what comes before, if there is one: its result is the matrix
     """
 
+    operation: ClassVar[str] = "rotate"
+
     rotated: int
     norm: HeadNorm | None
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """With `rotated`."""
+        return {**super().numbers, "rotated": self.rotated}
+
+
+def _has_columns(of: Any) -> bool:
+    value = of.meta.get("val") if isinstance(of, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.dim() >= 2
+
+
+_X, _LOW, _HIGH, _COS, _SIN = (Hole(name, _has_columns) for name in ("x", "low", "high", "cos", "sin"))
+
+_SWAPPED = _X * _COS + side_by_side(-_HIGH, _LOW) * _SIN
+_APART = side_by_side(_LOW * _COS - _HIGH * _SIN, _HIGH * _COS + _LOW * _SIN)
+_IN_PART = side_by_side(Hole("turned", _has_columns), Hole("kept", _has_columns))
 
 
 def find_rotation(node: fx.Node) -> Rotation | None:
@@ -40,111 +58,42 @@ def find_rotation(node: fx.Node) -> Rotation | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() != 4 or not isinstance(value.shape[-1], int):
         return None
-    found = _turned(node)
-    if found is None:
+    found = _turned(node) or _turned_in_part(node)
+    if found is None or not equal_sizes(found["x"].meta["val"].shape, value.shape):  # the tables may have more rows than x
         return None
-    x, cos, sin, rotated, inner = found
-    shape, size = value.shape, value.shape[-1]
-    given = x.meta["val"].shape
-    if not equal_sizes(given, shape):  # the tables may have more rows than x
-        return None
+    x, rotated = found["x"], found["rotated"]
     norm = find_head_norm(path(x)[0])
-    for roles in ROLES:
-        cut = matrix_behind(x, roles) if norm is None else cut_from(norm, x, roles)
-        if cut is None or not equal(cut[0].count, shape[roles[1]]):
-            continue
-        (heads, views), tables = cut, [_table(table, shape, roles) for table in (cos, sin)]
-        first, second = tables
-        if first is None or second is None or not equal(columns := first.meta["val"].shape[-1], second.meta["val"].shape[-1]):
-            continue
-        if columns not in (rotated, rotated // 2):
-            continue
-        layout = side_by_side(shape, roles, heads.by_position)
-        members = (*dict.fromkeys((*views, *passed(inner))), node)
-        extras = (Extra(first, "position"), Extra(second, "position"))
-        return Rotation(heads, size, node, roles, layout, members, extras, rotated, norm)
+    for roles, heads, views in cuts(x, norm):
+        tables = [_table(found[name], value.shape, roles) for name in ("cos", "sin")]
+        cos, sin = (found[name].meta["val"].shape[-1] for name in ("cos", "sin"))
+        if None not in tables and cos == sin and cos in (rotated, rotated // 2):
+            members = tuple(dict.fromkeys((*views, *between([x, found["cos"], found["sin"]], node))))
+            extras = tuple(Extra(table, "position") for table in tables if table is not None)
+            return Rotation(heads, node, roles, members, extras, rotated, norm)
     return None
 
 
-def _turned(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, int, list[fx.Node]] | None:
-    """x, cosines, sines, the number of columns that turn, and the nodes between x and this one."""
-    whole = _halves_swapped(node) or _halves_apart(node)
-    if whole is not None:
-        x, cos, sin, inner = whole
-        return x, cos, sin, x.meta["val"].shape[-1], inner
-    parts = _joined(node)
-    if parts is None:
-        return None
-    found = _halves_swapped(parts[0]) or _halves_apart(parts[0])
-    if found is None:
-        return None
-    first, cos, sin, inner = found
-    kept = parts[1]
-    x = _base(first)
-    rotated, size = first.meta["val"].shape[-1], node.meta["val"].shape[-1]
-    if _columns_of(first, x) != (0, rotated) or _columns_of(kept, x) != (rotated, size):
-        return None
-    return x, cos, sin, rotated, [first, *inner, parts[0], kept]
-
-
-def _halves_swapped(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, list[fx.Node]] | None:
-    """x * cos + cat([-x[half:], x[:half]]) * sin"""
-    if node.target is not aten.add.Tensor or node.kwargs:
-        return None
-    for straight, crossed in (node.args, reversed(node.args)):
-        for swapped, sin in _factors(crossed):
-            parts = _joined(swapped)
-            if parts is None or parts[0].target is not aten.neg.default:
-                continue
-            negative, low = parts
-            high: Any = negative.args[0]
-            for x, cos in _factors(straight):
-                half = x.meta["val"].shape[-1] // 2
-                if _columns_of(high, x) == (half, 2 * half) and _columns_of(low, x) == (0, half):
-                    return x, cos, sin, [high, low, negative, swapped, straight, crossed]
+def _turned(node: fx.Node) -> Found | None:
+    """What is in the place of x, cos and sin where all columns turn, and how many these are."""
+    for pattern in (_SWAPPED, _APART):
+        for found in matches(pattern, node):
+            x = found.get("x") or _base(found["low"])
+            columns = x.meta["val"].shape[-1]
+            halves = (0, columns // 2), (columns // 2, columns)
+            if (_columns_of(found["low"], x), _columns_of(found["high"], x)) == halves:
+                return {**found, "x": x, "rotated": columns}
     return None
 
 
-def _halves_apart(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, list[fx.Node]] | None:
-    """cat([low * cos - high * sin, high * cos + low * sin])"""
-    parts = _joined(node)
-    if parts is None or parts[0].target is not aten.sub.Tensor or parts[1].target is not aten.add.Tensor:
+def _turned_in_part(node: fx.Node) -> Found | None:
+    """The same where only the first columns turn."""
+    parts = match(_IN_PART, node)
+    found = None if parts is None else _turned(parts["turned"])
+    if parts is None or found is None:
         return None
-    if parts[0].kwargs or parts[1].kwargs:
-        return None
-    (first, second), added = arguments(parts[0]), arguments(parts[1])
-    for low, cos in _factors(first):
-        for high, sin in _factors(second):
-            x = _base(low)
-            half = x.meta["val"].shape[-1] // 2
-            if x is low or _columns_of(low, x) != (0, half) or _columns_of(high, x) != (half, 2 * half):
-                continue
-            for third, fourth in (added, reversed(added)):
-                if (high, cos) in _factors(third) and (low, sin) in _factors(fourth):
-                    return x, cos, sin, [low, high, first, second, third, fourth, *parts]
-    return None
-
-
-def _factors(node: Any) -> list[tuple[fx.Node, fx.Node]]:
-    """Both orders of the factors of a product of tensors that have columns."""
-    if not isinstance(node, fx.Node) or node.target is not aten.mul.Tensor:
-        return []
-    a, b = arguments(node)
-    return [(a, b), (b, a)] if _has_columns(a) and _has_columns(b) else []
-
-
-def _has_columns(node: object) -> bool:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.dim() >= 2
-
-
-def _joined(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The two parts of a concatenation of columns."""
-    if not isinstance(node, fx.Node) or node.target is not aten.cat.default:
-        return None
-    parts: Any = node.args[0]
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    return tuple(parts) if len(parts) == 2 and dim in (-1, node.meta["val"].dim() - 1) else None
+    x, rotated = _base(found["x"]), found["rotated"]
+    halves = (0, rotated), (rotated, node.meta["val"].shape[-1])
+    return {**found, "x": x} if (_columns_of(found["x"], x), _columns_of(parts["kept"], x)) == halves else None
 
 
 def _base(part: fx.Node) -> fx.Node:

@@ -15,8 +15,8 @@ from torch import fx
 
 from gossamer.backend.chains.build_chain import signature_of
 from gossamer.backend.chains.chain_cost import ChainCosts
-from gossamer.backend.chains.dense_chain import DenseAttention
-from gossamer.backend.chains.find_chains import Chain, Stage
+from gossamer.backend.chains.dense_chain import attend
+from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE
@@ -101,7 +101,8 @@ def _densely(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int,
         if stage.contraction is not None:
             calls.append(_product(stage.contraction, next(weights), batch * length))
         elif stage.attention is not None:
-            calls.append(_attention(stage, chain, batch, length))
+            operands = [_input(operand, chain, batch, length) for operand in stage.operands]
+            calls.append(partial(attend, length, *operands, **stage.attention.numbers))
 
     def run_all() -> None:
         for call in calls:
@@ -114,9 +115,3 @@ def _product(contraction: Contraction, leaves: Sequence[torch.Tensor], tokens: i
     weight = run(contraction.weight.evaluate, leaves).detach().to(contraction.given)
     x = random(tokens, contraction.k, dtype=contraction.given)
     return dense_product(x, weight.t() if weight.shape[1] == contraction.k else weight)
-
-
-def _attention(stage: Stage, chain: Chain, batch: int, length: int) -> Call:
-    assert stage.attention is not None
-    found = DenseAttention.of(stage.attention)
-    return partial(found, length, *(_input(operand, chain, batch, length) for operand in stage.operands))

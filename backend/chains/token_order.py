@@ -37,7 +37,7 @@ def token_orders(
         return None if any(swaps_tokens(node) for node in nodes) else {}
     members = {node for a in attention for node in a.members}
     moving = [node for node in nodes if node not in members and _moves_tokens(node)]
-    batch, _, length, _ = arguments(attention[0].node)[0].meta["val"].shape
+    batch, _, length, _ = attention[0].call.values[0].shape
     if equal(batch, 1) or equal(length, 1):
         return None if moving else {}
     links = [(a, b, swaps) for a in nodes if a not in members for b, swaps in _read(a, products)]

@@ -20,7 +20,6 @@ from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run import region_op
-from gossamer.backend.run.compact_region import CompactRegion
 from gossamer.backend.run.compiled_region import Band, CompiledRegion, Variant, Weight
 from gossamer.backend.run.layouts import Images, Matrices
 from gossamer.backend.run.packed_weights import Packings
@@ -91,22 +90,6 @@ def _reference(found: Convolution, region: Region, kernel: Kernel, weights: tupl
 def _images(found: Convolution, output: fx.Node) -> Images:
     dims, channels = (2, None) if found.depthwise else (3, found.m)
     return Images(found.window, dims, channels, output.meta["val"].dtype)
-
-
-def build_compact(name: str, found: Convolution, gain: float | None, context: GraphContext) -> tuple[str, Decision]:
-    """The same for a convolution without the filters and channels that are zeros."""
-    weight, window, verify = found.weight, found.window, noticed(found.weight.leaves, context.options.verify)
-    assert found.occupied is not None
-    layout = _images(found, found.node)
-    key = content_hash("compact", weight.key, window, layout.dtype, verify)
-    region_op.add(key, region_op.find(key) or CompactRegion(weight.evaluate, layout, verify == "full"))
-    (filters, channels), of = found.occupied, found.k // window.taps
-    reason = f"{filters} of {found.m} filters and {channels} of {of} channels, by torch"
-    dense_bytes, share = found.m * found.k * found.given.itemsize, filters * channels / (found.m * of)
-    sizes = dense_bytes, int(dense_bytes * share)
-    return key, Decision(
-        name, found.op, weight.shape, found.density, "filters", "compact", True, reason, gain, False, *sizes,
-    )  # fmt: skip
 
 
 def compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> Kernel:

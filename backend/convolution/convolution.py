@@ -25,8 +25,6 @@ class Convolution(Contraction):
     depthwise  whether each channel is summed for itself: y[n, m, pixel] = sum_k x[n, m, what tap k reads] w[m, k]
     padded     whether the graph puts the zeros around x that the window has
     instead    what of torch's it stands for, if that is no convolution
-    occupied   how many filters, and how many of their channels, are not zeros altogether; None where that is not asked
-    compact    whether the others are left out, and what is left is dense
     kernel_us  microseconds that a call of its kernel takes, if that is known better than by prediction
     measured   whether that was measured, not concluded from others
     """
@@ -35,8 +33,6 @@ class Convolution(Contraction):
     depthwise: bool = False
     padded: bool = False
     instead: Alternative | None = None
-    occupied: tuple[int, int] | None = None
-    compact: bool = False
     kernel_us: float | None = None
     measured: bool = False
 

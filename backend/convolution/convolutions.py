@@ -7,18 +7,17 @@
 import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.build import REFERENCE, build, build_compact
+from gossamer.backend.convolution.build import REFERENCE, build
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.cost import gain_of
+from gossamer.backend.convolution.cost import Judgement, gain_of, judged_by
 from gossamer.backend.convolution.find_convolutions import find
 from gossamer.backend.convolution.fold_scales import fold_scales
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
-from gossamer.backend.convolution.judgement import Judgement, judged_by
 from gossamer.backend.convolution.planar import together
 from gossamer.backend.convolution.time_convolution import timed
 from gossamer.backend.convolution.transposed import of_forward
@@ -42,8 +41,6 @@ _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 class Convolutions:
     """Convolutions with a sparse weight become regions."""
-
-    name: ClassVar[str] = "convolutions"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each convolution whose weight has zeros, and for those between them that are depthwise."""
@@ -106,12 +103,9 @@ class _Replacing:
         if not self.training:
             fold_scales(plain.node, self.static)
         region = grow(plain, self.claimed)
-        if found.compact:
-            key, taken = build_compact(name, found, gain, self.context)
-        else:
-            values = {node: static.tensor for node, static in self.statics.items()}
-            key, taken = build(name, found, region, values, gain, self.context)
-        self.claimed.update([plain.node] if found.compact else region.members)
+        values = {node: static.tensor for node, static in self.statics.items()}
+        key, taken = build(name, found, region, values, gain, self.context)
+        self.claimed.update(region.members)
         _replace(plain, region, key)
         return taken
 
@@ -168,12 +162,7 @@ def _judged(found: Convolution, options: Options) -> Judgement:
         return Judgement(found, False, reason, None)
     if found.depthwise:
         return Judgement(found, True, None, None)
-    gain = gain_of(found)
-    if found.occupied is not None and options.schedule != REFERENCE:
-        compact = replace(found, compact=True)
-        if gain_of(compact) > gain:
-            found, gain = compact, gain_of(compact)
-    return judged_by(found, gain, options.min_gain)
+    return judged_by(found, gain_of(found), options.min_gain)
 
 
 def _keep_planar() -> None:
@@ -200,12 +189,12 @@ def _without_bias(found: Convolution) -> Convolution:
 
 def _replace(found: Convolution, region: Region, key: str) -> None:
     """Puts one call of the region op where the region was."""
-    output = found.node if found.compact else region.output
+    output = region.output
     emit = Emitter(output)
     shapes = {"vector": [found.m], "scalar": list[int]()}
     extras = [
         emit(aten.reshape.default, extra.node, shapes[extra.kind]) if extra.kind in shapes else extra.node
-        for extra in (() if found.compact else region.extras)
+        for extra in region.extras
     ]
     filters = found.node.args[1]
     weight = [emit(aten.reshape.default, filters, [found.m, found.k])] if found.depthwise else found.weight.leaves

@@ -11,7 +11,7 @@ when they are new.
 import operator
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import fx
 
@@ -31,8 +31,6 @@ from gossamer.backend.run.row_of_kernels import Step
 
 class ConvolutionsInARow:
     """Regions of convolutions in a row become one operation; of training, where gradients read what is between, they do not."""
-
-    name: ClassVar[str] = "convolutions-in-a-row"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Nothing is decided that a report would tell."""

@@ -1,6 +1,6 @@
-"""Microseconds of a convolution: by our kernel, by torch, with channels innermost or pixels."""
+"""What a convolution takes by our kernel and by torch, with channels innermost or pixels, and what becomes of it then."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -18,7 +18,6 @@ from gossamer.backend.regions.cost import matrix_of, predicted
 from gossamer.runtime.elements import FLOATS
 
 _DENSE_STORE, _DENSE_TAP = 8.0, 1.5  # cycles of a vector of results of torch's depthwise convolution, and for each tap
-_SMALLER = 1.15  # how much longer a multiplication takes in a dense convolution with fewer channels
 
 
 def gain_of(convolution: Convolution, density: float | None = None) -> float:
@@ -29,8 +28,6 @@ def gain_of(convolution: Convolution, density: float | None = None) -> float:
 def ours_us(convolution: Convolution, density: float | None = None) -> float:
     """Microseconds that our kernel takes, with a weight of this density (its own by default)."""
     c, pixels = convolution, convolution.pixels
-    if c.compact:
-        return _compact_us(c)
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
     kernel_us, us = kernel_us_of(c, density), 0.0
     if c.instead is not None and prod(c.instead.stride) > 1:  # what comes out is interleaved
@@ -59,37 +56,16 @@ def _renewal_us(convolution: Convolution, share: float) -> float:
     return device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) if in_training(c.node.graph) else 0.0
 
 
-def _compact_us(convolution: Convolution) -> float:
-    """The same of torch's own, of what is left: what it reads and gives is copied, and reordered."""
-    c, copied_us = convolution, device_of(convolution.weight.device).transpose_us
-    assert c.occupied is not None
-    filters, channels = c.occupied
-    share = filters * channels * c.window.taps / (c.m * c.k)
-    bytes_ = (channels + c.m) * c.pixels * c.weight.dtype.itemsize
-    copied = copied_us(bytes_) / torch.get_num_threads() + _renewal_us(c, 1.0)
-    return dense_us(c) * share * _SMALLER + copied + 2 * this_machine().call_us
-
-
 def dense_us(convolution: Convolution) -> float:
     """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
     c = convolution
-    if (measured := _measured_us(c.dense_node)) is not None:
+    if (measured := measured_us(c.dense_node)) is not None:
         return measured * c.share if c.dense_node is c.node else measured
     if not c.depthwise:
         return predicted(c, c.pixels, 1.0).dense_us * c.share
     matrix, tokens = matrix_of(c), c.pixels
     cycles = matrix.rows / matrix.lanes * tokens * (_DENSE_STORE + _DENSE_TAP * c.window.taps)
     return cycles / this_machine().speeds[matrix.element].cycles_a_us("rowpairs", tokens) / torch.get_num_threads()
-
-
-def planar_us(node: fx.Node) -> float | None:
-    """What a convolution takes dense with pixels innermost, in what it reads and writes; None where that is not measured."""
-    return _measured_us(node, planar=True)
-
-
-def innermost_us(node: fx.Node) -> float | None:
-    """The same with channels innermost."""
-    return _measured_us(node)
 
 
 def measurable(node: fx.Node) -> tuple[Any, ...] | None:
@@ -103,6 +79,31 @@ def measurable(node: fx.Node) -> tuple[Any, ...] | None:
     return [n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:]
 
 
-def _measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
+def measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
+    """What a convolution takes dense with channels innermost, or pixels, in what it reads and writes; None where that is not
+    measured."""
     given = measurable(node)
     return None if given is None else torch_us(*given, planar=planar)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What becomes of a convolution.
+
+    able    whether a kernel of ours can compute it
+    reason  why it stays dense, None if it does not
+    gain    predicted for it alone
+    """
+
+    found: Convolution
+    able: bool
+    reason: str | None
+    gain: float | None
+
+
+def judged_by(found: Convolution, gain: float, min_gain: float) -> Judgement:
+    """What becomes of one that a kernel can compute, by what it gains."""
+    if gain >= min_gain:
+        return Judgement(found, True, None, gain)
+    what = "small" if gain_of(found, 0.01) < min_gain else "dense"
+    return Judgement(found, True, f"too {what} for a gain of {min_gain:g}x", gain)

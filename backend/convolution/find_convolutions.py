@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 from operator import add
 from typing import Any
 
@@ -14,7 +13,7 @@ from gossamer.backend.convolution.plan_window import planned
 from gossamer.backend.convolution.transposed import Alternative
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
-from gossamer.backend.graph.weight_expressions import Weight, run, weight_behind
+from gossamer.backend.graph.weight_expressions import Weight, weight_behind
 from gossamer.dialects.window import Window
 
 aten = torch.ops.aten
@@ -57,11 +56,7 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Al
         node, source, weight, "left", m, k, None, 1, 1, window=window, depthwise=depthwise, padded=around is not None,
         instead=instead,
     )  # fmt: skip
-    if depthwise:
-        return found
-    simple = groups == 1 and (instead is None or prod(instead.stride) == 1) and weight.density < 1
-    occupied = _occupied(weight, window, values) if simple else None
-    return replace(found, window=planned(found), occupied=occupied)
+    return found if depthwise else replace(found, window=planned(found))
 
 
 def _weight_of(node: fx.Node, w: fx.Node, sizes: list[int], values: dict[fx.Node, torch.Tensor]) -> Weight | None:
@@ -70,14 +65,6 @@ def _weight_of(node: fx.Node, w: fx.Node, sizes: list[int], values: dict[fx.Node
     weight = weight_behind(matrix, values)
     node.graph.erase_node(matrix)
     return None if weight is None or weight.transposed or 0 in weight.shape else weight
-
-
-def _occupied(weight: Weight, window: Window, values: Mapping[fx.Node, torch.Tensor]) -> tuple[int, int] | None:
-    """How many filters and channels are not zeros altogether; None if none is."""
-    given = run(weight.evaluate, [values[leaf] for leaf in weight.leaves])
-    taken = (given != 0).view(weight.shape[0], -1, window.taps).any(-1)
-    filters, channels = (int(taken.any(axis).sum()) for axis in (1, 0))
-    return (filters, channels) if filters * channels < taken.numel() else None
 
 
 def _zeros_around(x: fx.Node, dims: int) -> tuple[list[int], list[int]] | None:

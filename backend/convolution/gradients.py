@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.transposed import Alternative, padded, slid, spread, whole
+from gossamer.backend.convolution.transposed import Alternative, convolved, padded, slid, spread, whole
 from gossamer.backend.graph.emit import Emitter
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -55,7 +55,7 @@ def _of_images(backward: fx.Node, torchs: fx.Node) -> Alternative | str:
     emit, taps, steps = Emitter(torchs), tuple(kernel[2:]), tuple(stride)
     ones, none = [1] * len(taps), [0] * len(taps)
     if transposed:
-        found = emit(aten.convolution.default, g, w, None, stride, padding, dilation, False, none, groups)
+        found = convolved(emit, g, w, stride, padding, dilation, groups)
         cropped = padded(emit, found, none, [-(n // s) for n, s in zip(more, stride, strict=True)])
         steps, result = (1,) * len(taps), whole(emit, cropped)
     elif any(s != 1 for s in stride) and not known:
@@ -95,7 +95,7 @@ def _depthwise(
     ones, none = [1] * dims, [0] * dims
     given = padded(emit, g, around, around) if min(around) < 0 else g
     around = none if min(around) < 0 else around
-    return emit(aten.convolution.default, given, turned, None, ones, around, dilation, False, none, sizes[1])
+    return convolved(emit, given, turned, ones, around, dilation, sizes[1])
 
 
 def _spread(emit: Emitter, images: fx.Node, stride: Sequence[int], sizes: Sequence[int]) -> fx.Node:

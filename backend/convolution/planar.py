@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.cost import dense_us, innermost_us, ours_us, planar_us
-from gossamer.backend.convolution.judgement import Judgement
+from gossamer.backend.convolution.cost import Judgement, dense_us, measured_us, ours_us
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint
@@ -43,7 +42,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
         found = each.found
         reordering, here = _reordering_us(found.node), ours_us(found)
         alone = min(dense_us(found), here) if found.depthwise else dense_us(found)
-        planar = planar_us(found.node) if found.instead is None else None
+        planar = measured_us(found.node, planar=True) if found.instead is None else None
         apart = alone + reordering if planar is None else planar + _following_us(found.node)
         if any(
             user.target is aten.permute.default for user in found.node.users
@@ -79,7 +78,7 @@ def _of_single_pixels(node: fx.Node) -> bool:
 
 def _longer_us(node: fx.Node) -> float:
     """Microseconds that a convolution which stays dense takes more with pixels innermost."""
-    planar, innermost = planar_us(node), innermost_us(node)
+    planar, innermost = measured_us(node, planar=True), measured_us(node)
     return _reordering_us(node) if planar is None or innermost is None else max(0.0, planar - innermost)
 
 

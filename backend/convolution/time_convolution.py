@@ -14,8 +14,7 @@ from torch import fx
 
 from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled, on_images
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.cost import dense_us, gain_of, kernel_us_of, measurable
-from gossamer.backend.convolution.judgement import Judgement, judged_by
+from gossamer.backend.convolution.cost import Judgement, dense_us, gain_of, judged_by, kernel_us_of, measurable
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.nodes import hint
 from gossamer.backend.measuring.convolution_times import torch_call, torch_us
@@ -56,7 +55,7 @@ def timed(judged: Sequence[Judgement], values: Values, budget: Budget, min_gain:
 
 def _is_doubted(judgement: Judgement, budget: Budget) -> bool:
     c = judgement.found
-    if not judgement.able or c.depthwise or c.compact or judgement.gain is None or measurable(c.dense_node) is None:
+    if not judgement.able or c.depthwise or judgement.gain is None or measurable(c.dense_node) is None:
         return False
     return budget.everything or budget.doubts(judgement.gain, dense_us(c), c.density)
 

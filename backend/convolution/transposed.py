@@ -104,23 +104,19 @@ def slid(
         crops.append((begin, s * pixels - length))
     given = padded(emit, x, first, last)
     ones, none = [1] * len(kernel), [0] * len(kernel)
-    found = emit(
-        aten.convolution.default,
-        given,
-        _filters(emit, w, stride, dilation, groups),
-        None,
-        ones,
-        none,
-        steps,
-        False,
-        none,
-        groups,
-    )
+    found = convolved(emit, given, _filters(emit, w, stride, dilation, groups), ones, none, steps, groups)
     result = _interleaved(emit, found, stride)
     for axis, (begin, surplus) in enumerate(crops, 2):
         if begin or surplus:
             result = emit(aten.slice.Tensor, result, axis, begin, -surplus if surplus else (1 << 63) - 1)
     return found, whole(emit, result)
+
+
+def convolved(
+    emit: Emitter, x: fx.Node, w: fx.Node, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> fx.Node:
+    """A convolution without a bias."""
+    return emit(aten.convolution.default, x, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 def whole(emit: Emitter, images: fx.Node) -> fx.Node:

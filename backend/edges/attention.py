@@ -22,10 +22,10 @@ from torch import fx
 
 from gossamer.backend.edges.scores import Scores, Term, read
 from gossamer.backend.edges.spelling import Edges, Operation, PerNode, Softmax, Sum, rows_of
-from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.dropout import Dropout, dropout_at
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import escapes, same_dtype
+from gossamer.backend.graph.nodes import between, escapes, same_dtype
 from gossamer.backend.graph.refused import Refused
 from gossamer.sparsity.edges.edge_attention import MOST_FEATURES, NAMES, SEEDS
 

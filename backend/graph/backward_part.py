@@ -18,18 +18,29 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
+from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, SPREADS, ancestors, escapes, is_backward, is_tangent, same, same_shape
+from gossamer.backend.graph.nodes import (
+    COPIES,
+    SPREADS,
+    ancestors,
+    arguments,
+    escapes,
+    is_backward,
+    is_tangent,
+    same,
+    same_shape,
+)
 from gossamer.backend.graph.refused import Refused
 
 aten = torch.ops.aten
 
 _PASSING = SPREADS | {aten.add.Tensor, aten.sub.Tensor, aten.addmm.default, aten.baddbmm.default}
 """Operations that may hand on a gradient as it is, so that they need no backward node."""
-_FACTORS = {
+_FACTORS: dict[Any, tuple[int, ...]] = {
     aten.mul.Tensor: (0, 1), aten.mm.default: (0, 1), aten.bmm.default: (0, 1),
     aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
 }  # fmt: skip
@@ -139,7 +150,8 @@ class JointGraph:
             silent = node.target not in _PASSING and not self.backward_of(node) and _number(node) not in written
             for before in node.all_input_nodes:
                 if before in forward and before not in seen:
-                    if silent and any(self.backward_of(n) for n in _behind(before, forward)):
+                    behind = ancestors([before], lambda n: n not in forward) if silent else ()
+                    if any(n in forward and self.backward_of(n) for n in behind):
                         raise Refused("autograd did not make its gradient: a custom function did")
                     seen.add(before)
                     pending.append(before)
@@ -185,7 +197,7 @@ class JointGraph:
                 elif not self._is_gradient(before):
                     yield before
                     while before.target in COPIES:
-                        before = before.args[0]  # type: ignore[assignment]
+                        (before, *_) = arguments(before)
                         yield before
 
 
@@ -193,7 +205,7 @@ def _factor(product: fx.Node, read: set[fx.Node], value: fx.Node) -> set[fx.Node
     """The operand of a product of which a value is the gradient: that of a factor is computed from the other one."""
     if str(product.target) in _SPARSE:
         return {n for n in product.all_input_nodes if n not in read and _fits(n, value)}
-    factors = {product.args[n] for n in _FACTORS.get(product.target, ())}  # type: ignore[call-overload]
+    factors = {product.args[n] for n in _FACTORS.get(product.target, ())}
     if not factors:
         return set()
     of_factor = {n for n in factors if isinstance(n, fx.Node) and _fits(n, value) and not read.isdisjoint(factors - {n} or {n})}
@@ -221,26 +233,6 @@ def _pieces(alike: list[fx.Node]) -> list[fx.Node]:
 
 def _origin(node: fx.Node) -> str:
     return str(node.meta.get("original_aten", node.name))  # torch makes copies of this, which are not equal
-
-
-def between(inputs: Collection[fx.Node], output: fx.Node) -> list[fx.Node]:
-    """The nodes that are computed from some inputs on the way to an output, which is one of them."""
-    found: dict[fx.Node, None] = {}
-    for node in ancestors([output], inputs.__contains__):
-        if node not in inputs and any(n in inputs or n in found for n in node.all_input_nodes):
-            found[node] = None
-    return list(found)
-
-
-def _behind(node: fx.Node, forward: Collection[fx.Node]) -> Iterator[fx.Node]:
-    """A node of a pattern and all that it is computed from there."""
-    pending, seen = [node], {node}
-    while pending:
-        yield (node := pending.pop())
-        for before in node.all_input_nodes:
-            if before in forward and before not in seen:
-                seen.add(before)
-                pending.append(before)
 
 
 def _fits(node: fx.Node, value: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from typing import Any
 
 import torch
@@ -21,6 +22,16 @@ class Given(Held[fx.Node]):
     """An operand: the nodes of its arrays, and its sizes if it is sparse."""
 
     sizes: tuple[Any, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes as numbers: open ones as they were when the graph was traced."""
+        return tuple(map(hint, self.sizes))
+
+    @property
+    def density(self) -> float:
+        """Share of the elements that are stored."""
+        return min(1.0, hint(self.values.meta["val"].shape[0]) / max(1, prod(self.shape)))
 
     @property
     def rows(self) -> "Rows | None":
@@ -57,6 +68,11 @@ class Call:
     node: fx.Node
     spec: Spec
     operands: tuple[Given, ...]
+
+    @property
+    def text(self) -> str:
+        """Its letters, as of torch.einsum."""
+        return f"{','.join(operand.letters for operand in self.operands)}->{self.spec.result.letters}"
 
     @property
     def sparse(self) -> list[Given]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from gossamer.backend.graph.nodes import ancestors, fixed_size, function_of
 from gossamer.runtime.torch_internals import OpOverload
@@ -72,6 +73,37 @@ def cut(places: Sequence[Place], leaves: Container[fx.Node]) -> Expression:
 def content_key(evaluate: fx.GraphModule, *more: object) -> str:
     """A hash of what a graph computes, and of what else its result depends on."""
     return hashlib.sha256(f"{evaluate.code}{more}".encode()).hexdigest()[:16]
+
+
+class _Number(int):
+    """That of a node, in the place of the node."""
+
+
+def to_steps(evaluate: fx.GraphModule) -> list[tuple[str, Any, Any]]:
+    """A graph of operations as data that can be pickled. Read in torch's own way, it would have constants in the place of what
+    depends on no leaf."""
+    numbers = {node: _Number(n) for n, node in enumerate(evaluate.graph.nodes)}
+    return [
+        (
+            node.op,
+            node.target.name() if isinstance(node.target, OpOverload) else node.target,
+            fx.map_arg((node.args, dict(node.kwargs)), numbers.__getitem__),
+        )
+        for node in numbers
+    ]
+
+
+def from_steps(steps: Sequence[tuple[str, Any, Any]]) -> fx.GraphModule:
+    """The graph that `to_steps` was given."""
+    graph, made = fx.Graph(), list[fx.Node]()
+    for op, target, arguments in steps:
+        if op == "call_function" and isinstance(target, str):
+            namespace, _, name = target.partition("::")
+            packet, _, overload = name.partition(".")
+            target = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        args, kwargs = map_aggregate(arguments, lambda each: made[each] if isinstance(each, _Number) else each)
+        made.append(graph.create_node(op, target, args, kwargs))
+    return fx.GraphModule({}, graph)
 
 
 def evaluated(evaluate: Callable[..., T], leaves: Sequence[torch.Tensor], numbers: Sequence[int] = ()) -> T:

@@ -1,15 +1,17 @@
 """What a rewriting of a graph looks like: `backend/graph_passes.py` lists them in their order."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from torch import fx
 
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.report import Decision
+from gossamer.backend.report.report import FAILED, Decision
+from gossamer.dialects.errors import CompileError
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +29,17 @@ class GraphContext:
     dump: Dump | None
     measuring: Budget | None
 
+    def reason(self, problem: Refused | CompileError) -> str:
+        """Why something stays as it is. What failed to compile is raised under `strict`."""
+        if isinstance(problem, Refused):
+            return str(problem)
+        if self.options.strict:
+            raise problem
+        return FAILED
+
 
 class GraphPass(Protocol):
     """A rewriting of an inference or joint graph."""
-
-    name: ClassVar[str]
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Rewrites the graph in place, its nodes' `meta["val"]` kept right; what was decided, for the report.

@@ -47,13 +47,9 @@ class Names:
 
     def _outermost_module(self, source: Any) -> tuple[str, torch.nn.Module | None]:
         """The first module on the way to a source, and the text of its own."""
-        for each in reversed(list(_outward(source))):
-            try:
-                value = each.get_value(self._scope, {}, self._values)
-            except Exception:  # whatever looking it up may raise: it is in no module
-                continue
-            if isinstance(value, torch.nn.Module):
-                return each.name, value
+        for each in reversed(list(outward(source))):
+            if (module := module_of(each, self._scope, self._values)) is not None:
+                return each.name, module
         return "", None
 
     def _path(self, module: torch.nn.Module, tensor: object) -> str | None:
@@ -117,7 +113,16 @@ def _plain(names: list[str]) -> str:
     return re.sub(r"_(orig|handle)$|(?<=weight)_mask$", "", name)
 
 
-def _outward(source: Any) -> Iterator[Any]:
+def module_of(source: Any, scope: dict[str, Any], known: dict[Any, Any]) -> torch.nn.Module | None:
+    """The module that a source is, if it is one."""
+    try:
+        value = source.get_value(scope, {}, known)
+    except Exception:  # whatever looking it up may raise: it is none
+        return None
+    return value if isinstance(value, torch.nn.Module) else None
+
+
+def outward(source: Any) -> Iterator[Any]:
     """A source and what it is taken from, from the inside out."""
     while source is not None:
         yield source

@@ -151,6 +151,24 @@ def ancestors(nodes: Sequence[fx.Node], given: Callable[[fx.Node], bool] = lambd
     return list(seen)
 
 
+def depending(graph: fx.Graph, on: Collection[fx.Node]) -> set[fx.Node]:
+    """Some nodes, and all that is computed from them."""
+    found = set(on)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def between(inputs: Collection[fx.Node], output: fx.Node) -> list[fx.Node]:
+    """The nodes that are computed from some inputs on the way to an output, which is one of them."""
+    found: dict[fx.Node, None] = {}
+    for node in ancestors([output], inputs.__contains__):
+        if node not in inputs and any(n in inputs or n in found for n in node.all_input_nodes):
+            found[node] = None
+    return list(found)
+
+
 def in_training(graph: fx.Graph) -> bool:
     """Whether it is a joint graph, with gradients."""
     return any(is_tangent(n) for n in graph.nodes)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, same
+from gossamer.backend.graph.nodes import COPIES, arguments, same
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -103,7 +103,8 @@ class Last(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Call(Pattern):
-    """One of some operations on operands; with `and_more`, arguments may follow that do not matter."""
+    """One of some operations on operands, of which a tuple stands for a list; with `and_more`, arguments may follow that do not
+    matter."""
 
     targets: Collection[Any]
     operands: tuple[Any, ...]
@@ -127,6 +128,7 @@ tanh = _function(aten.tanh.default)
 exp = _function(aten.exp.default)
 log = _function(aten.log.default)
 sigmoid = _function(aten.sigmoid.default)
+rsqrt = _function(aten.rsqrt.default)
 where = _function(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 masked_fill = _function(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 equals = _function(aten.eq.Scalar)
@@ -137,13 +139,39 @@ safe_softmax = _function(aten._safe_softmax.default, and_more=True)
 log_softmax = _function(aten._log_softmax.default, and_more=True)
 native_dropout = _function(aten.native_dropout.default, and_more=True)  # x, share
 converted = _function(*CONVERTS, and_more=True)
-same_values = _function(*CONVERTS, *COPIES, and_more=True)
 part = _function(operator.getitem)  # one of several results, and its number
+
+
+def square(x: Pattern) -> Pattern:
+    """x ** 2, or x * x."""
+    return Either(Call((aten.pow.Tensor_Scalar,), (x, 2)), x * x)
+
+
+def side_by_side(*parts: Pattern) -> Pattern:
+    """torch.cat(parts, -1)."""
+    return Call((aten.cat.default,), (parts, LAST))
+
+
+def in_any_type(x: Pattern) -> Pattern:
+    """x, or x in another type."""
+    return Behind(before_converts, x)
+
+
+def before_converts(node: fx.Node) -> fx.Node:
+    """What a value was before its type was changed."""
+    while (node := same(node)).target in CONVERTS:
+        node = arguments(node)[0]
+    return node
 
 
 def total(x: Any, dim: Any) -> Pattern:
     """x.sum(dim, keepdim=True)."""
     return Call((aten.sum.dim_IntList,), (x, dim, True))
+
+
+def average(x: Any, dim: Any) -> Pattern:
+    """x.mean(dim, keepdim=True)."""
+    return Call((aten.mean.dim,), (x, dim, True))
 
 
 def largest(x: Any, dim: Any) -> Pattern:
@@ -176,11 +204,19 @@ def apply(rules: Sequence[Rule], value: Any, *context: Any, **known: Any) -> Any
 
 def match(pattern: Pattern, value: Any, **known: Any) -> Found | None:
     """What stands for the holes of an expression that a value is; None if it is another."""
-    return next(_matches(pattern, value, known, None), None)
+    return next(matches(pattern, value, **known), None)
+
+
+def matches(pattern: Pattern, value: Any, **known: Any) -> Iterator[Found]:
+    """The same in all the ways that there are, where operands in another order make other ones."""
+    return _matches(pattern, value, known, None)
 
 
 def _matches(pattern: Any, value: Any, found: Found, call: fx.Node | None) -> Iterator[Found]:
-    if isinstance(pattern, Either):
+    if isinstance(pattern, Call):
+        if isinstance(value, fx.Node) and (node := same(value)).target in pattern.targets:
+            yield from _operands(pattern, node, found)
+    elif isinstance(pattern, Either):
         yield from _matches(pattern.first, value, found, call)
         yield from _matches(pattern.second, value, found, call)
     elif isinstance(pattern, Behind):
@@ -202,23 +238,28 @@ def _matches(pattern: Any, value: Any, found: Found, call: fx.Node | None) -> It
     elif isinstance(pattern, Last):
         if call is not None and _is_last(value, call):
             yield found
-    elif isinstance(pattern, Call):
-        if isinstance(value, fx.Node) and (node := same(value)).target in pattern.targets:
-            yield from _operands(pattern, node, found)
+    elif isinstance(pattern, tuple):
+        if isinstance(value, list | tuple):
+            yield from _in_order(pattern, value, found, call)
     elif number_of(value) == pattern:
         yield found
 
 
 def _operands(pattern: Call, node: fx.Node, found: Found) -> Iterator[Found]:
     count = len(pattern.operands)
-    if len(node.args) < count or (not pattern.and_more and (len(node.args) > count or node.kwargs.get("alpha", 1) != 1)):
+    more = len(node.args) > count or not {"alpha": 1, **node.kwargs}.items() <= {("alpha", 1), ("dtype", None)}
+    if len(node.args) < count or (more and not pattern.and_more):
         return
     given = node.args[:count]
     for order in permutations(given) if pattern.in_any_order else (given,):
-        pending = [found]
-        for inner, value in zip(pattern.operands, order, strict=True):
-            pending = [more for before in pending for more in _matches(inner, value, before, node)]
-        yield from pending
+        yield from _in_order(pattern.operands, order, found, node)
+
+
+def _in_order(patterns: Sequence[Any], values: Sequence[Any], found: Found, call: fx.Node | None) -> Iterator[Found]:
+    pending = [found] if len(patterns) == len(values) else []
+    for pattern, value in zip(patterns, values, strict=False):
+        pending = [more for before in pending for more in _matches(pattern, value, before, call)]
+    yield from pending
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -228,9 +269,8 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _is_last(dim: Any, call: fx.Node) -> bool:
-    source: Any = call.args[0]
     dims = dim if isinstance(dim, list | tuple) else [dim]
-    return len(dims) == 1 and dims[0] in (-1, source.meta["val"].dim() - 1)
+    return len(dims) == 1 and dims[0] in (-1, call.all_input_nodes[0].meta["val"].dim() - 1)
 
 
 _ZEROS, _ONES = {aten.zeros.default}, {aten.ones.default, aten.ones_like.default}

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from gossamer.backend.graph.nodes import ancestors
+
 aten = torch.ops.aten
 
 _ASSERTIONS = {aten._assert_scalar.default, aten.sym_constrain_range_for_size.default, aten.sym_constrain_range.default}
@@ -17,13 +19,8 @@ def drop_vain_assertions(graph: fx.Graph) -> None:
     """Removes those of one graph, and what only they were computed from."""
     asserted = [n for n in graph.nodes if n.target in _ASSERTIONS]
     kept = {n for n in graph.nodes if n.op == "output"}
-    needed: set[fx.Node] = set()
-    pending = [n for n in graph.nodes if n in kept or (n.is_impure() and n not in asserted and n.op == "call_function")]
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending += node.all_input_nodes
+    others = [n for n in graph.nodes if n in kept or (n.is_impure() and n not in asserted and n.op == "call_function")]
+    needed = set(ancestors(others))
     vain = [n for n in asserted if any(i.op == "call_function" and i not in needed for i in _tensors_behind(n))]
     for node in reversed(vain):
         graph.erase_node(node)

@@ -5,7 +5,7 @@ single pixels go by other kernels, and what follows is a pass over the result.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -26,16 +26,22 @@ def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: objec
 
     None where nothing may be measured (GOSSAMER_CALIBRATE=0).
     """
-    if not CALIBRATE.get():
-        return None
     images, *image = x
-    return images * _of_one_image(tuple(image), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
+    us = _us("convolution", (image, w), dtype, how, planar)
+    return None if us is None else images * us
+
+
+def filter_gradient_us(
+    g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False
+) -> float | None:
+    """The same for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
+    groups."""
+    return _us("filter-gradient", (g, x, w), dtype, how, planar)
 
 
 def torch_call(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: Any, planar: bool = False) -> Call:
     """What `torch_us` times."""
-    images, weight = _images(x, dtype), random(*w, dtype=dtype)
-    images = images.contiguous() if planar else images
+    images, weight = _images(x, dtype, planar), random(*w, dtype=dtype)
 
     def run() -> torch.Tensor:
         result = torch.ops.aten.convolution(images, weight, None, *how).relu_()
@@ -44,57 +50,36 @@ def torch_call(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: Any
     return run
 
 
-def filter_gradient_us(
-    g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False
-) -> float | None:
-    """Microseconds for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
-    groups, and `planar` as above. None where nothing may be measured."""
+def _filter_gradient_call(
+    g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: Any, planar: bool
+) -> Call:
+    (*windows, groups), given = how, (_images(g, dtype, planar), _images(x, dtype, planar), random(*w, dtype=dtype))
+    more, wanted = [0] * len(windows[0]), [False, True, False]
+    return partial(torch.ops.aten.convolution_backward, *given, None, *windows, False, more, groups, wanted)
+
+
+def _us(what: str, shapes: Sequence[Sequence[int]], dtype: torch.dtype, how: Sequence[object], planar: bool) -> float | None:
     if not CALIBRATE.get():
         return None
-    return _of_filters(tuple(g), tuple(x), tuple(w), dtype, _lists(how), torch.get_num_threads(), planar)
+    lists = tuple(tuple(each) if isinstance(each, list | tuple) else each for each in how)
+    return _timed(what, tuple(map(tuple, shapes)), dtype, lists, torch.get_num_threads(), planar)
 
 
-def _lists(how: Sequence[object]) -> tuple[object, ...]:
-    return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in how)
-
-
-@lru_cache(maxsize=1024)
-def _of_one_image(
-    image: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype, how: tuple[object, ...], threads: int, planar: bool
+@lru_cache(maxsize=2048)
+def _timed(
+    what: str, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, how: tuple[Any, ...], threads: int, planar: bool
 ) -> float:
     def measure() -> float:
+        if what == "convolution":
+            image, w = shapes
+            call = torch_call((1, *image), w, dtype, *how, planar=planar)
+        else:
+            g, x, w = shapes
+            call = _filter_gradient_call(g, x, w, dtype, *how, planar=planar)
         with torch.no_grad():
-            return _undisturbed(torch_call((1, *image), w, dtype, *how, planar=planar), threads)
+            return _undisturbed(call, threads)
 
-    return kept("planar-convolution" if planar else "convolution", [image, w, FLOATS[dtype], how, threads], measure)
-
-
-@lru_cache(maxsize=1024)
-def _of_filters(
-    g: tuple[int, ...],
-    x: tuple[int, ...],
-    w: tuple[int, ...],
-    dtype: torch.dtype,
-    how: tuple[Any, ...],
-    threads: int,
-    planar: bool,
-) -> float:
-    def measure() -> float:
-        stride, padding, dilation, groups = how
-        given, images, weight = _images(g, dtype), _images(x, dtype), random(*w, dtype=dtype)
-        if planar:
-            given, images = given.contiguous(), images.contiguous()
-        more, wanted = [0] * len(stride), [False, True, False]
-
-        def run() -> tuple[torch.Tensor, ...]:
-            return torch.ops.aten.convolution_backward(
-                given, images, weight, None, stride, padding, dilation, False, more, groups, wanted
-            )
-
-        with torch.no_grad():
-            return _undisturbed(run, threads)
-
-    return kept("planar-filter-gradient" if planar else "filter-gradient", [g, x, w, FLOATS[dtype], how, threads], measure)
+    return kept(f"planar-{what}" if planar else what, [*shapes, FLOATS[dtype], how, threads], measure)
 
 
 def _undisturbed(run: Callable[[], object], threads: int) -> float:
@@ -102,6 +87,6 @@ def _undisturbed(run: Callable[[], object], threads: int) -> float:
     return min(fastest({"torch": run}, number, _ROUNDS)["torch"] for number in {1, threads})
 
 
-def _images(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    innermost = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+def _images(shape: Sequence[int], dtype: torch.dtype, planar: bool) -> torch.Tensor:
+    innermost = torch.channels_last if len(shape) == 4 and not planar else torch.contiguous_format
     return random(*shape, dtype=dtype).contiguous(memory_format=innermost)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,12 +23,12 @@ from gossamer.backend.edges.attention import attention_at
 from gossamer.backend.edges.attention import replace as replace_attention
 from gossamer.backend.edges.spelling import Operation, PerNode
 from gossamer.backend.edges.structure_values import remembered
-from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, between
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import hint, in_training, is_backward
+from gossamer.backend.graph.nodes import between, hint, in_training, is_backward
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
 from gossamer.backend.messages.message_cost import gains, missing_kernel
@@ -52,8 +52,6 @@ aten = torch.ops.aten
 
 class MessagePassing:
     """Gather and scatter over an edge list become operations on a sparse matrix."""
-
-    name: ClassVar[str] = "message-passing"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces message passing; the decisions in the order of the graph."""

@@ -18,7 +18,7 @@ from torch import fx
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.edges.spelling import rows_of
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.nodes import arguments, as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
 from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.edges.edge_extremes import MOST_FEATURES
 
@@ -224,8 +224,9 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
     if product.target is not aten.mul.Tensor or not of_tensors(product):
         return None
     value = product.meta["val"]
-    kept = value.dim() - len(node.args[1])  # type: ignore[arg-type]
-    if kept < 1 or sorted(d % value.dim() for d in node.args[1]) != list(range(kept, value.dim())):  # type: ignore[union-attr]
+    over = [dim % value.dim() for dim in arguments(node)[1]]
+    kept = value.dim() - len(over)
+    if kept < 1 or sorted(over) != list(range(kept, value.dim())):
         return None
     if node.meta["val"].dtype != value.dtype or not value.is_floating_point():
         return None
@@ -256,14 +257,14 @@ def _factors(node: fx.Node, inverse: bool = False) -> tuple[float, list[Factor]]
     node = same(node)
     if node.target not in _PRODUCTS:
         return 1.0, [Factor(node, inverse)]
-    left, right = (*node.args, -1.0)[:2]
+    left, right = (*arguments(node), -1.0)[:2]
     over = inverse ^ (node.target in (aten.div.Tensor, aten.div.Scalar))
     if isinstance(right, int | float) and right:
-        number, factors = _factors(left, inverse)  # type: ignore[arg-type]
+        number, factors = _factors(left, inverse)
         return number / right if over else number * right, factors
     if not of_tensors(node):
         return 1.0, [Factor(node, inverse)]
-    (one, some), (other, more) = _factors(left, inverse), _factors(right, over)  # type: ignore[arg-type]
+    (one, some), (other, more) = _factors(left, inverse), _factors(right, over)
     return one * other, some + more
 
 

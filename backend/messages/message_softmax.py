@@ -14,7 +14,7 @@ from torch import fx
 
 from gossamer.backend.edges.spelling import Softmax, rows_of
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import ancestors, equal, same
+from gossamer.backend.graph.nodes import ancestors, arguments, equal, same
 from gossamer.backend.graph.patterns import Behind, Call, Found, Hole, Named, Number, Pattern, exp, log, match, one_of
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.messages.message_patterns import EdgeIndex, aggregation_at, gather_at, repeated
@@ -91,13 +91,13 @@ class Softmaxes:
         """Whether this is the maximum by targets, so that the exponentials add up to 1 or more."""
         if node.target not in (aten.scatter_reduce.two, aten.index_reduce.default) or node.args[4] != "amax":
             return False
-        base, dim, index, source = node.args[:4]
+        base, dim, index, source = arguments(node)[:4]
         index = repeated(index)
-        if dim != 0 or rows_of(source) is not rows_of(of) or index is None or not self._target.is_(index):  # type: ignore[arg-type]
+        if dim != 0 or rows_of(source) is not rows_of(of) or index is None or not self._target.is_(index):
             return False
         if not node.kwargs.get("include_self", True):
             return True
-        least: Any = base.args[1] if base.target is aten.full.default else 0  # type: ignore[union-attr]
+        least: Any = base.args[1] if base.target is aten.full.default else 0
         if least <= torch.finfo(node.meta["val"].dtype).min:
             return True
         return least <= _LEAST and not any(number < least for each in ancestors([of]) for number in _numbers(each))

@@ -7,8 +7,6 @@ The gradient of `scores += bias` is copied so twice. All other passes look throu
 without.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -23,8 +21,6 @@ aten = torch.ops.aten
 
 class DropCopies:
     """A copy into memory of the same type and sizes is a clone of its source."""
-
-    name: ClassVar[str] = "drop-copies"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: nothing is made sparse here."""

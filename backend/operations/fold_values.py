@@ -7,7 +7,6 @@ So D^-1/2 A D^-1/2 costs nothing, degrees included, as long as A is the same: it
 """
 
 from math import prod
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -27,8 +26,6 @@ ours = torch.ops.gossamer
 
 class FoldValues:
     """What depends on constants alone is computed once."""
-
-    name: ClassVar[str] = "fold-values"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each that is folded."""

@@ -8,9 +8,6 @@
 `edges/attention.py` says what counts as attention.
 """
 
-from math import prod
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -32,8 +29,6 @@ ours = torch.ops.gossamer
 
 class FuseAttention:
     """SDDMM, softmax and SpMM become one operation, with their gradients."""
-
-    name: ClassVar[str] = "fuse-attention"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each softmax that a product follows."""
@@ -83,8 +78,6 @@ def _decision(call: Call, inputs: Inputs, reason: str, schedule: str | None) -> 
     """What the report says about an attention."""
     pattern = call.sparse[0]
     assert pattern.format is not None and pattern.rows is not None
-    sizes = [hint(size) for size in pattern.rows.sizes]
-    entries = hint(pattern.values.meta["val"].shape[0])
-    density = min(1.0, entries / max(1, prod(sizes)))
+    sizes = tuple(map(hint, pattern.rows.sizes))
     name, format = name_of(pattern.rows.coordinates, inputs), pattern.format.name if schedule else None
-    return Decision(name, "attention", tuple(sizes), density, format, schedule, schedule is not None, reason, None)
+    return Decision(name, "attention", sizes, pattern.density, format, schedule, schedule is not None, reason, None)

@@ -9,15 +9,14 @@ steps in between stays outside, so that relu is taken and gelu, whose gradient n
 
 import warnings
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import Kernel
-from gossamer.backend.graph.einsum_calls import Call, call_at, hint
+from gossamer.backend.graph.einsum_calls import Call, call_at
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.fusable import is_identity
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -43,8 +42,6 @@ _SCHEDULE = "rows"
 
 class FuseRows:
     """Products take the elementwise work after them into their kernel."""
-
-    name: ClassVar[str] = "fuse-rows"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each; a product that fails to compile warns and stays, or raises CompileError under `strict`."""
@@ -152,10 +149,7 @@ class _Product:
         """What the report says about it."""
         matrix = self.call.sparse[0]
         assert matrix.format is not None
-        shape = tuple(hint(size) for size in matrix.sizes)
-        density = min(1.0, hint(matrix.values.meta["val"].shape[0]) / max(1, prod(shape)))
-        letters = ",".join(operand.letters for operand in self.call.operands)
-        use = f"einsum {letters}->{self.call.spec.result.letters}"
         kept = "" if self.product.direct else ", on a sorted copy that is kept"
         reason = f"{self.count} op{'s' * (self.count > 1)} fused, in parallel by rows{kept}"
-        return Decision(name, use, shape, density, matrix.format.name, _SCHEDULE, True, reason, None)
+        how = matrix.format.name, _SCHEDULE, True, reason, None
+        return Decision(name, f"einsum {self.call.text}", matrix.shape, matrix.density, *how)

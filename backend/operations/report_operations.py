@@ -1,12 +1,9 @@
 """What the report says about the operations on SparseTensors that a graph ends up with: format, schedule, loop order."""
 
-from math import prod
-from typing import ClassVar
-
 import torch
 from torch import fx
 
-from gossamer.backend.graph.einsum_calls import Call, call_at, hint
+from gossamer.backend.graph.einsum_calls import Call, call_at
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.nodes import same
@@ -25,8 +22,6 @@ ours = torch.ops.gossamer
 
 class ReportOperations:
     """Changes nothing: says what operations on SparseTensors there are in the end."""
-
-    name: ClassVar[str] = "report-operations"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each call of gossamer::einsum and gossamer::sample, in the order of the graph."""
@@ -50,15 +45,12 @@ def _decision(call: Call, op: str, build: Build, product: RowProduct | RowSample
     first = call.sparse[0]
     assert first.format is not None
     dtype = first.values.meta["val"].dtype
-    letters, result = [operand.letters for operand in call.operands], call.spec.result.letters
-    shape = tuple(hint(size) for size in first.sizes)
-    density = min(1.0, hint(first.values.meta["val"].shape[0]) / max(1, prod(shape)))
     schedule = "token-blocks" if _is_in_blocks(call, product, inputs) else _schedule(call, build, product, dtype)
     how = "in parallel by rows" if schedule in ("rows", "dots", "tokens", "token-blocks") else "MLIR's own sparsifier"
     by_rows = product is None or _stored_by_rows(product) or schedule == "reference"
     reason = f"loops {', '.join(_loops(call, product))}, {how}" + ("" if by_rows else ", on a sorted copy that is kept")
-    use = f"{op} {','.join(letters)}->{result}"
-    return Decision(name_of(first.arrays[0], inputs), use, shape, density, first.format.name, schedule, True, reason, None)
+    name, kernel = name_of(first.arrays[0], inputs), (first.format.name, schedule, True, reason, None)
+    return Decision(name, f"{op} {call.text}", first.shape, first.density, *kernel)
 
 
 def _stored_by_rows(product: RowProduct | RowSample) -> bool:

@@ -8,8 +8,6 @@ long as the rest of a graph neural network. Others do not, so both are measured 
 stays with Inductor, which fuses it with what follows.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -36,8 +34,6 @@ _TYPES = (torch.float32, torch.float64)
 
 class TallProducts:
     """Dense products between sparse ones get the schedule for tall matrices."""
-
-    name: ClassVar[str] = "tall-products"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces all of them, if the graph has an operation on sparse tensors or edge lists; a decision for each."""

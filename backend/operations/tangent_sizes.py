@@ -9,7 +9,7 @@ two names for one by what Dynamo saw of a size. It does not see what stays insid
 would not know what u2 is where it is given 6*u2 gradients.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -28,8 +28,6 @@ from gossamer.runtime.torch_internals import (
 
 class TangentSizes:
     """Sizes of results that differ from those of their gradients in names alone get the names of these."""
-
-    name: ClassVar[str] = "tangent-sizes"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: nothing is made sparse here."""

@@ -25,7 +25,6 @@ from gossamer.backend.run.compiled_region import CompiledRegion, Variant, Weight
 from gossamer.backend.run.layouts import Matrices
 from gossamer.backend.run.packed_weights import Packings
 from gossamer.backend.run.region_op import Callee
-from gossamer.backend.run.reordered_region import ReorderedRegion
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS
@@ -79,8 +78,6 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             layout = Matrices((result,) * (1 + (region.second is not None)))
             body = with_narrow_product(region.body) if contraction.quantized else region.body
             built = CompiledRegion(tuple(variants), layout, body, device_of(weight.device).allocate, training)
-            if contraction.orders is not None:
-                built = ReorderedRegion.of(built, contraction.orders, [extra.kind for extra in region.extras])
         built = region_op.add(key, built)
     # With several variants the first call that needs one packs for it.
     usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)

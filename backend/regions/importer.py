@@ -43,13 +43,21 @@ def import_region(
         arguments[WEIGHT] = hints(matrix)
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
         if tokens is not None:
-            function.attributes["kernel.tokens"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), tokens)
+            function.attributes["kernel.tokens"] = attribute(tokens)
         if window is not None:
-            i64 = ir.IntegerType.get_signless(64)
-            function.attributes["kernel.window"] = ir.ArrayAttr.get([ir.IntegerAttr.get(i64, n) for n in window.numbers])
+            function.attributes["kernel.window"] = attribute(tuple(window.numbers))
         if depthwise:
             function.attributes["kernel.depthwise"] = ir.UnitAttr.get()
     return str(module)
+
+
+def attribute(value: Any) -> ir.Attribute:
+    """A number of Python's, or several, as an attribute in the context at hand."""
+    if isinstance(value, tuple):
+        return ir.ArrayAttr.get([attribute(each) for each in value])
+    if isinstance(value, float):
+        return ir.FloatAttr.get(ir.F64Type.get(), value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(1 if isinstance(value, bool) else 64), value)
 
 
 def import_body(body: fx.GraphModule, weight: int | None, format: Format = Format.CSR) -> ir.Module:

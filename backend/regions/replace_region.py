@@ -1,4 +1,8 @@
-"""Putting one `gossamer::region` call where a region was, or a call of several results."""
+"""Putting one `gossamer::region` call where a region was, or a call of several results.
+
+Where the weight is stored in another order of rows and columns (reorder_into_blocks.py), the columns of x, of the result, and
+of what is read beside it are brought into that order around the call.
+"""
 
 import operator
 from typing import Any
@@ -6,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.emit import Emitter, constant
 from gossamer.backend.graph.nodes import VIEWS, arguments, same_shape
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import Extra
@@ -30,6 +34,12 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
     if rank > 2:
         x = emit(aten.reshape.default, x, [-1, contraction.k])
     extras = [read_as(extra, emit.now(extra.node), emit) for extra in region.extras]
+    restored: fx.Node | None = None
+    if contraction.orders is not None:
+        order, columns = (constant(output, each) for each in contraction.orders)
+        restored = constant(output, contraction.orders[0].argsort())
+        x = emit(aten.index.Tensor, x, [None, columns])
+        extras = [_in_order(extra, node, order, emit) for extra, node in zip(region.extras, extras, strict=True)]
     given = [x, *contraction.weight.leaves, *extras]
     if region.second is not None:
         called = emit(chain_op, given, key)
@@ -41,6 +51,7 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
             replaced[node] = y
         return
     y = emit(region_op, given, key)
+    y = y if restored is None else emit(aten.index.Tensor, y, [None, restored])
     if contraction.side == "left":
         if rank > 2:
             y = emit(aten.reshape.default, y, [*emit.sizes(contraction.x, (0, 2)), contraction.m])
@@ -60,6 +71,13 @@ def read_as(operand: Extra, node: fx.Node, emit: Emitter) -> fx.Node:
     sizes: dict[str, list[Any]] = {"scalar": [], "vector": [width], "column": [-1, 1], "matrix": [-1, width]}
     size = sizes[operand.kind]
     return node if value.dim() == len(size) else emit(aten.reshape.default, node, size)
+
+
+def _in_order(operand: Extra, node: fx.Node, order: fx.Node, emit: Emitter) -> fx.Node:
+    """An operand whose elements, or columns, belong to those of the result, in this order of them."""
+    if operand.kind not in ("vector", "matrix"):
+        return node
+    return emit(aten.index.Tensor, node, [order] if operand.kind == "vector" else [None, order])
 
 
 def _shape(region: Region, output: fx.Node, emit: Emitter) -> list[Any]:

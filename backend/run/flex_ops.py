@@ -3,25 +3,25 @@
     gossamer::attend_flex(q, k, v, leaves, numbers, scale, key) → out, logarithms
     gossamer::attend_flex_backward(upstream, of_logarithms, q, k, v, out, logarithms, leaves, numbers, scale, key) → gradients
 
-`leaves` and `numbers` are what the mask's blocks and the buffers of its functions are computed from, `key` is the hash under
-which this process knows how. Queries that see no key get 0, and minus infinity as the logarithm (to base 2, f32) of the sum of
+`leaves` and `numbers` are what the mask's blocks and the buffers of its functions are computed from, `key` says how
+(computed.py). Queries that see no key get 0, and minus infinity as the logarithm (to base 2, f32) of the sum of
 exponentials. See torch.nn.attention.flex_attention.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, inf, log
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, fx
 
-from gossamer.backend.graph.expressions import content_key, evaluated
+from gossamer.backend.graph.expressions import content_key
 from gossamer.backend.run import mask_ops
+from gossamer.backend.run.computed import LEAVES, Computed, known
 from gossamer.dialects.attention import TILE_KEYS, TILE_QUERIES, Step
 from gossamer.runtime.operations import Operation
-from gossamer.runtime.remembered import Compared, Remembered
 from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
 from gossamer.sparsity.attention.tile_table import TileTable, listed
 
@@ -29,8 +29,8 @@ _AT_ONCE = 1 << 20  # pairs of queries and keys whose mask is in memory
 _EDGE = 256  # queries or keys of the parts of a block that has all of them; whole tiles
 
 
-@dataclass(frozen=True, eq=False)
-class FlexMask(mask_ops.Shared):
+@dataclass(eq=False)
+class FlexMask(Computed):
     """What FlexAttention does to scores, and which it looks at.
 
     evaluate  leaves and numbers → numbers and indices of the blocks that are masked and of those that are not (as a BlockMask
@@ -41,23 +41,16 @@ class FlexMask(mask_ops.Shared):
     hides     whether minus infinity, added, hides a key: not if a function with bounds follows
     score     the steps of the score function
     block     queries and keys of a block
-    compared  of which leaves the values are compared
     """
 
-    evaluate: fx.GraphModule
+    most: ClassVar[int | None] = 16
+
     buffers: int
     mask: fx.GraphModule
     added: fx.GraphModule | None
     hides: bool
     score: tuple[Step, ...]
     block: tuple[int, int]
-    compared: Compared
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_known", Remembered[Any](self.compared, most=16))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FlexMask, tuple(getattr(self, field.name) for field in fields(self))
 
     @property
     def key(self) -> str:
@@ -69,23 +62,19 @@ class FlexMask(mask_ops.Shared):
     def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
         """The tiles for these leaves, and for tensors of these sizes; `turned` has queries and keys in each other's place."""
         size = *q.shape[:3], k.shape[2]
-        found: TileTable = self._remembered(
-            leaves, (*numbers, *size, turned), lambda: self._listed(leaves, numbers, size, turned)
-        )
+        key = (*numbers, *size, turned)
+        found: TileTable = self.remembered(leaves, key, lambda: self._listed(leaves, numbers, size, turned))
         return found
 
     def unseeing(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor) -> Tensor:
         """Which queries see no key: bools [batch or 1, heads or 1, queries]"""
         table, size = self.table(leaves, numbers, q, k), (*q.shape[:3], k.shape[2])
-        found: Tensor = self._remembered(leaves, (*numbers, *size, "unseeing"), lambda: table.unseeing()[..., : q.shape[2]])
+        found: Tensor = self.remembered(leaves, (*numbers, *size, "unseeing"), lambda: table.unseeing()[..., : q.shape[2]])
         return found
-
-    def _remembered(self, leaves: Sequence[Tensor], more: Sequence[Any], make: Callable[[], Any]) -> Any:
-        return self._known.get(leaves, more, make)  # type: ignore[attr-defined]
 
     def _listed(self, leaves: Sequence[Tensor], numbers: Sequence[int], size: Sequence[int], turned: bool) -> TileTable:
         batch, heads, *lengths = size
-        masked, indices, seen, seen_indices, *buffers = evaluated(self.evaluate, leaves, numbers)
+        masked, indices, seen, seen_indices, *buffers = self.values(leaves, numbers)
         functions = [(self.mask, buffers[: self.buffers]), (self.added, buffers[self.buffers :])]
         shape = [
             whole if any(function is not None and _uses(function, axis) for function, _ in functions) else masked.shape[axis]
@@ -175,7 +164,7 @@ def _parted(blocks: Tensor, block: Sequence[int], lengths: Sequence[int]) -> Ten
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], numbers: list[int], scale: float, key: str
 ) -> tuple[Tensor, Tensor]:
-    mask: FlexMask = mask_ops.known(key)
+    mask: FlexMask = known(key)
     out, statistics = attend(q, k, v, mask.table(leaves, numbers, q, k), Scoring(scale), mask.score)
     return out, (statistics / log(2)).masked_fill_(mask.unseeing(leaves, numbers, q, k), -inf)
 
@@ -193,14 +182,14 @@ def _attend_backward(
     scale: float,
     key: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mask: FlexMask = mask_ops.known(key)
+    mask: FlexMask = known(key)
     tables = mask.table(leaves, numbers, q, k), mask.table(leaves, numbers, q, k, turned=True)
     statistics = (logarithms * log(2)).masked_fill_(logarithms.isneginf(), 0)
     more = None if of_logarithms is None else of_logarithms / log(2)
     return gradients(upstream, (q, k, v), out, statistics, tables, Scoring(scale), mask.score, more)
 
 
-_MASK = f"{mask_ops.LEAVES}, float scale, str key"
+_MASK = f"{LEAVES}, float scale, str key"
 _SAVED = f"Tensor upstream, Tensor? of_logarithms, {mask_ops.GIVEN}, Tensor out, Tensor logarithms"
 attend_flex = Operation(f"attend_flex({mask_ops.GIVEN}, {_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
 attend_flex_backward = Operation(

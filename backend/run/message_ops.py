@@ -7,29 +7,24 @@
     gossamer::extreme(x, leaves, numbers, size, kind, key)            [sources, features]  →  [size, features], "max" or "min"
     gossamer::structure(leaves, numbers, size, key)                   a value that depends on the structure alone
 
-`leaves` and `numbers` are what the edge list is computed from, `key` is the hash under which this process knows how.
+`leaves` and `numbers` are what the edge list is computed from, `key` says how (computed.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from gossamer.backend.graph.expressions import Expression, evaluated
+from gossamer.backend.graph.expressions import Expression
 from gossamer.backend.report.options import Verify
-from gossamer.backend.run.lifetime import share
-from gossamer.dialects.errors import CompileError
+from gossamer.backend.run.computed import LEAVES, Computed, compared_for, known
 from gossamer.runtime.operations import Operation
-from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.edges.edge_attention import NAMES
 from gossamer.sparsity.edges.edge_extremes import extremes, extremes_backward
 from gossamer.sparsity.edges.sorted_edges import SortedEdges
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -58,68 +53,40 @@ class _Edges:
 
 
 @dataclass(eq=False)
-class EdgeList:
-    """How edge lists are computed from their leaves: sources (None: edges themselves), targets, and weights if known."""
+class EdgeList(Computed):
+    """Edges: sources (None: edges themselves), targets, and weights if known."""
 
-    evaluate: Callable[..., Any]
     mean: bool
-    _known: Remembered[_Edges]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EdgeList.of, (self.evaluate, self.mean, self._known.compared == "all")
-
-    @classmethod
-    def of(cls, evaluate: Callable[..., Any], mean: bool, compares: bool) -> "EdgeList":
-        """One that remembers nothing yet."""
-        return cls(evaluate, mean, Remembered("all" if compares else "uncounted"))
-
-    def shared(self, key: str) -> "EdgeList":
-        """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
-        return share(_lists, key, self)
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
         """The sorted edge list for these leaves and numbers of nodes. FormatError if an edge is out of bounds."""
 
         def make() -> _Edges:
-            source, target, weight = evaluated(self.evaluate, leaves, numbers)
-            assert target is not None
+            source, target, weight = self.values(leaves, numbers)
             target = target.flatten()
             source = torch.arange(target.numel(), device=target.device) if source is None else source.flatten()
             weight = None if weight is None else _own(weight.flatten(), leaves)
             return _Edges(SortedEdges.of(source, target, sources, targets), weight, self.mean)
 
-        return self._known.get(leaves, (*numbers, sources, targets), make)
+        found: _Edges = self.remembered(leaves, (*numbers, sources, targets), make)
+        return found
 
 
 @dataclass(eq=False)
-class StructureValue:
-    """How a value that depends on the structure alone is computed."""
+class StructureValue(Computed):
+    """A value that depends on the structure alone."""
 
-    evaluate: Callable[..., Any]
     dtype: torch.dtype
-    _known: Remembered[Tensor]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StructureValue.of, (self.evaluate, self.dtype, self._known.compared == "all")
-
-    @classmethod
-    def of(cls, evaluate: Callable[..., Any], dtype: torch.dtype, compares: bool) -> "StructureValue":
-        """One that remembers nothing yet."""
-        return cls(evaluate, dtype, Remembered("all" if compares else "uncounted"))
-
-    def shared(self, key: str) -> "StructureValue":
-        """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
-        return share(_values, key, self)
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
         """The value for these leaves; not to be written to."""
 
         def make() -> Tensor:
-            (value,) = evaluated(self.evaluate, leaves, numbers)
-            assert value is not None
+            (value,) = self.values(leaves, numbers)
             return _own(value, leaves)
 
-        return self._known.get(leaves, numbers, make)
+        found: Tensor = self.remembered(leaves, numbers, make)
+        return found
 
 
 def _own(value: Tensor, leaves: Sequence[Tensor]) -> Tensor:
@@ -128,26 +95,22 @@ def _own(value: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     return value.clone() if shared else value
 
 
-_lists: WeakValueDictionary[str, EdgeList] = WeakValueDictionary()
-_values: WeakValueDictionary[str, StructureValue] = WeakValueDictionary()
-
-
 def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
     """The key under which the operations find this edge list."""
     key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
-    EdgeList.of(expression.evaluate, mean, verify == "full").shared(key)
+    EdgeList(expression.evaluate, compared_for(verify), mean).shared(key)
     return key
 
 
 def structure_value(expression: Expression, verify: Verify, dtype: torch.dtype) -> str:
     """The key under which the operation finds this value."""
     key = f"{expression.key}-{verify}-{dtype}"
-    StructureValue.of(expression.evaluate, dtype, verify == "full").shared(key)
+    StructureValue(expression.evaluate, compared_for(verify), dtype).shared(key)
     return key
 
 
 def _aggregate(x: Tensor, leaves: list[Tensor], numbers: list[int], weight: Tensor | None, size: int, key: str) -> Tensor:
-    edges = _known(_lists, key).current(leaves, numbers, x.shape[0], size)
+    edges = known(key).current(leaves, numbers, x.shape[0], size)
     trail = x.shape[1:]
     heads = prod(weight.shape[1:]) if weight is not None else 1
     if heads == len(trail) == 1:
@@ -162,7 +125,7 @@ def _aggregate_fake(x: Tensor, leaves: list[Tensor], numbers: list[int], weight:
 
 
 def _edge_products(a: Tensor, b: Tensor, leaves: list[Tensor], numbers: list[int], edges: int, key: str) -> Tensor:
-    found = _known(_lists, key).current(leaves, numbers, b.shape[0], a.shape[0])
+    found = known(key).current(leaves, numbers, b.shape[0], a.shape[0])
     return found.sorted.products(a.contiguous(), b.contiguous())
 
 
@@ -171,7 +134,7 @@ _OF_EDGES = ("edge", "weight")
 
 def _attend(leaves: list[Tensor], numbers: list[int], targets: int, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *terms, key = values, *rest
-    edges = _known(_lists, key).current(leaves, numbers, values.shape[0], targets).sorted
+    edges = known(key).current(leaves, numbers, values.shape[0], targets).sorted
     found: tuple[Tensor, Tensor] = torch.ops.gossamer.attend_edges.default(
         edges.positions, edges.coordinates, *_sorted(edges, terms)
     )
@@ -187,7 +150,7 @@ def _attend_backward(
     gradient: Tensor, out: Tensor, statistics: Tensor, leaves: list[Tensor], numbers: list[int], targets: int, *rest: Any
 ) -> list[Tensor]:
     *terms, needs, key = rest
-    edges = _known(_lists, key).current(leaves, numbers, terms[0].shape[0], targets).sorted
+    edges = known(key).current(leaves, numbers, terms[0].shape[0], targets).sorted
     found = torch.ops.gossamer.attend_edges_backward.default(
         gradient.contiguous(), out, statistics, edges.positions, edges.coordinates, *_sorted(edges, terms), needs
     )
@@ -209,7 +172,7 @@ def _sorted(edges: SortedEdges, terms: list[Any]) -> list[Any]:
 
 
 def _extreme(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, kind: str, key: str) -> Tensor:
-    edges = _known(_lists, key).current(leaves, numbers, x.shape[0], size).sorted
+    edges = known(key).current(leaves, numbers, x.shape[0], size).sorted
     found: Tensor = extremes(edges.positions, edges.coordinates, x, kind)
     return found
 
@@ -217,7 +180,7 @@ def _extreme(x: Tensor, leaves: list[Tensor], numbers: list[int], size: int, kin
 def _extreme_backward(
     gradient: Tensor, x: Tensor, y: Tensor, leaves: list[Tensor], numbers: list[int], kind: str, key: str
 ) -> Tensor:
-    edges = _known(_lists, key).current(leaves, numbers, x.shape[0], y.shape[0]).sorted
+    edges = known(key).current(leaves, numbers, x.shape[0], y.shape[0]).sorted
     pattern = edges.positions, edges.coordinates
     found: Tensor = extremes_backward(*pattern, gradient.contiguous(), x, y, kind)
     return found
@@ -225,34 +188,24 @@ def _extreme_backward(
 
 def _structure(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
     # A graph may reuse the memory of what it was given.
-    return _known(_values, key).current(leaves, numbers).clone()
+    value: Tensor = known(key).current(leaves, numbers)
+    return value.clone()
 
 
 def _structure_fake(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
-    return leaves[0].new_empty(size, dtype=_known(_values, key).dtype)
+    return leaves[0].new_empty(size, dtype=known(key).dtype)
 
 
-def _known(table: WeakValueDictionary[str, T], key: str) -> T:
-    try:
-        return table[key]
-    except KeyError:
-        raise CompileError(
-            f"edge list {key} is unknown here: its graph was compiled by another process, and torch's caches have brought its "
-            "code here without what Gossamer keeps (call torch.compile again in this process)"
-        ) from None
-
-
-_LEAVES = "Tensor[] leaves, SymInt[] numbers"
 _TERMS = "Tensor values, " + "".join(f"Tensor? {name}, " for name in (*NAMES[1:], "seed"))
-_ATTEND = f"{_LEAVES}, SymInt targets, {_TERMS}float scale, float slope, float dropout"
+_ATTEND = f"{LEAVES}, SymInt targets, {_TERMS}float scale, float slope, float dropout"
 aggregate = Operation(
-    f"aggregate(Tensor x, {_LEAVES}, Tensor? weight, SymInt size, str key) -> Tensor",
+    f"aggregate(Tensor x, {LEAVES}, Tensor? weight, SymInt size, str key) -> Tensor",
     _aggregate,
     _aggregate,
     _aggregate_fake,
 ).register()
 edge_products = Operation(
-    f"edge_products(Tensor a: T[targets heads features], Tensor b: T[sources heads features], {_LEAVES}, SymInt edges, "
+    f"edge_products(Tensor a: T[targets heads features], Tensor b: T[sources heads features], {LEAVES}, SymInt edges, "
     "str key) -> Tensor: T[edges heads]",
     _edge_products,
     _edge_products,
@@ -265,23 +218,16 @@ attend_backward = Operation(
     _attend_backward_fake,
 ).register()
 extreme = Operation(
-    f"extreme(Tensor x: T[sources features], {_LEAVES}, SymInt size, str kind, str key) -> Tensor: T[size features]",
+    f"extreme(Tensor x: T[sources features], {LEAVES}, SymInt size, str kind, str key) -> Tensor: T[size features]",
     _extreme,
     _extreme,
 ).register()
 extreme_backward = Operation(
     "extreme_backward(Tensor gradient: T[size features], Tensor x: T[sources features], Tensor y: T[size features], "
-    f"{_LEAVES}, str kind, str key) -> Tensor: T[sources features]",
+    f"{LEAVES}, str kind, str key) -> Tensor: T[sources features]",
     _extreme_backward,
     _extreme_backward,
 ).register()
 structure = Operation(
-    f"structure({_LEAVES}, SymInt[] size, str key) -> Tensor", _structure, _structure, _structure_fake
+    f"structure({LEAVES}, SymInt[] size, str key) -> Tensor", _structure, _structure, _structure_fake
 ).register()
-
-
-def used_in(graph: fx.Graph) -> dict[str, EdgeList | StructureValue]:
-    """What the operations in a graph find by their keys, as long as somebody keeps it."""
-    operations = aggregate, edge_products, attend, attend_backward, extreme, extreme_backward, structure
-    keys = [str(node.args[-1]) for node in graph.nodes if node.target in operations]
-    return {key: _lists[key] if key in _lists else _values[key] for key in keys}

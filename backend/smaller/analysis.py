@@ -43,16 +43,19 @@ class Step:
 
     result    the channels of the value, or of each of several values
     operands  the nodes whose smaller values the node takes
-    back      takes the needed channels of the result (of each value) and asks for those of the operands by `Analysis.want`
+    back      takes the needed channels of the result (of each value) and asks for those of the operands by `Analysis.want`;
+              None where each operand needs the needed channels that are not constant
     build     `build.Builder` → the node for the smaller values; None for the same call
+    zeros     channels, and which of their constants have to be zeros for that call
     product   set if the node is a product
     alias     whether the result may share the memory of its operand
     """
 
     result: Channels | list[Channels]
     operands: Sequence[fx.Node]
-    back: Callable[[Any], None]
+    back: Callable[[Any], None] | None = None
     build: Callable[[Any], fx.Node] | None = None
+    zeros: Sequence[tuple[Channels, Tensor]] = ()
     product: Product | None = None
     alias: bool = False
 
@@ -149,7 +152,10 @@ class Analysis:
                 torch.zeros_like(channels.const) if mask is None else mask
                 for mask, channels in zip(masks, self.pieces(node), strict=True)
             ]
-            step.back(found if isinstance(step.result, list) else found[0])
+            if step.back is not None:
+                step.back(found if isinstance(step.result, list) else found[0])
+            for operand in step.operands if step.back is None else ():
+                self.want(operand, found[0] & ~self.pieces(node)[0].const)
 
     def _may_write(self, node: fx.Node) -> bool:
         """Whether only the node that writes to a value sees it."""

@@ -39,12 +39,8 @@ def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
             assert given is not None
             analysis.want(operand, heads & ~given.const if operand is operands[2] else heads)
 
-    def build(builder: Any) -> fx.Node:
-        if mask is not None or dropout:
-            builder.zero_constants(one, const)
-        return builder.same(node)
-
-    return Step(replace(one, const=const), operands, back, build)
+    zeros = [(one, const)] if mask is not None or dropout else []
+    return Step(replace(one, const=const), operands, back, zeros=zeros)
 
 
 def _alike(one: Channels, two: Channels) -> bool:
@@ -90,12 +86,7 @@ def product(analysis: Analysis, node: fx.Node) -> Step | None:
             mask = asked if given.ids.dim() == 1 else asked[:, None].expand_as(given.ids)
             analysis.want(operand, mask & ~given.const if operand is b and weighed else mask)
 
-    def build(builder: Any) -> fx.Node:
-        if weighed:
-            builder.zero_constants(two, result.const)
-        return builder.same(node)
-
-    return Step(result, [a, b], back, build)
+    return Step(result, [a, b], back, zeros=[(two, result.const)] if weighed else [])
 
 
 def softmax(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -104,8 +95,7 @@ def softmax(analysis: Analysis, node: fx.Node) -> Step | None:
     given = analysis.channels(x)
     if given is None or dim is None or node.all_input_nodes != [x] or dim % x.meta["example_value"].dim() in given.dims:
         return None
-    result = replace(given, const=torch.zeros_like(given.const), fill=None)
-    return Step(result, [x], lambda need: analysis.want(x, need))
+    return Step(replace(given, const=torch.zeros_like(given.const), fill=None), [x])
 
 
 RULES: dict[Any, Rule] = {

@@ -48,6 +48,8 @@ class Builder:
         placeholders = self._analysis.graph.find_nodes(op="placeholder")
         for node in self._analysis.graph.nodes:
             step = self._analysis.steps.get(node)
+            for channels, which in step.zeros if step is not None else ():
+                self.zero_constants(channels, which)
             self._env[node] = self.same(node) if step is None or step.build is None else step.build(self)
             if node.op == "placeholder":
                 self._last = self._env[node]

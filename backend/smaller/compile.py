@@ -15,6 +15,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, module_of
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import collect, record
+from gossamer.backend.run.computed import compared_for
 from gossamer.backend.smaller.call import SmallerCall, Variant
 from gossamer.backend.smaller.plan import Plan, plan
 from gossamer.runtime.torch_internals import detect_fake_mode
@@ -48,7 +49,7 @@ def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Opti
         with source.at_work():
             return source.whole(args)
 
-    call = SmallerCall(first, another, whole, "all" if options.verify == "full" else "uncounted")
+    call = SmallerCall(first, another, whole, compared_for(options.verify))
     return lambda *args: call(args)
 
 

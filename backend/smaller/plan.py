@@ -101,8 +101,9 @@ def _why_not(judged: Judged) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    plain = type(value) in (Tensor, torch.nn.Parameter) and value.is_cpu and value.layout is torch.strided  # type: ignore[attr-defined]
-    return plain and store_of(value) is None  # type: ignore[arg-type]
+    if not isinstance(value, Tensor) or type(value) not in (Tensor, torch.nn.Parameter):
+        return False
+    return value.is_cpu and value.layout is torch.strided and store_of(value) is None
 
 
 def _has_unbacked_sizes(graph: fx.Graph) -> bool:

@@ -1,6 +1,7 @@
 """Rules for elementwise work. Constants stay constant, and two operands share their channels."""
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,16 +39,12 @@ def unary(analysis: Analysis, node: fx.Node) -> Step | None:
     given = analysis.channels(x)
     if given is None or node.all_input_nodes != [x]:
         return None
-    return _elementwise(analysis, node, x, given, _pure(analysis, node, given))
+    return _elementwise(node, x, given, _pure(analysis, node, given))
 
 
-def _elementwise(analysis: Analysis, node: fx.Node, x: fx.Node, given: Channels, fill: Known | None) -> Step:
+def _elementwise(node: fx.Node, x: fx.Node, given: Channels, fill: Known | None) -> Step:
     """A step that keeps channels where they are and changes the constants."""
-
-    def back(need: Tensor) -> None:
-        analysis.want(x, need & ~given.const)
-
-    return Step(Channels(given.dims, given.ids, given.along, given.const, fill), [x], back, alias=node.target in _ALIASES)
+    return Step(replace(given, fill=fill), [x], alias=node.target in _ALIASES)
 
 
 _ALIASES = {"to", "float"}
@@ -81,17 +78,8 @@ def dropout(analysis: Analysis, node: fx.Node) -> Step | None:
     if given is None:
         return None
     zero = given.const if not training else analysis.is_zero(given.fill, given.const)
-
-    def back(need: Tensor) -> None:
-        analysis.want(x, need & ~zero)
-
-    def build(builder: Any) -> fx.Node:
-        if training:
-            builder.zero_constants(given, zero)
-        return builder.same(node)
-
-    result = Channels(given.dims, given.ids, given.along, zero, given.fill if not training else None)
-    return Step(result, [x], back, build, alias=True)
+    result = replace(given, const=zero, fill=given.fill if not training else None)
+    return Step(result, [x], zeros=[(given, zero)] if training else [], alias=True)
 
 
 def binary(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -110,7 +98,7 @@ def binary(analysis: Analysis, node: fx.Node) -> Step | None:
         fill: Known | None = analysis.recipe(function, *(numbers if x is a else numbers[::-1]))
         if given.fill is None and function in (torch.mul, torch.div) and x is a:
             fill = None
-        return _elementwise(analysis, node, x, given, fill)
+        return _elementwise(node, x, given, fill)
     known = analysis.recipe.of(other)
     dims = node.meta["example_value"].dim()
     if x.meta["example_value"].dim() != dims:
@@ -120,21 +108,13 @@ def binary(analysis: Analysis, node: fx.Node) -> Step | None:
     sizes = _sizes(other, dims)
     if sizes is None or any(sizes[dim] != 1 for dim in given.dims):
         return None
-    return _with_scales(analysis, node, x, given, function is torch.mul)
+    return _with_scales(analysis, x, given, function is torch.mul)
 
 
-def _with_scales(analysis: Analysis, node: fx.Node, x: fx.Node, given: Channels, product: bool) -> Step:
+def _with_scales(analysis: Analysis, x: fx.Node, given: Channels, product: bool) -> Step:
     """With an operand that has no channels. Zeros stay zeros in a product, and no other constant stays."""
     const = analysis.is_zero(given.fill, given.const) if product else torch.zeros_like(given.const)
-
-    def back(need: Tensor) -> None:
-        analysis.want(x, need & ~const)
-
-    def build(builder: Any) -> fx.Node:
-        builder.zero_constants(given, const)
-        return builder.same(node)
-
-    return Step(Channels(given.dims, given.ids, given.along, const, None), [x], back, build)
+    return Step(replace(given, const=const, fill=None), [x], zeros=[(given, const)])
 
 
 def _with_static(
@@ -155,13 +135,11 @@ def _with_static(
         fill: Known | None = analysis.recipe(function, *((numbers, along) if first else (along, numbers)))
         if given.fill is None and function is torch.mul:
             fill = None
-        step = _elementwise(analysis, node, x, given, fill)
+        step = _elementwise(node, x, given, fill)
     else:
-        step = _with_scales(analysis, node, x, given, function is torch.mul)
+        step = _with_scales(analysis, x, given, function is torch.mul)
 
     def build(builder: Any) -> fx.Node:
-        if not alone and function is torch.mul:
-            builder.zero_constants(given, analysis.is_zero(given.fill, given.const))
         lines = builder.kept(given)
         place = given.dim - (dims - known.value.dim())
         if bool(lines.all()) or whole[given.dim] == 1:
@@ -172,7 +150,7 @@ def _with_static(
         make = builder.graph.call_method if node.op == "call_method" else builder.graph.call_function
         return make(target, args)
 
-    return Step(step.result, step.operands, step.back, build)
+    return replace(step, build=build, alias=False)
 
 
 def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: Channels) -> Step | None:
@@ -197,13 +175,8 @@ def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: 
         for operand, given in ((a, one), (b, two)):
             analysis.want(operand, need & ~const & ~given.const)
 
-    def build(builder: Any) -> fx.Node:
-        if function is torch.mul:
-            for each, which in zip((one, two), zeros, strict=True):
-                builder.zero_constants(each, which)
-        return builder.same(node)
-
-    return Step(Channels(one.dims, one.ids, one.along, const, fill), [a, b], back, build)
+    depends = [(one, zeros[0]), (two, zeros[1])] if function is torch.mul else []
+    return Step(replace(one, const=const, fill=fill), [a, b], back, zeros=depends)
 
 
 def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -225,9 +198,6 @@ def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
     fill = fill if bias is None else recipe(torch.add, fill, bias)
     const = given.const if weight is None else given.const | analysis.is_zero(weight, torch.ones_like(given.const))
 
-    def back(need: Tensor) -> None:
-        analysis.want(x, need & ~const)
-
     def build(builder: Any) -> fx.Node:
         lines = builder.kept(given)
         if weight is not None:
@@ -239,7 +209,7 @@ def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
         args = (builder.small(x), *small, False, momentum, eps)
         return builder.graph.call_function(F.batch_norm, args)
 
-    return Step(Channels(given.dims, given.ids, given.along, const, fill), [x], back, build)
+    return Step(replace(given, const=const, fill=fill), [x], build=build)
 
 
 def _sizes(node: object, dims: int) -> list[Any] | None:

@@ -88,11 +88,37 @@ def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
     pixels = prod(results) if all(isinstance(n, int) for n in results) else None
 
     def make(builder: "Builder", x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
-        kwargs = {name: each for name, each in node.kwargs.items() if name not in ("input", "weight", "bias")}
-        target: Any = node.target
-        return builder.graph.call_function(target, (x, weight, bias, *builder.mapped(node.args[3:])), builder.mapped(kwargs))
+        return _called(builder, node, x, weight, bias)
 
     return _summed(analysis, node, x, 1, weight, added, make, "convolution", pixels, padded)
+
+
+def transposed(analysis: Analysis, node: fx.Node) -> Step | None:
+    """conv_transpose1d, 2d, 3d of a batch, without groups, whose weight is [K, M, ...]. At its border, too, less is summed."""
+    x, weight = node.args[0], analysis.recipe.of(argument(node, 1, "weight"))
+    value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
+    added = _static_or_none(analysis, argument(node, 2, "bias"))
+    if weight is None or value is None or added is False or value.dim() != weight.value.dim():
+        return None
+    if weight.value.dtype not in WEIGHTS or argument(node, 6, "groups", 1) != 1:
+        return None
+    assert isinstance(x, fx.Node)
+    sizes = [value.shape[n] for n in (0, *range(2, value.dim()))]
+    pixels = prod(sizes) if all(isinstance(n, int) for n in sizes) else None
+
+    def make(builder: "Builder", x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+        turned = builder.graph.call_function(torch.transpose, (weight, 0, 1))
+        return _called(builder, node, x, turned, bias)
+
+    turned = analysis.recipe(torch.transpose, weight, 0, 1)
+    return _summed(analysis, node, x, 1, turned, added, make, "convolution", pixels, True)
+
+
+def _called(builder: "Builder", node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+    """The convolution that a node is, of smaller operands."""
+    kwargs = {name: each for name, each in node.kwargs.items() if name not in ("input", "weight", "bias")}
+    target: Any = node.target
+    return builder.graph.call_function(target, (x, weight, bias, *builder.mapped(node.args[3:])), builder.mapped(kwargs))
 
 
 def _static_or_none(analysis: Analysis, bias: object) -> Known | bool | None:
@@ -155,7 +181,7 @@ def _summed(
     name = analysis.names[main] if main is not None else node.name
     taps = prod(weight.value.shape[2:])
     product = Product(name, op, weight.value.detach(), result, given, tokens, taps)
-    return Step(result, [x] if inside else [], back, build, product)
+    return Step(result, [x] if inside else [], back, build, product=product)
 
 
 def _total(analysis: Analysis, summed: Known | None, bias: Known | None) -> Known | None:
@@ -222,14 +248,9 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
     const = empty | settled
     result = Channels((1,), given.ids, 0, const, fill)
 
-    def back(need: Tensor) -> None:
-        analysis.want(x, need & ~const)
-
     def build(builder: "Builder") -> fx.Node:
         kept = builder.kept(result)
         builder.zeros(builder.taken(weight, {0: const & ~settled}))
-        if padded:
-            builder.zero_constants(given, settled)
         if bool(kept.all()):
             return builder.same(node)
         inputs: list[Any] = [builder.input(builder.taken(each, {0: kept})) for each in (weight, bias) if each]
@@ -238,7 +259,7 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
         target: Any = node.target
         return builder.graph.call_function(target, (builder.small(x), inputs[0], added, *builder.mapped(how), int(kept.sum())))
 
-    return Step(result, [x], back, build)
+    return Step(result, [x], build=build, zeros=[(given, settled)] if padded else [])
 
 
 def nonzeros(analysis: Analysis, weight: Known) -> Tensor:
@@ -266,7 +287,6 @@ def nonzeros(analysis: Analysis, weight: Known) -> Tensor:
 RULES: dict[Any, Rule] = {
     F.linear: linear,
     torch.addmm: addmm,
-    torch.conv1d: convolution,
-    torch.conv2d: convolution,
-    torch.conv3d: convolution,
+    **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d], convolution),
+    **dict.fromkeys([torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d], transposed),
 }

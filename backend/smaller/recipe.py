@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from gossamer.backend.graph.nodes import ancestors, depending
 from gossamer.backend.smaller.writes import written
 
 
@@ -39,7 +40,7 @@ class Recipe:
             inputs = node.all_input_nodes
             if node.op in ("call_function", "call_method") and inputs and all(each in self._static for each in inputs):
                 self._static.add(node)
-        self._static -= _with_all_around(graph, changed & self._static)
+        self._static -= depending(graph, ancestors(list(changed & self._static)))  # with all around what is written to
 
     def of(self, node: object) -> Known | None:
         """The tensor of a node of Dynamo's graph; None if it depends on other inputs."""
@@ -54,8 +55,9 @@ class Recipe:
                 inputs = {each: self.of(each) for each in node.all_input_nodes}
                 if any(each is None for each in inputs.values()):
                     return None
-                made = self._graph.node_copy(node, lambda each: inputs[each].node)  # type: ignore[union-attr]
-                value = self._run(node, {each: known.value for each, known in inputs.items() if known is not None})
+                found = {each: known for each, known in inputs.items() if known is not None}
+                made = self._graph.node_copy(node, lambda each: found[each].node)
+                value = self._run(node, {each: known.value for each, known in found.items()})
                 if not isinstance(value, Tensor):
                     return None
                 self._known[node] = Known(made, value)
@@ -77,12 +79,7 @@ class Recipe:
 
     def leaves_of(self, known: Known) -> list[fx.Node]:
         """The static inputs that a tensor is computed from."""
-        found, pending = set[fx.Node](), [known.node]
-        while pending:
-            node = pending.pop()
-            if node not in found:
-                found.add(node)
-                pending += node.all_input_nodes
+        found = set(ancestors([known.node]))
         return [leaf for leaf in self._leaves if self._known[leaf].node in found]
 
     def main_leaf(self, known: Known) -> fx.Node | None:
@@ -115,17 +112,3 @@ class Recipe:
 
 def _has_nonzeros(value: Tensor) -> Tensor:
     return (value.detach() != 0).any()  # a NaN is one
-
-
-def _with_all_around(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
-    """Nodes, the nodes that they depend on, and all nodes that depend on these."""
-    found, pending = set[fx.Node](), list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += [*node.all_input_nodes]
-    for node in graph.nodes:
-        if any(each in found for each in node.all_input_nodes):
-            found.add(node)
-    return found

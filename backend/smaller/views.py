@@ -27,11 +27,7 @@ def kept_in_place(analysis: Analysis, node: fx.Node) -> Step | None:
     given = analysis.channels(x)
     if given is None or node.all_input_nodes != [x]:
         return None
-    return _same_channels(analysis, x, given)
-
-
-def _same_channels(analysis: Analysis, x: fx.Node, result: Channels) -> Step:
-    return Step(result, [x], lambda need: analysis.want(x, need & ~result.const), alias=True)
+    return Step(given, [x], alias=True)
 
 
 def pool(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -41,15 +37,9 @@ def pool(analysis: Analysis, node: fx.Node) -> Step | None:
     if given is None or given.dims != (1,) or node.all_input_nodes != [x] or not isinstance(value, Tensor) or value.dim() < 3:
         return None
     if node.target not in _AVERAGES:
-        return _same_channels(analysis, x, given)
+        return Step(given, [x], alias=True)
     zero = analysis.is_zero(given.fill, given.const)
-    result = replace(given, const=zero)
-
-    def build(builder: "Builder") -> fx.Node:
-        builder.zero_constants(given, zero)
-        return builder.same(node)
-
-    return Step(result, [x], lambda need: analysis.want(x, need & ~zero), build)
+    return Step(replace(given, const=zero), [x], zeros=[(given, zero)])
 
 
 def mean(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -63,7 +53,7 @@ def mean(analysis: Analysis, node: fx.Node) -> Step | None:
     if gone & set(given.dims):
         return None
     places = [dim - (0 if keep else sum(each < dim for each in gone)) for dim in given.dims]
-    return _same_channels(analysis, x, given.moved(places))
+    return Step(given.moved(places), [x], alias=True)
 
 
 def reordered(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -80,7 +70,7 @@ def reordered(analysis: Analysis, node: fx.Node) -> Step | None:
         order[a], order[b] = b, a
     else:
         order = [each % dims for each in (rest[0] if isinstance(rest[0], tuple | list) else rest)]
-    return _same_channels(analysis, x, given.moved([order.index(dim) for dim in given.dims]))
+    return Step(given.moved([order.index(dim) for dim in given.dims]), [x], alias=True)
 
 
 def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -116,10 +106,9 @@ def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
         make = builder.graph.call_method if node.op == "call_method" else builder.graph.call_function
         return make(target, args)
 
-    if repeated != 1 and given.fill is not None:
-        fill = analysis.recipe(torch.repeat_interleave, analysis.recipe(torch.flatten, given.fill), repeated)
-    else:
-        fill = given.fill  # type: ignore[assignment]
+    fill = given.fill
+    if repeated != 1 and fill is not None:
+        fill = analysis.recipe(torch.repeat_interleave, analysis.recipe(torch.flatten, fill), repeated)
     if fill is not None:
         result = replace(result, fill=analysis.recipe(torch.reshape, fill, tuple(result.ids.shape)))
     return Step(result, [x], back, build, alias=True)

@@ -15,7 +15,7 @@ graph is compiled.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -60,8 +60,6 @@ class _Factors:
 
 class DequantizedProducts:
     """Products of dequantized factors become products of int8."""
-
-    name: ClassVar[str] = "dequantized-products"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: sparse-weights decides about what this makes."""

@@ -9,7 +9,6 @@ that is for convolutions is in filter_gradients.py.
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -49,8 +48,6 @@ class _Product:
 
 class MaskedGradients:
     """Gradients under masks are computed at what the masks keep."""
-
-    name: ClassVar[str] = "masked-gradients"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each gradient of a matrix under a static mask."""

@@ -7,8 +7,6 @@ Then the derivative can be computed where %x is, in the forward pass (regions/gr
 sigmoid is at most 1.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -24,8 +22,6 @@ _GRADIENT = (Hole("gradient") * Named("logistic", sigmoid(Hole("x")))) * Hole("d
 
 class SiluGradients:
     """Gradients of silu become products with one matrix."""
-
-    name: ClassVar[str] = "silu-gradients"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: sparse-weights decides about what this makes."""

@@ -7,7 +7,6 @@ First everything is decided and compiled, then the graph is changed.
 """
 
 from operator import attrgetter
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -29,8 +28,6 @@ from gossamer.backend.weights.plan import fix_sizes, plan
 
 class SparseWeights:
     """Products with a sparse weight become regions and chains."""
-
-    name: ClassVar[str] = "sparse-weights"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each product with a static weight, and each tensor of many zeros that is used otherwise."""
@@ -55,7 +52,10 @@ class SparseWeights:
         decisions += [*left_out(lasting, covered), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}
         for region, built in planned:
-            (replace_chain if isinstance(region, Chain) else replace)(region, built.key, replaced)  # type: ignore[arg-type]
+            if isinstance(region, Chain):
+                replace_chain(region, built.key, replaced)
+            else:
+                replace(region, built.key, replaced)
         graph.eliminate_dead_code()
         return decisions
 

@@ -8,8 +8,6 @@ backward. The stored values stay the parameter: a packed copy takes them over wh
 (`run/packed_weights.py`). What would not become a region stays as it is: nothing is ever computed from all elements.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -39,8 +37,6 @@ _SPARSEST = 0.01
 
 class StoredWeights:
     """Products with SparseTensor parameters become products with weights."""
-
-    name: ClassVar[str] = "stored-weights"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: sparse-weights decides about what this makes."""

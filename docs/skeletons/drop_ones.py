@@ -5,8 +5,6 @@
 Copy it to a room of backend/ and add a line to backend/graph_passes.py, at the place where it has to run.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,8 +17,6 @@ aten = torch.ops.aten
 
 class DropOnes:
     """A value replaces its product with one."""
-
-    name: ClassVar[str] = "drop-ones"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """No decision: nothing is made sparse here. A pass that makes something sparse returns what it decided, and why."""

@@ -15,7 +15,7 @@ name, and the cost decides when it is taken.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -48,8 +48,6 @@ PLAIN = Family("plain", _storage, _tile, _cycles)
 @dataclass(frozen=True)
 class LowerPlain:
     """Lower products to loops without vectors."""
-
-    name: ClassVar[str] = "lower-plain"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, PLAIN.name):

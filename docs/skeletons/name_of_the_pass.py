@@ -7,7 +7,6 @@ Copy it to a room, such as passes/contract/, under the name of your pass. Its li
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -18,7 +17,6 @@ from gossamer.passes.loops.queries import walk
 class NameOfThePass:
     """Its options are the fields."""
 
-    name: ClassVar[str] = "name-of-the-pass"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

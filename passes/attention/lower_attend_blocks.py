@@ -13,7 +13,7 @@ Softmax goes along with the keys (online_softmax.py). Runs on functions whose st
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, scf, vector
@@ -36,7 +36,6 @@ from gossamer.passes.loops.vectors import (
 class LowerAttendBlocks:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-attend-blocks"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -15,7 +15,6 @@ are computed again (Dao et al., "FlashAttention", 2022), once for each of the tw
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -38,7 +37,6 @@ Put = Callable[[ir.Value, ir.Value, list[ir.Value], list[ir.Value], list[ir.Valu
 class LowerAttendBlocksGrad:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-attend-blocks-grad"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -16,7 +16,7 @@ them. Runs on functions whose storage is exposed (expose-storage).
 import math as numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
@@ -49,7 +49,6 @@ _KEYS = 64
 class LowerAttendCached:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-attend-cached"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -10,7 +10,6 @@ greatest one, and expand-math says how much less they do. Behind sums of integer
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -24,8 +23,6 @@ _APPROXIMATE, _FUSED = "#arith.fastmath<afn>", "#arith.fastmath<contract>"
 class AllowApproximations:
     """Mark each `math.erf` in a product or a map that is read for its greatest magnitudes and as bytes alone, and each
     multiplication and addition behind sums of integers."""
-
-    name: ClassVar[str] = "allow-approximations"
 
     def run(self, module: ir.Module) -> None:
         for op in [*walk(module, "kernel.spmm"), *walk(module, "kernel.map")]:

@@ -19,7 +19,7 @@ Runs on functions whose storage is exposed (expose-storage).
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
@@ -77,7 +77,6 @@ class LowerChain:
     """Lower chains of kernel ops to scf and vector; `bf16` says whether the target multiplies pairs of bf16, `tiles` whether
     it multiplies tiles of them."""
 
-    name: ClassVar[str] = "lower-chain"
     bf16: bool = False
     tiles: bool = False
 

@@ -13,7 +13,7 @@ whose storage is exposed (expose-storage), for at most MOST_TOKENS.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, bufferization, func, memref, scf, vector
@@ -35,7 +35,6 @@ _LINE = 64
 class LowerSequence:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-sequence"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -10,7 +10,6 @@ module as `kernel.words`: for each argument the dynamic dimensions of its memref
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import func, llvm
@@ -26,8 +25,6 @@ WORDS = "kernel.words"
 @dataclass(frozen=True)
 class EmitEntry:
     """Add @entry, which unpacks its words and calls the module's public function."""
-
-    name: ClassVar[str] = "emit-entry"
 
     def run(self, module: ir.Module) -> None:
         public = public_functions(module)

@@ -16,7 +16,6 @@ interpolate it at Chebyshev's nodes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
 
 import numpy as np
 from torch_mlir import ir
@@ -58,7 +57,6 @@ _PIECES, _PIECES_A_UNIT = 32, 8  # of erf, whose last one is 1
 class ExpandMath:
     """Expand transcendental functions on vectors of f32; `bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "expand-math"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

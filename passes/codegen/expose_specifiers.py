@@ -12,7 +12,6 @@ A sparse operand comes with the size of each level after its memory. Runs after 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import func, memref
@@ -29,8 +28,6 @@ _PREFIX = "!sparse_tensor.storage_specifier<"
 @dataclass(frozen=True)
 class ExposeSpecifiers:
     """Replace the storage specifiers that public functions take by indices, and results in sparse formats by a list."""
-
-    name: ClassVar[str] = "expose-specifiers"
 
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):

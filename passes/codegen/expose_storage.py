@@ -16,7 +16,6 @@ sparse operand of any other shape, and a sparse result, are left to expose-speci
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import bufferization, func, sparse_tensor
@@ -36,7 +35,6 @@ class ExposeStorage:
     the arrays.
     """
 
-    name: ClassVar[str] = "expose-storage"
     arrays: bool = False
 
     def run(self, module: ir.Module) -> None:

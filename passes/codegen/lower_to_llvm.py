@@ -5,7 +5,6 @@ after    llvm.func @entry(%words: !llvm.ptr) { ... llvm.cond_br ... llvm.intr.fm
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir, passmanager
 from torch_mlir.dialects import llvm
@@ -41,7 +40,6 @@ class LowerToLlvm:
     few processes contain, so the rounding is spelled out in integers.
     """
 
-    name: ClassVar[str] = "lower-to-llvm"
     bits: int = 512
     bf16: bool = False
 

@@ -12,7 +12,7 @@ torch.set_num_threads holds and no second pool of threads competes with it.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, llvm, scf
@@ -27,8 +27,6 @@ from gossamer.passes.loops.vectors import index, loop
 @dataclass(frozen=True)
 class Parallelize:
     """Outline every scf.parallel of one dimension, from 0 in steps of 1, and hand it to GOMP_parallel."""
-
-    name: ClassVar[str] = "parallelize"
 
     def run(self, module: ir.Module) -> None:
         for number, op in enumerate(walk(module, "scf.parallel")):

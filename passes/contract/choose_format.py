@@ -9,7 +9,7 @@ gets that, which is noted on the product for `schedule`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 
@@ -32,7 +32,6 @@ class ChooseFormat:
     """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides
     (`amx+avx512bf16`), `l1d` the bytes of its first-level data cache, `chain` whether the function becomes one."""
 
-    name: ClassVar[str] = "choose-format"
     schedule: str = "broadcast"
     bits: int = 512
     features: str = ""

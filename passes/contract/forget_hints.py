@@ -7,7 +7,6 @@ Without them, regions that differ in density alone have the same text and share 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -19,8 +18,6 @@ TOKENS = "kernel.tokens"  # function attribute: how many rows x is expected to h
 @dataclass(frozen=True)
 class ForgetHints:
     """Remove the attributes of the arguments and `kernel.tokens`."""
-
-    name: ClassVar[str] = "forget-hints"
 
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):

@@ -12,7 +12,6 @@ a sparse encoding is left alone. Narrow factors are widened to the accumulator's
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -25,8 +24,6 @@ _MULTIPLIED = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # by wha
 @dataclass(frozen=True)
 class FuseEpilogue:
     """Turn contractions with a sparse factor, and the elementwise generics after them, into `kernel.contract`."""
-
-    name: ClassVar[str] = "fuse-epilogue"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "linalg.generic"):

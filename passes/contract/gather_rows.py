@@ -10,7 +10,7 @@ region is an error: the caller compiles it with the reference pipeline.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 
@@ -31,7 +31,6 @@ _VECTORS = 16  # sums in registers, half of those of AVX-512: 256 columns of f32
 class GatherRows:
     """`bits` is the width of the target's vectors, `l1d` the bytes of its first-level data cache."""
 
-    name: ClassVar[str] = "gather-rows"
     bits: int = 512
     l1d: int = 32 << 10
 

@@ -8,7 +8,6 @@ MLIR's own inliner asks the dialect, and one defined in Python cannot answer.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import func
@@ -19,8 +18,6 @@ from gossamer.passes.loops.queries import all_ops, public_functions
 @dataclass(frozen=True)
 class InlineStages:
     """Replace calls of private functions by their bodies, and drop these functions."""
-
-    name: ClassVar[str] = "inline-stages"
 
     def run(self, module: ir.Module) -> None:
         functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]

@@ -9,7 +9,6 @@ what they say.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith
@@ -27,8 +26,6 @@ _BOUNDS = {
 @dataclass(frozen=True)
 class KeepNan:
     """Replace select(x < bound, bound, x) by a maximum, and select(x > bound, bound, x) by a minimum."""
-
-    name: ClassVar[str] = "keep-nan"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "arith.select"):

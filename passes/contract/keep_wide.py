@@ -9,7 +9,6 @@ Eager torch rounds after every op because results go through memory; as in Induc
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -19,8 +18,6 @@ from gossamer.passes.loops.queries import defining, walk
 @dataclass(frozen=True)
 class KeepWide:
     """Drop pairs of arith.truncf to bf16 or f16 and arith.extf that lead back to the same type."""
-
-    name: ClassVar[str] = "keep-wide"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "arith.extf"):

@@ -12,7 +12,6 @@ second; others stay.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -26,8 +25,6 @@ _REDUCTIONS = {"arith.addf": (SumOp, 0), "arith.maximumf": (MaxOp, -math.inf)}
 @dataclass(frozen=True)
 class LiftRows:
     """Turn elementwise generics and reductions of rows into kernel.map, kernel.sum and kernel.max."""
-
-    name: ClassVar[str] = "lift-rows"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "linalg.generic"):

@@ -8,7 +8,6 @@ In f32 and f64. Whatever else is in the region is an error: the caller compiles 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -23,8 +22,6 @@ from gossamer.passes.loops.queries import all_ops, defining, dims, walk
 @dataclass(frozen=True)
 class MultiplyRows:
     """Schedule the product of the module."""
-
-    name: ClassVar[str] = "multiply-rows"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "linalg.generic"):

@@ -8,7 +8,6 @@ For features of the nodes of a graph times the weight of a layer. Whatever else 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -25,7 +24,6 @@ _BODY = ["arith.mulf", "arith.addf", "linalg.yield"]
 class MultiplyTall:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "multiply-tall"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -7,7 +7,6 @@ Sums wrap around, so the lower bits are the same. torch-mlir sums all integers i
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -17,8 +16,6 @@ from gossamer.passes.loops.queries import sole_user, walk
 @dataclass(frozen=True)
 class NarrowSums:
     """Let each `kernel.contract` sum in the type that its epilogue cuts sums to."""
-
-    name: ClassVar[str] = "narrow-sums"
 
     def run(self, module: ir.Module) -> None:
         for contract in walk(module, "kernel.contract"):

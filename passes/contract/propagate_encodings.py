@@ -9,7 +9,6 @@ transpose is the permuted one: the same arrays, read as the other matrix. A valu
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -22,8 +21,6 @@ _ZERO_TO_ZERO = ("arith.negf", "arith.extf", "arith.truncf", "arith.extsi", "mat
 @dataclass(frozen=True)
 class PropagateEncodings:
     """Carry encodings from operands to results, op after op."""
-
-    name: ClassVar[str] = "propagate-encodings"
 
     def run(self, module: ir.Module) -> None:
         for op in all_ops(module.operation):

@@ -9,7 +9,6 @@ reference pipeline.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -26,7 +25,6 @@ _TOGETHER = 4  # a power of two: independent chains of multiply-adds, and few en
 class SampleRows:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "sample-rows"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

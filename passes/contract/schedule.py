@@ -9,7 +9,7 @@ region dense, or compiles it with the reference pipeline.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 
@@ -27,7 +27,6 @@ from gossamer.passes.schedules.families import ALL_FAMILIES
 class Schedule:
     """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides."""
 
-    name: ClassVar[str] = "schedule"
     schedule: str = "broadcast"
     bits: int = 512
     features: str = ""

@@ -8,7 +8,7 @@ Whatever else is in the region is an error: the caller keeps the matrix by rows.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 
@@ -25,7 +25,6 @@ class SliceRows:
     """Change all of them; coordinates get `width` bits, 16 or 32. `gathers` says that the target reads many places at once
     faster than one after the other."""
 
-    name: ClassVar[str] = "slice-rows"
     width: int = 32
     gathers: bool = False
 

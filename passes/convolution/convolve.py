@@ -14,7 +14,7 @@ sizes come with each call. With `kernel.depthwise`, x shows each channel its own
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import func
@@ -38,7 +38,6 @@ DEPTHWISE = "kernel.depthwise"  # function attribute, a unit: each channel for i
 class Convolve:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "convolve"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

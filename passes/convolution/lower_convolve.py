@@ -23,7 +23,7 @@ lanes as they do in memory, so nothing is transposed. Runs on functions whose st
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -54,8 +54,6 @@ _AVX512 = 64  # bytes of its vectors
 @dataclass(frozen=True)
 class LowerConvolve:
     """Lower convolutions to scf and vector."""
-
-    name: ClassVar[str] = "lower-convolve"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.convolve"):

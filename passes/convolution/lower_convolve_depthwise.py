@@ -16,7 +16,7 @@ kernel. Runs on functions whose storage is exposed (expose-storage).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -36,8 +36,6 @@ _ROWS = 4  # of the result at a time
 @dataclass(frozen=True)
 class LowerConvolveDepthwise:
     """Lower convolutions of each channel for itself to scf and vector."""
-
-    name: ClassVar[str] = "lower-convolve-depthwise"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.convolve_depthwise"):

@@ -1,10 +1,10 @@
 """What there is, by the names of files: nothing is imported to list it.
 
-a pass      "lower-block" is the class `LowerBlock` of a file `lower_block.py`, in any room of `passes/`, with a line
-            `name: ClassVar[str] = "lower-block"`
+a pass      "lower-block" is the class `LowerBlock` of a file `lower_block.py`, in any room of `passes/`, that runs on a module
 a schedule  "block" is the `Family` called `BLOCK` of a file `lower_block.py`, in a room of schedules
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +16,18 @@ _HOUSE, _PACKAGE = Path(__file__).parents[1], __package__.rpartition(".")[0]
 
 def passes() -> dict[str, str]:
     """Where our passes are, as "module:class"."""
-    files = sorted(_files("*", "*"))
-    found = {name: file for name, file in files if f'name: ClassVar[str] = "{name}"' in file.read_text(encoding="utf-8")}
-    return {name: f"{_module(file)}:{''.join(map(str.capitalize, name.split('-')))}" for name, file in found.items()}
+    classes = {name: (file, "".join(map(str.capitalize, name.split("-")))) for name, file in sorted(_files("*", "*"))}
+    return {name: f"{_module(file)}:{cls}" for name, (file, cls) in classes.items() if _has_pass(file, cls)}
+
+
+def name_of(cls: type) -> str:
+    """The name of a pass: that of its class in small letters."""
+    return re.sub(r"(?<=.)(?=[A-Z])", "-", cls.__name__).lower()
+
+
+def _has_pass(file: Path, cls: str) -> bool:
+    text = file.read_text(encoding="utf-8")
+    return f"\nclass {cls}:\n" in text and "def run(self, module: ir.Module)" in text
 
 
 def schedules(*rooms: str) -> dict[str, str]:

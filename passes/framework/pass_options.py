@@ -9,10 +9,11 @@ The fields of the dataclass are the options; `min_gain` is written `min-gain` or
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, get_origin, get_type_hints
 
 from gossamer.dialects.errors import OptionError
+from gossamer.passes.framework.by_name import name_of
 
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _BOOLS = {"true": True, "false": False}
@@ -50,15 +51,15 @@ def build(cls: type[Any], options: str) -> Any:
         key, _, text = item.partition("=")
         field = key.replace("-", "_")
         if field not in fields:
-            raise OptionError(f"pass '{cls.name}' has no option '{key}'{choices(key, map(_spelled, fields))}")
+            raise OptionError(f"pass '{name_of(cls)}' has no option '{key}'{choices(key, map(_spelled, fields))}")
         try:
             values[field] = _value(text, types[field])
         except (ValueError, KeyError):
             wanted = "tuple of int" if get_origin(types[field]) is tuple else types[field].__name__
-            raise OptionError(f"option '{key}' of pass '{cls.name}' is of type {wanted}, not '{text}'") from None
+            raise OptionError(f"option '{key}' of pass '{name_of(cls)}' is of type {wanted}, not '{text}'") from None
     for name, field_ in fields.items():
         if name not in values and field_.default is field_.default_factory is dataclasses.MISSING:
-            raise OptionError(f"pass '{cls.name}' needs option '{_spelled(name)}'")
+            raise OptionError(f"pass '{name_of(cls)}' needs option '{_spelled(name)}'")
     return cls(**values)
 
 
@@ -67,14 +68,18 @@ def label(instance: Any) -> str:
     given = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance)}
     defaults = {f.name: f.default for f in dataclasses.fields(instance)}
     options = [f"{_spelled(name)}={_text(value)}" for name, value in given.items() if value != defaults[name]]
-    return f"{instance.name}{{{' '.join(options)}}}" if options else str(instance.name)
+    return _named(type(instance), options)
 
 
 def signature(cls: type[Any]) -> str:
     """The pass with all its options and their defaults, `?` for those without."""
     defaults = {f.name: "?" if f.default is dataclasses.MISSING else _text(f.default) for f in dataclasses.fields(cls)}
     options = [f"{_spelled(name)}={default}" for name, default in defaults.items()]
-    return f"{cls.name}{{{' '.join(options)}}}" if options else str(cls.name)
+    return _named(cls, options)
+
+
+def _named(cls: type[Any], options: Sequence[str]) -> str:
+    return f"{name_of(cls)}{{{' '.join(options)}}}" if options else name_of(cls)
 
 
 def choices(wrong: str, valid: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ too. All but the last memref are only read. Every address must be a multiple of 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import gpu
@@ -25,8 +24,6 @@ ALIGNMENT = 16
 @dataclass(frozen=True)
 class EmitGpuEntry:
     """Replace the memrefs that kernels take by pointers and sizes."""
-
-    name: ClassVar[str] = "emit-gpu-entry"
 
     def run(self, module: ir.Module) -> None:
         kernels = [op.opview for op in walk(module, "gpu.func")]

@@ -19,7 +19,7 @@ and for int8, K a multiple of 16: then 16 bytes are as many elements, a panel ha
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf, vector
@@ -83,8 +83,6 @@ GPU_BLOCKS = Family("gpu-blocks", _storage, _tile, _cycles, integers=True, read=
 @dataclass(frozen=True)
 class LowerGpuBlocks:
     """Lower products of block CSR to gpu, nvgpu and nvvm."""
-
-    name: ClassVar[str] = "lower-gpu-blocks"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_BLOCKS.name):

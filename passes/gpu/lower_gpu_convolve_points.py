@@ -16,7 +16,7 @@ bytes where their length allows. In the last few pairs the last one stands in fo
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, math, memref, scf, vector
@@ -36,8 +36,6 @@ _PAIRS = 8  # of a warp at once
 @dataclass(frozen=True)
 class LowerGpuConvolvePoints:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-gpu-convolve-points"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.convolve_points"):

@@ -11,7 +11,7 @@ The order of sums is always the same.
 
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, math, memref, scf, vector
@@ -29,8 +29,6 @@ _BLOCKS = 16  # of an offset
 @dataclass(frozen=True)
 class LowerGpuConvolvePointsGrad:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-gpu-convolve-points-grad"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.convolve_points_grad"):

@@ -20,7 +20,7 @@ are not stored. Sums of narrow floats are in f32.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -58,8 +58,6 @@ _LAUNCH = Launch(_WARPS * WARP, 1, _WARPS * WARP, _WARPS * WARP * _ENTRY)
 @dataclass(frozen=True)
 class LowerGpuDots:
     """Lower all that are scheduled."""
-
-    name: ClassVar[str] = "lower-gpu-dots"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sample"):

@@ -11,7 +11,6 @@ gives NaN as in the dense product. Only for bf16 and f16, K a multiple of 8.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -52,8 +51,6 @@ GPU_EXPAND = Family("gpu-expand", _storage, _tile, _cycles, most=_FEW, read=entr
 @dataclass(frozen=True)
 class LowerGpuExpand:
     """Lower products with few tokens to gpu, nvgpu and nvvm."""
-
-    name: ClassVar[str] = "lower-gpu-expand"
 
     def run(self, module: ir.Module) -> None:
         _Kernel.lower_all(module, GPU_EXPAND)

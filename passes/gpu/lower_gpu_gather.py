@@ -14,7 +14,7 @@ no multiple of 32: lanes without a nonzero add 0. Tokens past the last one repea
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, memref, scf, vector
@@ -63,8 +63,6 @@ GPU_GATHER = Family("gpu-gather", _storage, _tile, _cycles, most=_FEW, integers=
 @dataclass(frozen=True)
 class LowerGpuGather:
     """Lower products with few tokens to gpu, scf and vector."""
-
-    name: ClassVar[str] = "lower-gpu-gather"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_GATHER.name):

@@ -18,7 +18,7 @@ side. Nothing is read past the end of a tensor: tokens, columns and rows past th
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, memref, scf, vector
@@ -67,8 +67,6 @@ GPU_KBLOCK = Family("gpu-kblock", _storage, _tile, _cycles, read=entries_read)
 @dataclass(frozen=True)
 class LowerGpuKblock:
     """Lower K-blocked products to gpu, scf and vector."""
-
-    name: ClassVar[str] = "lower-gpu-kblock"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_KBLOCK.name):

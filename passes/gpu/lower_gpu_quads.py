@@ -14,7 +14,6 @@ multiple of 16, x is copied 16 bytes at a time.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
@@ -59,8 +58,6 @@ GPU_QUADS = Family("gpu-quads", _storage, _tile, _cycles, floats=False, integers
 @dataclass(frozen=True)
 class LowerGpuQuads:
     """Lower products of int8 to gpu, nvgpu and nvvm."""
-
-    name: ClassVar[str] = "lower-gpu-quads"
 
     def run(self, module: ir.Module) -> None:
         _Kernel.lower_all(module, GPU_QUADS)

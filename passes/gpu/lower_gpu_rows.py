@@ -17,7 +17,7 @@ this one with the arrays of the transposed matrix in CSR, so that sums are compl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, math, memref, scf, vector
@@ -55,8 +55,6 @@ _SHAPES = ((32, 1), (8, 4))  # rows of a block, and blocks that share the column
 @dataclass(frozen=True)
 class LowerGpuRows:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-gpu-rows"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_rows"):

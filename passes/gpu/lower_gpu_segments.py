@@ -18,7 +18,6 @@ registers. Floats only.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -38,8 +37,6 @@ _WARPS = 8
 @dataclass(frozen=True)
 class LowerGpuSegments:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-gpu-segments"
 
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):

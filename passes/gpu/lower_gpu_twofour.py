@@ -17,7 +17,6 @@ the last one repeat it, and are not stored. Only for bf16 and f16, K a multiple 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf
@@ -60,8 +59,6 @@ GPU_TWOFOUR = Family("gpu-twofour", _storage, _tile, _cycles, read=entries_read)
 @dataclass(frozen=True)
 class LowerGpuTwofour:
     """Lower products of 2:4 weights to gpu, nvgpu and nvvm."""
-
-    name: ClassVar[str] = "lower-gpu-twofour"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_TWOFOUR.name):

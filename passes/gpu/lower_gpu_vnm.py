@@ -22,7 +22,7 @@ included. Only for bf16 and f16, K a multiple of 8.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, gpu, scf, vector
@@ -74,8 +74,6 @@ GPU_VNM = Family("gpu-vnm", _storage, _tile, _cycles, read=entries_read)
 @dataclass(frozen=True)
 class LowerGpuVnm:
     """Lower products of V:N:M weights to gpu, nvgpu and nvvm."""
-
-    name: ClassVar[str] = "lower-gpu-vnm"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_VNM.name):

@@ -8,7 +8,6 @@ become LLVM's intrinsics here.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir, passmanager
 
@@ -48,8 +47,6 @@ _INTRINSICS = {
 @dataclass(frozen=True)
 class LowerToNvvm:
     """Lower what is inside of every gpu.module."""
-
-    name: ClassVar[str] = "lower-to-nvvm"
 
     def run(self, module: ir.Module) -> None:
         steps = ",".join(_STEPS)

@@ -15,7 +15,7 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -31,7 +31,6 @@ from gossamer.passes.points.pair_tile import PairTile, fetch, pairs_at
 class LowerConvolvePoints:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-convolve-points"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -14,7 +14,7 @@ threads. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -32,7 +32,6 @@ _TOGETHER = 64  # pairs
 class LowerConvolvePointsGrad:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-convolve-points-grad"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

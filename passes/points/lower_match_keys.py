@@ -14,7 +14,6 @@ several walks take about as long as one. Runs on functions whose storage is expo
 
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf
@@ -40,8 +39,6 @@ class _Walk:
 @dataclass(frozen=True)
 class LowerMatchKeys:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-match-keys"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.match_keys"):

@@ -10,7 +10,6 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf
@@ -23,8 +22,6 @@ from gossamer.passes.loops.vectors import index, load_index, loop
 @dataclass(frozen=True)
 class LowerSortKeys:
     """Lower the sort of a function."""
-
-    name: ClassVar[str] = "lower-sort-keys"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sort_keys"):

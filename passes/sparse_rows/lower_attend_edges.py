@@ -16,7 +16,7 @@ functions whose storage is exposed with the arrays of open operands (expose-stor
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -34,7 +34,6 @@ _SCORES = 1024  # of a block: with what is read for them, they stay in the first
 class LowerAttendEdges:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-attend-edges"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -15,7 +15,7 @@ never shared between threads. Runs on functions whose storage is exposed with th
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -33,7 +33,6 @@ _OTHER = {"queries": "keys", "keys": "queries"}
 class LowerAttendEdgesGrad:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-attend-edges-grad"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

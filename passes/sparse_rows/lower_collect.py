@@ -10,7 +10,6 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
@@ -27,8 +26,6 @@ _LINE = 64  # bytes
 @dataclass(frozen=True)
 class LowerCollect:
     """Lower it to loops over rows and entries."""
-
-    name: ClassVar[str] = "lower-collect"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.collect"):

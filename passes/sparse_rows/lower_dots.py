@@ -17,7 +17,7 @@ Rows of any length are cut where a part ends. Runs on functions whose storage is
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -36,8 +36,6 @@ _AHEAD = Ahead.into(2, 8)
 @dataclass(frozen=True)
 class LowerDots:
     """Lower all that are scheduled."""
-
-    name: ClassVar[str] = "lower-dots"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sample"):

@@ -29,7 +29,7 @@ Runs on functions whose storage is exposed with the arrays of open operands (exp
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, math, memref, scf
@@ -52,8 +52,6 @@ _PASSED = 4  # columns that are passed over, each in a quarter of the time that 
 @dataclass(frozen=True)
 class LowerGustavson:
     """Lower the product of a function, which returns it."""
-
-    name: ClassVar[str] = "lower-gustavson"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.multiply_rows"):

@@ -11,7 +11,7 @@ Runs on functions whose storage is exposed with the arrays of open operands (exp
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -32,7 +32,6 @@ _VECTORS = 8  # of results at once, as many as leave room for what they are made
 class LowerReduceEdges:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-reduce-edges"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

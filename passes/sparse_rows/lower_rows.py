@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
@@ -59,8 +59,6 @@ _LONG = 12  # entries a row, on average, from which on a vector of them is gathe
 @dataclass(frozen=True)
 class LowerRows:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-rows"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_rows"):

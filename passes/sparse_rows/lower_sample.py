@@ -19,7 +19,7 @@ storage is exposed (expose-storage). What the body yields is summed in its type 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf
@@ -35,8 +35,6 @@ from gossamer.passes.loops.vectors import index, loop
 @dataclass(frozen=True)
 class LowerSample:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-sample"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sample"):

@@ -16,7 +16,6 @@ All ops of a function go over the same segments, and the last of them is its res
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -36,7 +35,6 @@ _VECTORS = 2  # of multiply-adds that an entry costs in about the same time
 class LowerSegments:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-segments"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

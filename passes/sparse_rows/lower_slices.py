@@ -26,7 +26,7 @@ brought into slices. Runs on functions whose storage is exposed with the arrays 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, math, memref, scf, vector
@@ -51,8 +51,6 @@ _STEP = 8  # a step takes as long as so many vectors of multiply-adds
 @dataclass(frozen=True)
 class LowerSlices:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-slices"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_slices"):

@@ -9,7 +9,6 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -23,8 +22,6 @@ from gossamer.passes.loops.vectors import index, interleaved, loop, mask_of, par
 @dataclass(frozen=True)
 class LowerPackTokenPairs:
     """Lower packing of pairs to shuffles."""
-
-    name: ClassVar[str] = "lower-pack-token-pairs"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.pack_token_pairs"):

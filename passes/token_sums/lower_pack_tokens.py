@@ -9,7 +9,6 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -34,7 +33,6 @@ from gossamer.passes.loops.vectors import (
 class LowerPackTokens:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-pack-tokens"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

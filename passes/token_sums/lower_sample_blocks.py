@@ -12,7 +12,6 @@ exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
@@ -29,8 +28,6 @@ _SUMS = 16  # vectors of sums in registers
 @dataclass(frozen=True)
 class LowerSampleBlocks:
     """Lower sums of blocks to dot products."""
-
-    name: ClassVar[str] = "lower-sample-blocks"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sample_blocks"):

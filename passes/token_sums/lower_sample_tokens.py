@@ -16,7 +16,6 @@ is masked. Runs on functions whose storage is exposed (expose-storage).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -44,7 +43,6 @@ _REST = 4  # a power of two: entries at once where a row has fewer than lanes le
 class LowerSampleTokens:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-sample-tokens"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -13,7 +13,6 @@ whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -30,7 +29,6 @@ _LARGE = 4 << 20  # bytes from which a matrix is written past the caches: what w
 class LowerSpread:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-spread"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -8,7 +8,6 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -23,7 +22,6 @@ from gossamer.passes.loops.vectors import index, loop, mask_of, parallel, vector
 class LowerTake:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-take"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -13,7 +13,6 @@ With `panel = 0` threads share rows, and a row goes through all panels. Runs on 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf
@@ -28,8 +27,6 @@ from gossamer.passes.loops.vectors import index, load_index, loop, parallel
 @dataclass(frozen=True)
 class LowerTakeInOrder:
     """Lower it to loops over panels, rows and entries."""
-
-    name: ClassVar[str] = "lower-take-in-order"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.take_in_order"):

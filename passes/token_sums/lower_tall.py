@@ -14,7 +14,7 @@ stands in for those that are missing. Runs on functions whose storage is exposed
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, math, memref, scf, vector
@@ -30,8 +30,6 @@ _ROWS = 8  # of a tile, at most: as many chains of sums hide the latency of a mu
 @dataclass(frozen=True)
 class LowerTall:
     """Lower all of them."""
-
-    name: ClassVar[str] = "lower-tall"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.tall_product"):

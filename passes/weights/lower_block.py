@@ -17,7 +17,7 @@ benchmarks/results/intel-xeon-graniterapids/prediction.json. It also runs in cha
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 
@@ -94,8 +94,6 @@ BLOCK = Family("block", _storage, _tile, _cycles, chain=_in_chain)
 @dataclass(frozen=True)
 class LowerBlock:
     """Lower products with small blocks to scf and vector."""
-
-    name: ClassVar[str] = "lower-block"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, BLOCK.name):

@@ -23,7 +23,7 @@ benchmarks/results/intel-xeon-graniterapids/prediction.json.
 from dataclasses import dataclass
 from functools import partial
 from math import gcd, inf
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -98,8 +98,6 @@ BLOCKVEC = Family("blockvec", _storage, _tile, _cycles)
 @dataclass(frozen=True)
 class LowerBlockvec:
     """Lower products with blocks that lie in vectors to scf and vector."""
-
-    name: ClassVar[str] = "lower-blockvec"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, BLOCKVEC.name):

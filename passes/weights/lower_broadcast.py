@@ -18,7 +18,7 @@ benchmarks/results/amd-epyc-znver4/prediction.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 
@@ -74,8 +74,6 @@ BROADCAST = Family("broadcast", _storage, _tile, _cycles, chain=_in_chain)
 @dataclass(frozen=True)
 class LowerBroadcast:
     """Lower products of padded rows to scf and vector."""
-
-    name: ClassVar[str] = "lower-broadcast"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, BROADCAST.name):

@@ -20,7 +20,6 @@ benchmarks/results/amd-epyc-znver4/prediction.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, scf, vector
@@ -95,8 +94,6 @@ LOOKUP = Family("lookup", _storage, _tile, _cycles, most=_FEW, read=lambda m: by
 @dataclass(frozen=True)
 class LowerLookup:
     """Lower products that look x up in registers to scf and vector."""
-
-    name: ClassVar[str] = "lower-lookup"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, LOOKUP.name):

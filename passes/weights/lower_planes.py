@@ -24,7 +24,6 @@ benchmarks/results/intel-xeon-graniterapids/prediction.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, scf, vector
@@ -72,8 +71,6 @@ PLANES = Family("planes", _storage, _tile, _cycles, most=1, read=lambda m: bytes
 @dataclass(frozen=True)
 class LowerPlanes:
     """Lower products that look up the bytes of x to scf and vector."""
-
-    name: ClassVar[str] = "lower-planes"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, PLANES.name):

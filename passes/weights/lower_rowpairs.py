@@ -18,7 +18,7 @@ benchmarks/results/intel-xeon-graniterapids/prediction.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector
@@ -88,8 +88,6 @@ ROWPAIRS = Family("rowpairs", _storage, _tile, _cycles, chain=_in_chain)
 @dataclass(frozen=True)
 class LowerRowpairs:
     """Lower products by pairs of rows to scf and vector."""
-
-    name: ClassVar[str] = "lower-rowpairs"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, ROWPAIRS.name):

@@ -17,7 +17,7 @@ benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, x86
@@ -62,8 +62,6 @@ AMX = Family("amx", _storage, _tile, _cycles)
 @dataclass(frozen=True)
 class LowerAmx:
     """Lower products of blocks to tiles."""
-
-    name: ClassVar[str] = "lower-amx"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMX.name):

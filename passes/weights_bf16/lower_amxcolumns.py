@@ -18,7 +18,7 @@ benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
@@ -91,8 +91,6 @@ AMXCOLUMNS = Family("amxcolumns", _storage, _tile, _cycles, chain=_in_chain, gai
 @dataclass(frozen=True)
 class LowerAmxcolumns:
     """Lower products of gathered columns to tiles."""
-
-    name: ClassVar[str] = "lower-amxcolumns"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXCOLUMNS.name):

@@ -17,7 +17,7 @@ benchmarks/results/amd-epyc-znver4/ffn-bf16.json.
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector, x86
@@ -80,8 +80,6 @@ BF16DOT = Family(
 @dataclass(frozen=True)
 class LowerBf16dot:
     """Lower products of blocks to vectors of pairs."""
-
-    name: ClassVar[str] = "lower-bf16dot"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, BF16DOT.name):

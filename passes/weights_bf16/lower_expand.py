@@ -19,7 +19,7 @@ benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, math, memref, scf, vector, x86
@@ -73,8 +73,6 @@ EXPAND = Family(
 @dataclass(frozen=True)
 class LowerExpand:
     """Lower products that expand pairs to vectors."""
-
-    name: ClassVar[str] = "lower-expand"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, EXPAND.name):

@@ -19,7 +19,7 @@ Fastest for unstructured zeros and more than a few tokens on CPUs with dot produ
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
@@ -92,8 +92,6 @@ PAIRS = Family("pairs", _storage, _tile, _cycles, chain=_in_chain)
 @dataclass(frozen=True)
 class LowerPairs:
     """Lower products of pairs of nonzeros to scf and vector."""
-
-    name: ClassVar[str] = "lower-pairs"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, PAIRS.name):

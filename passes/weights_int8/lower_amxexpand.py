@@ -20,7 +20,7 @@ benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
@@ -112,8 +112,6 @@ AMXEXPAND = Family(
 @dataclass(frozen=True)
 class LowerAmxexpand:
     """Lower products whose weights are expanded to tiles."""
-
-    name: ClassVar[str] = "lower-amxexpand"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXEXPAND.name):

@@ -14,7 +14,7 @@ For int8 in blocks of 16 rows and 4 columns or more on AMX. No recorded file has
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
@@ -85,8 +85,6 @@ AMXQUADS = Family("amxquads", _storage, _tile, _cycles, chain=_in_chain, gain=_g
 @dataclass(frozen=True)
 class LowerAmxquads:
     """Lower products of blocks of bytes to tiles."""
-
-    name: ClassVar[str] = "lower-amxquads"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXQUADS.name):

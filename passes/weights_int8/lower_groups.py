@@ -22,7 +22,6 @@ The only one for groups. It takes "step 1x16 50% 1x1" in benchmarks/results/amd-
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, scf, vector
@@ -97,8 +96,6 @@ GROUPS = Family("groups", _storage, _tile, _cycles, most=_TOKENS, read=_read)
 @dataclass(frozen=True)
 class LowerGroups:
     """Lower products with groups of integers to scf and vector."""
-
-    name: ClassVar[str] = "lower-groups"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GROUPS.name):

@@ -18,7 +18,7 @@ benchmarks/results/amd-epyc-znver5/linear-peers.json.
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 
@@ -111,8 +111,6 @@ LOOKUP8 = Family(
 @dataclass(frozen=True)
 class LowerLookup8:
     """Lower products that look up bytes."""
-
-    name: ClassVar[str] = "lower-lookup8"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, LOOKUP8.name):

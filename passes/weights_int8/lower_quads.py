@@ -16,7 +16,7 @@ tokens" in benchmarks/results/intel-xeon-emeraldrapids/linear-peers.json.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
@@ -105,8 +105,6 @@ QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, floats=False,
 @dataclass(frozen=True)
 class LowerQuads:
     """Lower products of quantized quads to scf and vector."""
-
-    name: ClassVar[str] = "lower-quads"
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, QUADS.name):

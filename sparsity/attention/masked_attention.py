@@ -1,9 +1,8 @@
 """Scaled dot-product attention that computes only the tiles which a mask leaves.
 
-gossamer::attend_masked(q, k, v, mask, scale, cap, seed, dropout, own) -> (Tensor, Tensor)  its tiles are found at the call
-gossamer::attend_tiles(q, k, v, table, scale, cap, seed, dropout, own) -> (Tensor, Tensor)     they are known
-gossamer::attend_masked_backward, attend_tiles_backward                         the gradients of q, k and v
-gossamer::attend_masked_scores                                                  these, and that of what the mask adds
+gossamer::attend_masked(q, k, v, mask, scale, cap, seed, dropout, own) -> (Tensor, Tensor)   its tiles are found at the call
+gossamer::attend_masked_backward                                                             the gradients of q, k and v
+gossamer::attend_masked_scores                                                these, and that of what the mask adds
 
 They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
 each query's sum of exp(score), and the gradients; see `Scoring` for what they do with scores. Queries that see no key get 0.
@@ -291,18 +290,6 @@ def _attend_scores(
     return gradients_and_scores(upstream, (q, k, v), out, statistics, tables, Scoring(*scoring), summed)
 
 
-def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, parts: list[Tensor], *given: Any) -> tuple[Tensor, Tensor]:
-    table, how = TileTable(*parts), Scoring(*given)
-    return attend(q, k, v, table, how)
-
-
-def _attend_tiles_backward(
-    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, statistics: Tensor, parts: list[Tensor], *given: Any
-) -> Given:
-    tables, how = (TileTable(*parts[:4]), TileTable(*parts[4:])), Scoring(*given)
-    return gradients(upstream, (q, k, v), out, statistics, tables, how)
-
-
 def fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     """What tracing sees of attention."""
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -322,7 +309,7 @@ _GIVEN = "Tensor q, Tensor k, Tensor v, "
 _SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
 SCORING = "float scale, float? cap, Tensor? seed, float dropout, bool own"
 """The arguments that are a `Scoring`."""
-_MASK, _TILES = f"Tensor? mask, {SCORING}", f"Tensor[] tables, {SCORING}"
+_MASK = f"Tensor? mask, {SCORING}"
 _GRADIENTS = "(Tensor, Tensor, Tensor)"
 attend_masked = Operation(f"attend_masked({_GIVEN}{_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()
 attend_masked_backward = Operation(
@@ -333,5 +320,3 @@ attend_masked_scores = Operation(
     _attend_scores,
     fake=_fake_scores,
 ).register()
-Operation(f"attend_tiles({_GIVEN}{_TILES}) -> (Tensor, Tensor)", _attend_tiles, fake=fake).register()
-Operation(f"attend_tiles_backward({_SAVED}{_TILES}) -> {_GRADIENTS}", _attend_tiles_backward, fake=fake_backward).register()

@@ -21,7 +21,7 @@ from torch.compiler._cache import CacheArtifactManager
 
 from gossamer.backend import graph_cache
 from gossamer.backend.devices.budget import Budget
-from gossamer.backend.run import message_ops, region_op
+from gossamer.backend.run import computed, region_op
 from gossamer.backend.run.region_op import region
 from gossamer.runtime import disk_cache
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
@@ -137,12 +137,29 @@ def test_message_passing_is_found_again() -> None:
         for hits in (0, 1):
             torch._dynamo.reset()
             counters.clear()
-            message_ops._lists.clear()
-            message_ops._values.clear()
+            computed._table.clear()
             run = compile_and_run(normalised, given, edges, dense="inductor", grad=True)
             assert [d.op for d in run.regions] == ["aggregation", "aggregation backward"]
             assert counters["aot_autograd"]["autograd_cache_hit"] == hits
             assert_same(torch.autograd.grad(run.output.square().sum(), given)[0], expected)
+
+
+def test_attention_under_a_mask_of_positions_is_found_again() -> None:
+    def windowed(q: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(q.shape[2])
+        seen = (places[:, None] - places).abs() <= 20
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=seen)
+
+    q = torch.randn(1, 1, 2100, 16)  # so long that the mask is made some queries at a time
+    with cached():
+        for hits in (0, 1):
+            torch._dynamo.reset()
+            counters.clear()
+            computed._table.clear()
+            run = compile_and_run(windowed, q, dense="inductor")
+            assert [d.schedule for d in run.regions] == ["blocks"]
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+            assert_same(run.output, windowed(q))
 
 
 def test_caches_on_disk_serve_the_next_process(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_shape_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(convolution_times, "fastest", fastest)
     for _ in range(2):
-        convolution_times._of_one_image.cache_clear()  # as another process
+        convolution_times._timed.cache_clear()  # as another process
         assert convolution_times.torch_us(X.shape, (48, 32, 1, 1), torch.float32, *how) == 14.0
     assert len(rounds) == len({1, torch.get_num_threads()})
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 from gossamer.backend.convolution import find_convolutions
 from tests.backend.harness import assert_same, compile_and_run
@@ -236,22 +235,6 @@ def test_images_of_unbacked_sizes() -> None:
                 assert_same(run.function(torch.randn(1), torch.tensor(rows)), F.relu(layer(torch.ones(2, 3, rows, 17))))
 
 
-class Narrow(nn.Module):
-    """Half of the filters, or of the channels, of layers that are dense otherwise: strided, padded by a pad, rows, volumes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(64, 80, 3, bias=False)
-        self.rows, self.volume = nn.Conv1d(80, 64, 5, 3, 2), nn.Conv3d(80, 64, (1, 3, 3), padding=(0, 1, 0))
-        for layer in self.children():
-            prune.ln_structured(layer, "weight", 0.5, n=2, dim=0)
-        prune.ln_structured(self.second, "weight", 0.25, n=2, dim=1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = F.hardswish(self.second(F.pad(F.relu(self.first(x)), (0, 1, 1, 0))))
-        return self.rows(y.flatten(2)), F.relu(self.volume(y[:, :, None]))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("stride", [1, 2, (2, 1), 3])
 @pytest.mark.parametrize("across", [1, 2, 3])
@@ -273,36 +256,6 @@ def test_columns_of_taps_may_lie_apart(
     bounds = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
     assert same[0].all() and run.output.isnan().any() and not (run.output.isnan() & ~expected.isnan()).any()
     torch.testing.assert_close(run.output[same].double(), expected[same], rtol=bounds[dtype], atol=bounds[dtype])
-
-
-@pytest.mark.parametrize("opened", [False, True])
-def test_filters_and_channels_of_zeros_are_left_out(opened: bool) -> None:
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if opened else torch.float32
-    network = Narrow().to(dtype).eval()
-    x = torch.randn(2, 32, 37, 41, dtype=dtype)
-    for axis in (0, 2, 3) if opened else ():
-        torch._dynamo.mark_dynamic(x, axis)
-    if not opened:
-        for layer in network.children():
-            prune.remove(layer, "weight")
-    dense, alone = "eager" if opened else "inductor", ["smaller-layers"]
-    run = compile_and_run(network, x, regions=4, dense=dense, disable=alone)
-    assert [d.schedule for d in run.regions] == ["compact"] * 4
-    reasons = [d.reason.split(" channels")[0] for d in run.regions]
-    assert reasons[:2] == ["32 of 64 filters and 32 of 32", "40 of 80 filters and 48 of 64"]
-    with torch.no_grad():
-        shapes = ((2, 32, 37, 41), *((1, 32, 30, 9), (0, 32, 12, 12))[: 2 * opened])
-        for each in (torch.randn(shape, dtype=dtype) for shape in shapes):
-            for actual, expected in zip(run.function(each), network(each), strict=True):
-                assert_same(actual, expected)
-        for change in (lambda w: w.roll(1, 0), torch.zeros_like, lambda w: 0.1 * torch.randn_like(w)):
-            for layer in network.children():
-                weight = getattr(layer, "weight_orig", layer.weight)
-                weight.copy_(change(weight))
-            network.first(x)  # hooks compute the weights anew
-            for actual, expected in zip(run.function(x), network(x), strict=True):
-                assert_same(actual, expected)
 
 
 def test_other_schedules_leave_them_dense_with_a_reason() -> None:

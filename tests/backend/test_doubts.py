@@ -293,6 +293,6 @@ def test_layers_that_are_taken_for_the_sake_of_their_neighbours_say_what_they_ga
     us = {32: 10.0, 16: 100.0}
     for place in ("cost.ours_us", "planar.ours_us"):
         monkeypatch.setattr(f"gossamer.backend.convolution.{place}", lambda c, *_: us[c.m])
-    monkeypatch.setattr("gossamer.backend.convolution.planar.planar_us", lambda _: 130.0)
+    monkeypatch.setattr("gossamer.backend.convolution.planar.measured_us", lambda _, planar=False: 130.0 if planar else None)
     *_, last = explained(network(), IMAGES)
     assert last.sparse and last.gain is not None and last.gain >= 1.3

@@ -11,7 +11,7 @@ import gossamer
 from gossamer import SparseTensor
 from gossamer.backend import sparse as backend
 from gossamer.backend.rewrite import SparseRewrite
-from gossamer.backend.run import message_ops
+from gossamer.backend.run import computed
 
 NODES = 12
 
@@ -32,13 +32,13 @@ class Gcn(nn.Module):
 def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each time that values are computed."""
     found: list[str] = []
-    real = message_ops.evaluated
+    real = computed.evaluated
 
     def noting(*given: Any) -> Any:
         found.append("values")
         return real(*given)
 
-    monkeypatch.setattr(message_ops, "evaluated", noting)
+    monkeypatch.setattr(computed, "evaluated", noting)
     return found
 
 
@@ -106,7 +106,7 @@ def test_full_verification_and_inference_tensors_compare_values(evaluations: lis
 
 def test_types_have_values_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[str, Any] = {}
-    monkeypatch.setattr(message_ops, "_values", known)
+    monkeypatch.setattr(computed, "_table", known)
     model, a, x = Gcn(), adjacency(), torch.randn(NODES, 8)
     for dtype in (torch.float32, torch.float64):
         model = model.to(dtype)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.backend.regions import compiled_kernel
-from gossamer.backend.run import lifetime, message_ops, packed_weights, region_op
+from gossamer.backend.run import computed, lifetime, packed_weights, region_op
 from gossamer.dialects.format import Format
 from gossamer.runtime.packing import Packed
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 
 _TABLES = {
-    "regions": region_op._regions, "edge lists": message_ops._lists, "values": message_ops._values,
+    "regions": region_op._regions, "computed": computed._table,
     "packings": packed_weights._known, "kernels": compiled_kernel._kernels,
 }  # fmt: skip
 

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.backend.attention import masked_attention as attention_pass
-from gossamer.backend.chains import masks
 from gossamer.backend.graph import strips
 from gossamer.sparsity.attention import mask as mask_module
 from gossamer.sparsity.attention import tile_table as tile_tables
@@ -31,10 +29,9 @@ def test_long_masks_are_made_some_queries_at_a_time(monkeypatch: pytest.MonkeyPa
         lambda i, j: blocks[i // 30, j // 30],
         distances,
     )
-    for module in (strips, tile_tables):
+    for module in (strips, tile_tables, mask_module):
         monkeypatch.setattr(module, "LARGE", 1000)
     monkeypatch.setattr(tile_tables, "_STRIP", 64 * 300)
-    monkeypatch.setattr(masks, "LARGE", 1000)
     q, k, v = (made(2, 3, 300, 16) for _ in range(3))
     for function in functions:
 
@@ -44,11 +41,11 @@ def test_long_masks_are_made_some_queries_at_a_time(monkeypatch: pytest.MonkeyPa
 
         made_by: list[tile_tables.Strips | Tensor] = []
 
-        def noted(mask: tile_tables.Strips | Tensor, turned: bool = False, made_by: list[Any] = made_by) -> TileTable:
+        def noted(mask: tile_tables.Strips | Tensor, turned: bool, lasts: bool, made_by: list[Any] = made_by) -> TileTable:
             made_by.append(mask)
-            return tile_table(mask, turned)
+            return tile_table(mask, turned, lasts)
 
-        monkeypatch.setattr(attention_pass, "tile_table", noted)
+        monkeypatch.setattr(mask_module, "tile_table", noted)
         tensors = [x.clone().requires_grad_() for x in (q, k, v)]
         run = compile_and_run(attention, *tensors, regions=1, grad=True)
         expected = attention(*tensors)

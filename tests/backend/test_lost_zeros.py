@@ -46,17 +46,9 @@ def linears() -> nn.Module:
     return model
 
 
-def empty_filters() -> nn.Module:
-    layers = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1))
-    with torch.no_grad():
-        layers[0].weight[6:] = 0
-    return layers
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "convolutions": (convolutions, (2, 16, 14, 14), 40.0),
     "linear": (linears, (64, 512), 0.0),
-    "filters": (empty_filters, (1, 32, 14, 14), 100.0),
 }
 """How they are made, the shape of their input, and what torch takes for a convolution in inference, in microseconds."""
 

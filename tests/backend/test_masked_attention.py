@@ -1,14 +1,17 @@
 """Attention under masks in graphs: which masks are found, what comes out against dense float64, gradients, what stays."""
 
+import pickle
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.backend.run import mask_ops
+from gossamer.backend.run import computed
+from gossamer.backend.run.mask_ops import AttentionMask
 from gossamer.passes import pipelines
 from gossamer.runtime import jit
 from gossamer.runtime.target import Target, host
@@ -158,6 +161,21 @@ def test_masks_of_positions_become_tables_when_the_graph_is_compiled() -> None:
     assert run.regions[0].reason.endswith("of the tiles are computed, 0.262 MB of mask are not made")
 
 
+def test_how_a_mask_is_computed_is_the_same_in_another_process() -> None:
+    q, k, v = (made(2, 2, 256, 16) for _ in range(3))
+    run = compile_and_run(windowed, q, k, v, regions=1)
+    masks = [each for each in computed._table.values() if isinstance(each, AttentionMask) and not _leaves(each)]
+    assert masks and run.regions
+    for mask in masks:
+        read = pickle.loads(pickle.dumps(mask))
+        assert read.evaluate.code == mask.evaluate.code
+        assert torch.equal(read.values([], [])[0], mask.values([], [])[0])
+
+
+def _leaves(mask: AttentionMask) -> list[Any]:
+    return mask.evaluate.graph.find_nodes(op="placeholder")
+
+
 def test_masks_that_are_given_are_looked_at_when_they_are_there() -> None:
     q, k, v = (made(2, 2, 256, 16) for _ in range(3))
     mask = MASKS["keys"](2, 2, 256, 256).expand(2, 1, 256, 256).clone()
@@ -218,13 +236,13 @@ def test_a_mask_that_hides_little_is_computed_once_for_all_layers(monkeypatch: p
             x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
         return x
 
-    x, lengths, computed = made(2, 2, 64, 16), torch.tensor([64, 60]), list[int]()
+    x, lengths, times = made(2, 2, 64, 16), torch.tensor([64, 60]), list[int]()
     run = compile_and_run(layers, x, lengths, regions=3)
-    evaluated = mask_ops.evaluated
-    monkeypatch.setattr(mask_ops, "evaluated", lambda *given: computed.append(1) or evaluated(*given))  # type: ignore[func-returns-value]
+    evaluated = computed.evaluated
+    monkeypatch.setattr(computed, "evaluated", lambda *given: times.append(1) or evaluated(*given))  # type: ignore[func-returns-value]
     for changed in (lengths, torch.tensor([62, 64])):
         assert_same(run.function(x, changed), layers(x, changed))
-    assert len(computed) == 2  # the table's and the numbers', for the new lengths
+    assert len(times) == 2  # the table's and the numbers', for the new lengths
 
 
 @pytest.mark.parametrize("dense_by", ["eager", "inductor"])

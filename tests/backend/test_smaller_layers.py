@@ -161,6 +161,67 @@ def test_filters_before_a_shift_are_left_out(memory_format: torch.memory_format)
     assert made.output.stride() == expected.stride()
 
 
+class Narrow(nn.Module):
+    """Half of the filters, or of the channels, of layers that are dense otherwise: strided, padded by a pad, rows, volumes, and
+    transposed ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(64, 80, 3, bias=False)
+        self.rows, self.volume = nn.Conv1d(80, 64, 5, 3, 2), nn.Conv3d(80, 64, (1, 3, 3), padding=(0, 1, 0))
+        self.up = nn.ConvTranspose2d(64, 48, 3, 2, 1, 1)
+        for layer in self.children():
+            prune.ln_structured(layer, "weight", 0.5, n=2, dim=int(layer is self.up))
+        prune.ln_structured(self.second, "weight", 0.25, n=2, dim=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.relu(self.first(x))
+        z = F.hardswish(self.second(F.pad(y, (0, 1, 1, 0))))
+        return self.rows(z.flatten(2)), F.relu(self.volume(z[:, :, None])), self.up(y)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_filters_and_channels_of_zeros_are_left_out(opened: bool) -> None:
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if opened else torch.float32
+    network, x = Narrow().to(dtype).eval(), torch.randn(2, 32, 37, 41, dtype=dtype)
+    for axis in (0, 2, 3) if opened else ():
+        torch._dynamo.mark_dynamic(x, axis)
+    if not opened:
+        for layer in network.children():
+            prune.remove(layer, "weight")
+    made = run(network, x)
+    columns = 80 if opened else 40  # nobody knows where channels are in a view of open sizes
+    expected = {"first": "33x32", "second": "40x48", "rows": f"32x{columns}", "volume": "32x80", "up": "24x33"}
+    assert smaller(made) == {f"{name}.weight": size for name, size in expected.items()}
+    with torch.no_grad():
+        shapes = ((2, 32, 37, 41), *((1, 32, 30, 9), (3, 32, 12, 12))[: 2 * opened])
+        for each in (torch.randn(shape, dtype=dtype) for shape in shapes):
+            for actual, expected in zip(made.function(each), network(each), strict=True):
+                assert_same(actual, expected)
+        for change in (lambda w: w.roll(1, 0), torch.zeros_like, lambda w: 0.1 * torch.randn_like(w)):
+            for layer in network.children():
+                weight = getattr(layer, "weight_orig", layer.weight)
+                weight.copy_(change(weight))
+            network.first(x)  # hooks compute the weights anew
+            for actual, expected in zip(made.function(x), network(x), strict=True):
+                assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_smaller_convolutions_under_masks(transposed: bool) -> None:
+    layer = nn.ConvTranspose2d(48, 64, 3, 2, padding=1) if transposed else nn.Conv2d(48, 64, 3, padding=1)
+    prune.ln_structured(layer, "weight", 0.5, n=2, dim=int(transposed))
+    prune.ln_structured(layer, "weight", 0.25, n=2, dim=int(not transposed))
+    x = torch.randn(2, 48, 13, 9, requires_grad=True)
+    made = run(layer, x, grad=True)
+    assert smaller(made) == {"weight": "32x36"}
+    found = torch.autograd.grad(made.output.square().sum(), (x, layer.weight_orig, layer.bias))
+    expected = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight_orig, layer.bias))
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
+
+
 class Laid(nn.Module):
     """Images whose empty filters are put back, and tokens that lie across."""
 

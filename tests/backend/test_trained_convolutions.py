@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import gossamer
-from gossamer.backend.convolution import cost
 from gossamer.sparsity.prepare import Mask
 from tests.backend.harness import Run, assert_same, compile_and_run
 
@@ -212,28 +211,6 @@ def test_gradients_behind_strides_for_images_of_open_sizes() -> None:
     assert sum(d.op.endswith("backward") for d in run.regions) == 4
     for shape in ((2, 6, 23, 30), (3, 6, 24, 31), (1, 6, 40, 17), (0, 6, 22, 41)):
         assert_same_gradients(run, model, torch.randn(shape), steps=1)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_filters_and_channels_of_zeros_are_left_out(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and in the gradient of the images, where torch is fast; under other masks later others."""
-    monkeypatch.setattr(cost, "_measured_us", lambda *given, **how: 20.0)
-    torch.manual_seed(0)
-    layer = nn.ConvTranspose2d(48, 64, 3, padding=1) if transposed else nn.Conv2d(48, 64, 3, padding=1)
-    mask = torch.ones_like(layer.weight)
-    mask[torch.randperm(len(mask))[: len(mask) // 2]] = 0
-    mask[:, torch.randperm(mask.shape[1])[: mask.shape[1] // 4]] = 0
-    parametrize.register_parametrization(layer, "weight", Mask(mask))
-    model, x = _Squared(layer), torch.randn(2, 48, 31, 29)
-    run = compile_and_run(model, x.clone().requires_grad_(), grad=True, regions=3, disable=["smaller-layers"])
-    assert sorted(d.schedule or "" for d in run.regions) == ["compact", "compact", "places"]
-    left = "48 of 64 filters and 24 of 48 channels" if transposed else "32 of 64 filters and 36 of 48 channels"
-    assert next(d.reason for d in run.regions if d.schedule == "compact").startswith(left)
-    assert_same_gradients(run, model, x)
-    kept = layer.parametrizations.weight[0].mask
-    for other in (mask.roll(1, 0), torch.ones_like(mask), torch.zeros_like(mask)):
-        kept.copy_(other)
-        assert_same_gradients(run, model, x, steps=1)
 
 
 def test_gradients_that_stay_with_torch_say_why() -> None:
