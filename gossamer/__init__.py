@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
     from gossamer.sparsity.checkpoints.save_load import load, save
+    from gossamer.sparsity.experts.routed_linear import routed_linear
+    from gossamer.sparsity.experts.routed_mlp import routed_mlp
     from gossamer.sparsity.finalize import finalize
     from gossamer.sparsity.prepare import prepare
     from gossamer.sparsity.pruning.prune import prune
@@ -86,6 +88,8 @@ _HOMES = {
     "register_format": "gossamer.sparsity.tensor.extension",
     "register_sparsifier": "gossamer.sparsity.sparsifiers",
     "reorder": "gossamer.sparsity.reorder",
+    "routed_linear": "gossamer.sparsity.experts.routed_linear",
+    "routed_mlp": "gossamer.sparsity.experts.routed_mlp",
     "save": "gossamer.sparsity.checkpoints.save_load",
     "ColwiseParallel": "gossamer.sparsity.tensor_parallel",
     "RowwiseParallel": "gossamer.sparsity.tensor_parallel",
@@ -148,6 +152,8 @@ __all__ = [
     "register_format",
     "register_sparsifier",
     "reorder",
+    "routed_linear",
+    "routed_mlp",
     "save",
     "sparsify",
     "store_sparse",

@@ -1,0 +1,174 @@
+"""Products of tokens with the weights of the experts that they chose.
+
+gossamer::routed_product(x, experts, weight, scales, bias) -> Tensor    y[t, s] = weight[e] x[t] + bias[e], e = experts[t, s]
+gossamer::routed_outer(gradient, x, experts, count) -> Tensor           the gradient of the weight
+
+x is [tokens, columns], or [tokens, top, columns] with a row for each slot. The gradients of both are products of the two kinds,
+so that they can be differentiated any number of times.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gossamer.dialects.errors import ArgumentError
+from gossamer.runtime.operations import Operation
+from gossamer.sparsity.experts.expert_weights import check_weight, floats_of
+from gossamer.sparsity.experts.routes import Routes
+from gossamer.sparsity.operations.batches import batched_one_by_one
+from gossamer.sparsity.operations.derivatives import Derivative
+
+
+def routed_linear(
+    x: Tensor, experts: Tensor, weight: Tensor, bias: Tensor | None = None, *, scales: Tensor | None = None
+) -> Tensor:
+    """The linear layer of the expert that each token chose: y = weight[e] x + bias[e].
+
+    x        [tokens, columns], or [tokens, top, columns] with a row for each expert of a token
+    experts  [tokens, top] or [tokens], integers from 0 to experts - 1
+    weight   [experts, rows, columns], as nn.Linear for each; of the type of x, or int8, or uint8 with two integers of 4 bits in
+             each, the first in its lower half. A transposed view serves as well
+    bias     [experts, rows]
+    scales   of integers: floats [experts, rows, groups], one for each columns / groups of a row
+    returns  [tokens, top, rows], or [tokens, rows] where `experts` has one dimension
+
+    Experts that nobody chose cost nothing. Many LoRA adapters in one batch are the same: an expert of rank r for each.
+    ArgumentError for shapes that do not fit and for an expert that does not exist.
+    """
+    several = experts.unsqueeze(1) if experts.dim() == 1 else experts
+    y: Tensor = routed_product(x, several, weight, scales, bias)
+    return y.squeeze(1) if experts.dim() == 1 else y
+
+
+def check_rows(name: str, x: Tensor, experts: Tensor) -> None:
+    """ArgumentError unless there is a row of x for each token, or for each slot."""
+    if x.dim() not in (2, 3) or x.shape[:-1] != experts.shape[: x.dim() - 1]:
+        tokens, top = experts.shape
+        raise ArgumentError(f"{name}: x is {[*x.shape]}, must be [{tokens}, columns] or [{tokens}, {top}, columns]")
+
+
+def rows_of(x: Tensor, experts: Tensor, slots: Tensor) -> Tensor:
+    """The rows of x that belong to slots."""
+    return x.flatten(0, 1).index_select(0, slots) if x.dim() == 3 else x.index_select(0, slots // experts.shape[1])
+
+
+# How they run
+
+
+def _product(x: Tensor, experts: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    check_rows("routed_product", x, experts)
+    check_weight("weight", weight, scales, x.shape[-1], x.dtype)
+    out = x.new_empty((experts.numel(), weight.shape[1]))
+    for expert, slots in Routes.of(experts, weight.shape[0]).hit():
+        own = floats_of(weight[expert], None if scales is None else scales[expert], x.dtype)
+        out[slots] = F.linear(rows_of(x, experts, slots), own, None if bias is None else bias[expert].to(x.dtype))
+    return out.view(*experts.shape, -1)
+
+
+def _fake_product(x: Tensor, experts: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*experts.shape, weight.shape[1]))
+
+
+def _outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Tensor:
+    check_rows("routed_outer", x, experts)
+    out = x.new_zeros((count, gradient.shape[2], x.shape[-1]))
+    for expert, slots in Routes.of(experts, count).hit():
+        torch.mm(rows_of(gradient, experts, slots).mT, rows_of(x, experts, slots), out=out[expert])
+    return out
+
+
+def _fake_outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Tensor:
+    return x.new_empty((count, gradient.shape[2], x.shape[-1]))
+
+
+# How they are differentiated
+
+
+def _of_rows(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x, by that of each slot [tokens, top, columns]."""
+    return gradient.sum(1) if x.dim() == 2 else gradient
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    x, experts, weight, scales, bias = inputs
+    ctx.scaled, ctx.bias = scales is not None, None if bias is None else (bias.shape[0], bias.dtype)
+    return x, experts, weight, *([scales] if scales is not None else [])
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+    x, experts, weight, *scales = ctx.saved_tensors
+    needed = ctx.needs_input_grad[2:]
+    of_bias = ctx.bias is not None and needed[-1]
+    floats = floats_of(weight, scales[0], x.dtype) if ctx.scaled and needed[0] else weight
+    found = [
+        _of_rows(routed_product(gradient, experts, floats.mT, None, None), x) if needed[0] else None,
+        None,
+        routed_outer(gradient, x, experts, weight.shape[0]) if needed[2] else None,
+        *[None for _ in scales],
+    ]
+    if ctx.bias is not None:
+        found.append(_of_bias(gradient, experts, *ctx.bias) if of_bias else None)
+    return found
+
+
+def _of_bias(gradient: Tensor, experts: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    out = gradient.new_zeros((count, gradient.shape[2]), dtype=wide)
+    return out.index_add(0, experts.flatten().long(), gradient.flatten(0, 1).to(wide)).to(dtype)
+
+
+def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    x, experts, weight, *scales = ctx.saved_tensors
+    of_x, _, of_weight, *rest = tangents
+    of_bias = rest[-1] if ctx.bias is not None else None
+    parts = list[Tensor]()
+    if of_x is not None:
+        parts.append(routed_product(of_x, experts, weight, scales[0] if scales else None, None))
+    if of_weight is not None:
+        parts.append(routed_product(x, experts, of_weight, None, None))
+    if of_bias is not None:
+        parts.append(of_bias.to(x.dtype)[experts.long()])
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def _outer_gradients(ctx: Any, more: Tensor) -> Sequence[Tensor | None]:
+    gradient, x, experts = ctx.saved_tensors
+    of_gradient, of_x = ctx.needs_input_grad[2:4]
+    return (
+        routed_product(x, experts, more, None, None) if of_gradient else None,
+        _of_rows(routed_product(gradient, experts, more.mT, None, None), x) if of_x else None,
+        None,
+    )
+
+
+def _outer_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    gradient, x, experts = ctx.saved_tensors
+    of_gradient, of_x, _ = tangents
+    parts = [
+        routed_outer(a, b, experts, ctx.count)
+        for a, b in ((of_gradient, x), (gradient, of_x))
+        if a is not None and b is not None
+    ]
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+routed_product = Operation(
+    "routed_product(Tensor x, Tensor experts: i[tokens top], Tensor weight: t[count rows any], Tensor? scales,"
+    " Tensor? bias: f[count rows]) -> Tensor",
+    _product,
+    _product,
+    _fake_product,
+    derivative=Derivative(_setup, _gradients, _tangent),
+    batched=batched_one_by_one,
+).register()
+routed_outer = Operation(
+    "routed_outer(Tensor gradient: t[tokens top rows], Tensor x, Tensor experts: i[tokens top], SymInt count) -> Tensor",
+    _outer,
+    _outer,
+    _fake_outer,
+    derivative=Derivative("gradient x experts", _outer_gradients, _outer_tangent),
+    batched=batched_one_by_one,
+).register()

@@ -1,0 +1,226 @@
+"""The layer of a mixture of experts as one operation.
+
+gossamer::routed_mlp(x, experts, scores, gate_up, …, down, …) -> (Tensor, Tensor)    y[t] = the sum over the experts of t of
+                                                                                     score * down(activation(gate x) * up x)
+gossamer::routed_mlp_backward(gradient, …) -> Tensor[]                               its gradients, as many as are asked for
+
+The second result of the former is what the first products of all slots gave, for the gradients; it is empty unless `keep` asks
+for it, and the gradients compute it again then. Where gradients are to be differentiated themselves, they come from the
+products of routed_linear.py instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gossamer.dialects.errors import ArgumentError
+from gossamer.runtime.operations import Operation
+from gossamer.runtime.torch_internals import transforms_active
+from gossamer.sparsity.experts.activations import activated, check_activation, hidden_size
+from gossamer.sparsity.experts.expert_weights import check_weight, floats_of
+from gossamer.sparsity.experts.routed_linear import routed_product
+from gossamer.sparsity.experts.routes import Routes
+from gossamer.sparsity.operations.derivatives import Derivative
+
+
+def routed_mlp(
+    x: Tensor,
+    experts: Tensor,
+    scores: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
+    activation: str = "silu",
+    layout: str = "halves",
+) -> Tensor:
+    """y[t] = sum over the experts e of token t of scores[t, e] * (down[e] h + down_bias[e]), h = activation(gate x) * up x.
+
+    x             [tokens, columns]
+    experts       [tokens, top], integers from 0 to experts - 1
+    scores        [tokens, top], floats
+    gate_up       [experts, 2 hidden, columns]: by `layout` "halves" the rows of gates, then those of up; "interleaved", in
+                  turns; "up" [experts, hidden, columns] without gates, h = activation(up x)
+    down          [experts, outputs, hidden]
+    biases        [experts, rows]
+    scales        of weights that are int8, or uint8 with two integers of 4 bits: floats [experts, rows, groups]
+    activation    identity, relu, relu2, sigmoid, tanh, silu, gelu, gelu_tanh or clamped_swiglu (gpt-oss)
+    returns       [tokens, outputs] of the type of x; sums are those of float32 at least
+
+    Weights stored the other way round come as transposed views. Experts that nobody chose cost nothing.
+    ArgumentError for shapes that do not fit and for an expert that does not exist.
+    """
+    inputs = x, experts, scores, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias, activation, layout
+    if not torch.compiler.is_compiling() and transforms_active():
+        return composed(*inputs)
+    floats = (x, scores, gate_up, gate_up_bias, down, down_bias)
+    keep = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in floats)
+    y: Tensor = mixture(*inputs, keep)[0]
+    return y
+
+
+def composed(
+    x: Tensor,
+    experts: Tensor,
+    scores: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down: Tensor,
+    down_scales: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    layout: str,
+) -> Tensor:
+    """The same of operations that can be differentiated any number of times."""
+    sums = routed_product(x, experts, gate_up, gate_up_scales, gate_up_bias)
+    each = routed_product(activated(sums, activation, layout), experts, down, down_scales, down_bias)
+    return (each * scores.to(each.dtype).unsqueeze(-1)).sum(1)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _check(
+    x: Tensor, gate_up: Tensor, gate_up_scales: Any, down: Tensor, down_scales: Any, activation: str, layout: str
+) -> None:
+    check_activation(activation, layout)
+    check_weight("gate_up", gate_up, gate_up_scales, x.shape[1], x.dtype)
+    if layout != "up" and gate_up.shape[1] % 2:
+        raise ArgumentError(f"gate_up has {gate_up.shape[1]} rows, which are no gates and as many rows of up")
+    check_weight("down", down, down_scales, hidden_size(gate_up.shape[1], layout), x.dtype)
+
+
+# How it runs
+
+
+def _mixture(
+    x: Tensor,
+    experts: Tensor,
+    scores: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor | None,
+    gate_up_bias: Tensor | None,
+    down: Tensor,
+    down_scales: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    layout: str,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    _check(x, gate_up, gate_up_scales, down, down_scales, activation, layout)
+    wide, slots_of = _wide(x.dtype), scores.reshape(-1)
+    out = x.new_zeros((x.shape[0], down.shape[1]), dtype=wide)
+    kept = x.new_empty((experts.numel() if keep else 0, gate_up.shape[1]))
+    for expert, slots in Routes.of(experts, gate_up.shape[0]).hit():
+        tokens = slots // experts.shape[1]
+        sums = _linear(x.index_select(0, tokens), gate_up, gate_up_scales, gate_up_bias, expert)
+        if keep:
+            kept.index_copy_(0, slots, sums)
+        each = _linear(activated(sums, activation, layout), down, down_scales, down_bias, expert)
+        out.index_add_(0, tokens, each.to(wide) * slots_of.index_select(0, slots).to(wide).unsqueeze(1))
+    return out.to(x.dtype), kept
+
+
+def _linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, expert: int) -> Tensor:
+    own = floats_of(weight[expert], None if scales is None else scales[expert], x.dtype)
+    return F.linear(x, own, None if bias is None else bias[expert].to(x.dtype))
+
+
+def _fake(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    _, _, down, _, _, activation, layout, keep = rest
+    check_activation(activation, layout)
+    slots = experts.shape[0] * experts.shape[1] if keep else 0
+    return x.new_empty((x.shape[0], down.shape[1])), x.new_empty((slots, gate_up.shape[1]))
+
+
+# How it is differentiated
+
+_FLOATS = (0, 2, 3, 5, 6, 8)
+"""Its arguments that have gradients: x, scores, gate_up, gate_up_bias, down, down_bias."""
+
+
+def _backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:
+    *inputs, wanted = given
+    leaves = [inputs[place].detach().requires_grad_() if want else None for place, want in zip(_FLOATS, wanted, strict=True)]
+    for place, leaf in zip(_FLOATS, leaves, strict=True):
+        inputs[place] = inputs[place] if leaf is None else leaf
+    with torch.enable_grad():
+        y = composed(*inputs)
+    return list(torch.autograd.grad(y, [leaf for leaf in leaves if leaf is not None], gradient))
+
+
+def _fake_backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:
+    *inputs, wanted = given
+    return [torch.empty_like(inputs[place]) for place, want in zip(_FLOATS, wanted, strict=True) if want]
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    ctx.given = [None if isinstance(each, Tensor) else each for each in inputs[:-1]]
+    ctx.places = [place for place, each in enumerate(inputs) if isinstance(each, Tensor)]
+    return *(inputs[place] for place in ctx.places), outputs[1]
+
+
+def _inputs(ctx: Any) -> tuple[list[Any], Tensor]:
+    """Those of the call, and what was kept of it."""
+    *tensors, kept = ctx.saved_tensors
+    inputs = list(ctx.given)
+    for place, tensor in zip(ctx.places, tensors, strict=True):
+        inputs[place] = tensor
+    return inputs, kept
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+    inputs, kept = _inputs(ctx)
+    needed = dict(zip(ctx.places, ctx.needs_input_grad[2:], strict=True))
+    wanted = [needed.get(place, False) for place in _FLOATS]
+    if torch.is_grad_enabled():
+        asked = [inputs[place] for place, want in zip(_FLOATS, wanted, strict=True) if want]
+        found = torch.autograd.grad(composed(*inputs), asked, gradient, create_graph=True)
+    else:
+        found = mixture_backward(gradient, kept, *inputs, wanted)
+    of = dict(zip((place for place, want in zip(_FLOATS, wanted, strict=True) if want), found, strict=True))
+    return [of.get(place) for place in ctx.places]
+
+
+def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+    inputs, _ = _inputs(ctx)
+    given = [(place, tangent) for place, tangent in zip(ctx.places, tangents, strict=True) if tangent is not None]
+    if not given:
+        return None
+
+    primals, tangents = [inputs[place].detach().requires_grad_() for place, _ in given], [each for _, each in given]
+    for (place, _), primal in zip(given, primals, strict=True):
+        inputs[place] = primal
+    with torch.enable_grad():
+        y = composed(*inputs)
+        weights = torch.zeros_like(y, requires_grad=True)
+        gradients = torch.autograd.grad(y, primals, weights, create_graph=True)  # linear in the weights
+    return torch.autograd.grad(gradients, weights, tangents)[0]
+
+
+_GIVEN = (
+    "Tensor x: F[tokens columns], Tensor experts: i[tokens top], Tensor scores: f[tokens top],"
+    " Tensor gate_up: t[count rows any], Tensor? gate_up_scales, Tensor? gate_up_bias: f[count rows],"
+    " Tensor down: t[count outputs any], Tensor? down_scales, Tensor? down_bias: f[count outputs], str activation, str layout"
+)
+mixture = Operation(
+    f"routed_mlp({_GIVEN}, bool keep) -> (Tensor, Tensor)",
+    _mixture,
+    _mixture,
+    _fake,
+    derivative=Derivative(_setup, _gradients, _tangent),
+).register()
+mixture_backward = Operation(
+    f"routed_mlp_backward(Tensor gradient: f[tokens outputs], Tensor kept, {_GIVEN}, bool[] wanted) -> Tensor[]",
+    _backward,
+    _backward,
+    _fake_backward,
+).register()

@@ -1,0 +1,56 @@
+"""Which tokens an expert gets: the slots of a layer, sorted by their expert.
+
+A token has `top` slots, one for each expert that it chose: slot s belongs to token s // top.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.errors import ArgumentError
+from gossamer.sparsity.arrays.sorting import sort_keys
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The slots of expert e are order[positions[e]] to order[positions[e + 1] - 1], in ascending order.
+
+    positions  [experts + 1], int64
+    order      [slots], int64
+    top        slots of a token
+    """
+
+    positions: Tensor
+    order: Tensor
+    top: int
+
+    @classmethod
+    def of(cls, experts: Tensor, count: int) -> "Routes":
+        """Of the experts [tokens, top] that tokens chose among `count`. ArgumentError for one that does not exist."""
+        check_experts(experts, count)
+        keys = experts.reshape(-1)
+        positions, order = sort_keys(keys if keys.dtype == torch.int32 else keys.long(), count, torch.int64)
+        return cls(positions, torch.arange(keys.numel(), device=keys.device) if order is None else order, experts.shape[1])
+
+    def hit(self) -> Iterator[tuple[int, Tensor]]:
+        """Each expert that some token chose, and its slots."""
+        ends = self.positions.tolist()
+        for expert, (begin, end) in enumerate(pairwise(ends)):
+            if end > begin:
+                yield expert, self.order[begin:end]
+
+
+def check_experts(experts: Tensor, count: int) -> None:
+    """ArgumentError unless all are from 0 to count - 1; it names the first token that chose another."""
+    if not experts.numel():
+        return
+    least, most = map(int, experts.aminmax())
+    if least >= 0 and most < count:
+        return
+    token, slot = ((experts < 0) | (experts >= count)).nonzero()[0].tolist()
+    raise ArgumentError(
+        f"experts: token {token} chose expert {int(experts[token, slot])} in slot {slot}, there are {count}: 0 to {count - 1}"
+    )
