@@ -21,7 +21,7 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
+        "smaller", "weights", "experts", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
         "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],

@@ -23,6 +23,9 @@ from gossamer.sparsity.experts.activations import ACTIVATIONS, CLAMPED, LAYOUTS,
 _MOST = 200
 """Nodes between two products, above which they are no activation."""
 
+_OPEN = 64
+"""Stands for a size that nobody knows."""
+
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
 """Of float64: an activation that is another function differs somewhere by far more."""
 
@@ -35,23 +38,22 @@ class Gate:
     layout: str
 
 
-def gate_at(hidden: fx.Node, sums: fx.Node, columns: int) -> Gate | None:
-    """The activation that makes one value [.., columns] of the sums of a product; None if the operation has none such."""
+def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, columns: int) -> Gate | None:
+    """The activation that makes a value with so many columns of the sums of a product, whose rows lie along a dimension; None
+    if the operation has none such."""
     if hidden is sums:
         return Gate("identity", "up")
     nodes = between([sums], hidden)
     if len(nodes) > _MOST or not all(n.target in ELEMENTWISE or is_view(n) or _is_split(n) for n in nodes):
         return None
-    shape = [hint(size) for size in sums.meta["val"].shape]
-    if None in shape:
-        shape = [2 if size is None else size for size in shape]
-    given = _numbers([size or 1 for size in shape])
-    found = _run(nodes, sums, given, hidden)
+    shape = [hint(size) or _OPEN for size in sums.meta["val"].shape]
+    rows = shape.pop(dim)
+    given = _numbers([*shape, rows])
+    found = _run(nodes, sums, given.movedim(-1, dim), hidden)
     if found is None:
         return None
-    width = given.shape[-1] if given.dim() else 0
     for layout in LAYOUTS:
-        if layout != "up" and (width != 2 * columns or width % 2):
+        if rows != (columns if layout == "up" else 2 * columns):
             continue
         for activation in (*ACTIVATIONS, CLAMPED):
             if activation == CLAMPED and layout == "up":
@@ -69,13 +71,9 @@ def _is_split(node: fx.Node) -> bool:
 def _numbers(shape: list[int]) -> Tensor:
     """Numbers of both signs from very small to very large ones, most of them about 1."""
     generator = torch.Generator().manual_seed(0)
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    wide = torch.randn(rows, shape[-1], generator=generator, dtype=torch.float64)
-    large = 10.0 ** (torch.rand(rows, shape[-1], generator=generator, dtype=torch.float64) * 8 - 4)
-    mixed = torch.where(torch.rand(rows, shape[-1], generator=generator) < 0.5, wide * 3, wide.sign() * large)
-    return mixed.view(shape)
+    wide = torch.randn(shape, generator=generator, dtype=torch.float64)
+    large = 10.0 ** (torch.rand(shape, generator=generator, dtype=torch.float64) * 8 - 4)
+    return torch.where(torch.rand(shape, generator=generator) < 0.5, wide * 3, wide.sign() * large)
 
 
 def _run(nodes: list[fx.Node], sums: fx.Node, given: Tensor, hidden: fx.Node) -> Tensor | None:

@@ -19,7 +19,7 @@ from gossamer.backend.experts.products import GROUPED, Product, Rows, gathered, 
 from gossamer.backend.experts.routes import Order, Routing, ids_at, inverts, order_at, same_dims, tokens_at
 from gossamer.backend.graph.fusable import ELEMENTWISE
 from gossamer.backend.graph.layout import Axis, Dim, Layout, follow, path, spans
-from gossamer.backend.graph.nodes import VIEWS, equal, equal_sizes
+from gossamer.backend.graph.nodes import equal, equal_sizes, is_backward
 from gossamer.backend.graph.patterns import CONVERTS, number_of
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ class Layer:
     node    its result, in any dimensions [tokens, outputs]
     added   what its result is added to, if that is not zeros
     x       [tokens, columns]
-    scores  [tokens, top]
+    scores  those of all pairs, one after the other
     """
 
     node: fx.Node
@@ -55,7 +55,7 @@ class Mixtures:
         self._rows: dict[fx.Node, Rows] = {}
         self._ended: set[fx.Node] = set()
         for node in graph.nodes:
-            if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
+            if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor) and not is_backward(node):
                 self._look_at(node)
 
     def _look_at(self, node: fx.Node) -> None:
@@ -148,7 +148,8 @@ class Mixtures:
         return None if scores is None else replace(rows, node=node, scores=scores)
 
     def _scores(self, node: Any, routing: Routing, order: Order, wanted: tuple[Dim, ...]) -> fx.Node | None:
-        """The scores [tokens, top] that a value has in these dimensions."""
+        """The scores of all pairs, one after the other, that a value has in these dimensions: the last value that has them so,
+        since views that are made again after a write have another number than their gradients."""
         if not isinstance(node, fx.Node) or not node.meta["val"].is_floating_point():
             return None
         whole = path(node)
@@ -161,6 +162,8 @@ class Mixtures:
             if layout is None or not same_dims(_padded(layout, wanted), wanted):
                 return None
             return self._scores(index.args[0], routing, None, routing.rows.dims)
+        if same_dims(_padded(Layout.contiguous(node.meta["val"].shape), wanted), wanted):
+            return node
         for number in range(len(whole) - 1, -1, -1):
             if equal_sizes(whole[number].meta["val"].shape, shape):
                 layout = follow(Layout.contiguous(shape), whole[number + 1 :])
@@ -188,7 +191,9 @@ class Mixtures:
             return
         matrix = Layout.contiguous((rows.routing.pairs, rows.width))
         if same_dims(rows.layout.dims, matrix.dims):
-            self._rows[node] = replace(rows, node=node, order=None, layout=matrix)
+            self._rows[node] = found = replace(rows, node=node, order=None, layout=matrix)
+            if found.scores is not None and found.routing.top == 1:
+                self._end(node, (found, None))
 
     def _summed(self, node: fx.Node) -> tuple[Rows, fx.Node | None] | None:
         rows, dims, *keeps = self._at(node.args[0]), *node.args[1:]
@@ -261,7 +266,9 @@ class Mixtures:
         (up,) = inputs
         if up.x is None or not up.x.tokens or up.routing != rows.routing or up.experts != down.experts:
             return
-        gate = gate_at(hidden.node, up.node, down.columns)
+        dims = self._rows[up.node].layout.dims
+        along = [number for number, dim in enumerate(dims) if spans(dim, up.outputs, 1)]
+        gate = gate_at(hidden.node, up.node, along[0], down.columns) if len(along) == 1 else None
         if gate is not None:
             self._ended.add(down)
             self.layers.append(Layer(node, added, up.x.node, rows.routing, scores, up, down, gate))

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.experts.routes import Order, Routing, ends_at, ids_at, same_dims, tokens_at
-from gossamer.backend.graph.layout import Axis, Dim, Layout, follow, path, spans
+from gossamer.backend.graph.layout import Axis, Dim, Layout, follow, merged, path, spans
 from gossamer.backend.graph.nodes import equal, equal_sizes
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operand:
     """What rows are multiplied from.
 
@@ -37,18 +37,21 @@ class Operand:
     width: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Product:
     """Rows times the weights of their experts.
 
     node    the result, with the bias if there is one
+    bare    the result without it
     rows    the operand as the graph has it, [pairs, columns] where it is sorted
     x       what it is made of, if that is known
     weight  [experts, rows, columns], or [experts, columns, rows] where it is `turned`
     routing, order  which expert each row has; no routing where only `ends` are known
+    flat    whether the graph has the rows of operand and result one after the other
     """
 
     node: fx.Node
+    bare: fx.Node
     rows: fx.Node
     x: Operand | None
     weight: fx.Node
@@ -57,6 +60,17 @@ class Product:
     routing: Routing | None
     order: Order
     ends: fx.Node | None
+    flat: bool = True
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it multiplies the tokens themselves, each for all of its experts."""
+        return self.order is None and self.x is not None and self.x.tokens
+
+    @property
+    def source(self) -> fx.Node:
+        """What is multiplied: the tokens, or the rows of all pairs."""
+        return self.x.node if self.x is not None and self.per_token else self.rows
 
     @property
     def experts(self) -> int:
@@ -71,14 +85,14 @@ class Product:
         return int(self.weight.meta["val"].shape[1 if self.turned else 2])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """A value that has a row for each pair.
 
     node     the value before views
     layout   of a value after them, in a matrix [pairs, width]
     product  that it is the result of, with or without a bias
-    scores   [tokens, top], by which the rows of that product were multiplied
+    scores   by which the rows of that product were multiplied
     inputs   products that it is computed from element by element, where it is none itself
     """
 
@@ -125,7 +139,7 @@ def grouped(node: fx.Node, found: Mapping[fx.Node, Rows]) -> Product | None:
         order, x = (x.order, x) if x is not None and sorted_rows else (None, None)
     if order is None:
         routing = None  # its rows may be any
-    return Product(node, rows, x, stored, turned, None, routing, order, ends)
+    return Product(node, node, rows, x, stored, turned, None, routing, order, ends)
 
 
 def _is_matrix(x: Operand, routing: Routing) -> bool:
@@ -172,7 +186,8 @@ def _gathered(node: fx.Node, place: int, found: Mapping[fx.Node, Rows]) -> Rows 
     if not x.tokens and any(equal(axis.stride % outputs, 0) for axis in own if outputs > 1):
         return None
     dims = (outer, own, ()) if place == 0 else (outer, (), own)
-    product = Product(node, sides[1 - place], x, weight, turned, None, ids.routing, ids.order, None)
+    flat = _is_flat(dims) and (x.tokens or _is_flat(x.layout.dims))
+    product = Product(node, node, sides[1 - place], x, weight, turned, None, ids.routing, ids.order, None, flat)
     return Rows(node, ids.routing, ids.order, outputs, Layout(0, dims), product)
 
 
@@ -180,6 +195,11 @@ def _whole(layout: Layout, routing: Routing) -> bool:
     """Whether experts are those of all pairs, each once, in dimensions of their own or in one."""
     dims = tuple(axis for dim in layout.dims for axis in dim)
     return not layout.offset and same_dims((dims,), routing.rows.dims)
+
+
+def _is_flat(dims: tuple[Dim, ...]) -> bool:
+    axes = merged(axis for dim in dims for axis in dim)
+    return len(axes) <= 1 and all(equal(axis.stride, 1) for axis in axes)
 
 
 def _of_product(dim: Dim, size: int, step: int, outputs: int) -> Dim | None:
@@ -218,10 +238,20 @@ def operand(node: Any, routing: Routing, width: int, found: Mapping[fx.Node, Row
     if rows is not None and rows.routing == routing and rows.width == width:
         layout = follow(rows.layout, whole[1:])
         return None if layout is None else Operand(rows.node, False, rows.order, layout, width)
+    return _gathered_tokens(whole, routing, width) or _tokens(whole, routing, width)
+
+
+def _tokens(whole: list[fx.Node], routing: Routing, width: int) -> Operand | None:
+    """The tokens that some views are of: the last value that has a row for each."""
     for number in range(len(whole) - 1, -1, -1):
         if equal_sizes(whole[number].meta["val"].shape, (routing.tokens, width)):
             layout = follow(Layout.contiguous(whole[number].meta["val"].shape), whole[number + 1 :])
             return None if layout is None else Operand(whole[number], True, None, layout, width)
+    return None
+
+
+def _gathered_tokens(whole: list[fx.Node], routing: Routing, width: int) -> Operand | None:
+    """The tokens that some views are of, once for each pair."""
     root = whole[0]
     if root.target is not aten.index.Tensor:
         return None
