@@ -26,12 +26,12 @@ INSIDE = {
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [
-        "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "torch_functions", "tensor", "edges",
-        "attention", "operations", "arrays", "compiler",
+        "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "torch_functions", "tensor",
+        "experts", "edges", "attention", "operations", "arrays", "compiler",
     ],
     "passes": [
-        "convolution", "contract", "chains", "attention", "gpu", "points", "sparse_rows", "token_sums", "sorting", "codegen",
-        "schedules", "weights_int8", "weights_bf16", "weights", "loops", "framework",
+        "convolution", "contract", "chains", "attention", "gpu", "points", "experts", "sparse_rows", "token_sums", "sorting",
+        "codegen", "schedules", "weights_int8", "weights_bf16", "weights", "loops", "framework",
     ],
 }  # fmt: skip
 """The rooms in a room: each may import those after it. The files at the door may import all, and none imports them."""

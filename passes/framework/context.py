@@ -10,6 +10,7 @@ import gossamer.dialects.attention
 import gossamer.dialects.cached_attention
 import gossamer.dialects.convolution
 import gossamer.dialects.edges
+import gossamer.dialects.experts
 import gossamer.dialects.open_ops
 import gossamer.dialects.points
 import gossamer.dialects.token_tiles  # noqa: F401  # ops belong to the dialect as soon as they are defined

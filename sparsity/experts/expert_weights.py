@@ -1,4 +1,6 @@
-"""The weight of one of several experts, kept as floats or as integers with scales."""
+"""The weights of several experts, kept as floats or as integers with scales."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,37 +10,65 @@ from gossamer.dialects.errors import ArgumentError
 INTEGERS = (torch.int8, torch.uint8)
 
 
-def check_weight(name: str, weight: Tensor, scales: Tensor | None, columns: int, dtype: torch.dtype) -> None:
-    """ArgumentError unless a weight [experts, rows, columns] is of this type, or of int8 or pairs of 4 bits with scales.
+@dataclass(frozen=True)
+class Weight:
+    """A linear layer for each expert.
 
-    scales  [experts, rows, groups]: one for each columns / groups integers of a row
+    values  [experts, rows, columns]; int8, or uint8 with two integers of 4 bits in each, the first in its lower half
+    scales  of integers: [experts, rows, groups], one for each columns / groups integers of a row
+    bias    [experts, rows]
     """
-    if weight.dtype not in INTEGERS:
-        if scales is not None:
-            raise ArgumentError(f"{name} is {weight.dtype}, only weights of int8 and uint8 have scales")
-        if weight.dtype != dtype:
-            raise ArgumentError(f"{name} is {weight.dtype}, the tokens are {dtype}: convert one with .to(dtype)")
-        stored = columns
-    else:
-        if scales is None or not scales.is_floating_point():
-            raise ArgumentError(f"{name} of {weight.dtype} needs scales, floats [experts, rows, groups]")
-        stored = columns if weight.dtype == torch.int8 else columns // 2
-        if scales.shape[:2] != weight.shape[:2] or scales.dim() != 3:
-            raise ArgumentError(f"the scales of {name} are {[*scales.shape]}, must be {[*weight.shape[:2]]} and groups")
-        groups = scales.shape[2]
-        if groups < 1 or columns % groups or (weight.dtype == torch.uint8 and columns // groups % 2):
+
+    values: Tensor
+    scales: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        """Of an expert."""
+        return self.values.shape[1]
+
+    @property
+    def columns(self) -> int:
+        """Of an expert."""
+        return self.values.shape[2] * (2 if self.four else 1)
+
+    @property
+    def four(self) -> bool:
+        """Whether they are integers of 4 bits."""
+        return self.values.dtype == torch.uint8
+
+    def check(self, name: str, columns: int, dtype: torch.dtype) -> None:
+        """ArgumentError unless it is one for tokens of so many elements of this type."""
+        values, scales = self.values, self.scales
+        if values.dtype not in INTEGERS:
+            if scales is not None:
+                raise ArgumentError(f"{name} is {values.dtype}, only weights of int8 and uint8 have scales")
+            if values.dtype != dtype:
+                raise ArgumentError(f"{name} is {values.dtype}, the tokens are {dtype}: convert one with .to(dtype)")
+        elif scales is None or not scales.is_floating_point():
+            raise ArgumentError(f"{name} of {values.dtype} needs scales, floats [experts, rows, groups]")
+        elif scales.dim() != 3 or scales.shape[:2] != values.shape[:2]:
+            raise ArgumentError(f"the scales of {name} are {[*scales.shape]}, must be {[*values.shape[:2]]} and groups")
+        if self.columns != columns:
+            raise ArgumentError(f"{name} has {self.columns} columns, the tokens have {columns} elements")
+        groups = 1 if scales is None else scales.shape[2]
+        if groups < 1 or columns % groups or (self.four and columns // groups % 2):
             raise ArgumentError(f"the scales of {name} make {groups} groups of {columns} columns, which must be of one size")
-    if weight.shape[2] != stored:
-        raise ArgumentError(f"{name} has {weight.shape[2]} columns, tokens of {columns} elements need {stored}")
+
+    def of(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """The weight of an expert as floats, and its bias."""
+        own = floats_of(self.values[expert], None if self.scales is None else self.scales[expert], dtype)
+        return own, None if self.bias is None else self.bias[expert].to(dtype)
 
 
-def floats_of(weight: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A weight [..., rows, columns] in this type: uint8 holds two integers of 4 bits, the first in its lower half."""
+def floats_of(values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A weight [..., rows, columns] in this type."""
     if scales is None:
-        return weight.to(dtype)
-    integers = weight
-    if weight.dtype == torch.uint8:
-        halves = torch.stack([weight & 15, weight >> 4], -1).flatten(-2).to(torch.int8)
+        return values.to(dtype)
+    integers = values
+    if values.dtype == torch.uint8:
+        halves = torch.stack([values & 15, values >> 4], -1).flatten(-2).to(torch.int8)
         integers = torch.where(halves > 7, halves - 16, halves)
     wide = torch.promote_types(scales.dtype, torch.float32)
     grouped = integers.unflatten(-1, (scales.shape[-1], -1)).to(wide) * scales.to(wide)[..., None]

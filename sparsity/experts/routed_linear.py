@@ -8,6 +8,7 @@ so that they can be differentiated any number of times.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.operations import Operation
-from gossamer.sparsity.experts.expert_weights import check_weight, floats_of
+from gossamer.sparsity.experts import kernels
+from gossamer.sparsity.experts.expert_weights import Weight, floats_of
 from gossamer.sparsity.experts.routes import Routes
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
@@ -58,13 +60,17 @@ def rows_of(x: Tensor, experts: Tensor, slots: Tensor) -> Tensor:
 # How they run
 
 
-def _product(x: Tensor, experts: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, experts: Tensor, values: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    weight = Weight(values, scales, bias)
     check_rows("routed_product", x, experts)
-    check_weight("weight", weight, scales, x.shape[-1], x.dtype)
-    out = x.new_empty((experts.numel(), weight.shape[1]))
-    for expert, slots in Routes.of(experts, weight.shape[0]).hit():
-        own = floats_of(weight[expert], None if scales is None else scales[expert], x.dtype)
-        out[slots] = F.linear(rows_of(x, experts, slots), own, None if bias is None else bias[expert].to(x.dtype))
+    weight.check("weight", x.shape[-1], x.dtype)
+    routes = Routes.of(experts, values.shape[0])
+    if kernels.served(x, weight):
+        own = replace(routes, top=1) if x.dim() == 3 else routes
+        return kernels.product(x.reshape(-1, x.shape[-1]), weight, own).view(*experts.shape, -1)
+    out = x.new_empty((experts.numel(), weight.rows))
+    for expert, slots in routes.hit():
+        out[slots] = F.linear(rows_of(x, experts, slots), *weight.of(expert, x.dtype))
     return out.view(*experts.shape, -1)
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import transforms_active
+from gossamer.sparsity.experts import kernels
 from gossamer.sparsity.experts.activations import activated, check_activation, hidden_size
-from gossamer.sparsity.experts.expert_weights import check_weight, floats_of
+from gossamer.sparsity.experts.expert_weights import Weight
 from gossamer.sparsity.experts.routed_linear import routed_product
 from gossamer.sparsity.experts.routes import Routes
 from gossamer.sparsity.operations.derivatives import Derivative
@@ -88,14 +89,12 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _check(
-    x: Tensor, gate_up: Tensor, gate_up_scales: Any, down: Tensor, down_scales: Any, activation: str, layout: str
-) -> None:
+def _check(x: Tensor, gate_up: Weight, down: Weight, activation: str, layout: str) -> None:
     check_activation(activation, layout)
-    check_weight("gate_up", gate_up, gate_up_scales, x.shape[1], x.dtype)
-    if layout != "up" and gate_up.shape[1] % 2:
-        raise ArgumentError(f"gate_up has {gate_up.shape[1]} rows, which are no gates and as many rows of up")
-    check_weight("down", down, down_scales, hidden_size(gate_up.shape[1], layout), x.dtype)
+    gate_up.check("gate_up", x.shape[1], x.dtype)
+    if layout != "up" and gate_up.rows % 2:
+        raise ArgumentError(f"gate_up has {gate_up.rows} rows, which are no gates and as many rows of up")
+    down.check("down", hidden_size(gate_up.rows, layout), x.dtype)
 
 
 # How it runs
@@ -115,23 +114,25 @@ def _mixture(
     layout: str,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    _check(x, gate_up, gate_up_scales, down, down_scales, activation, layout)
+    first, second = Weight(gate_up, gate_up_scales, gate_up_bias), Weight(down, down_scales, down_bias)
+    _check(x, first, second, activation, layout)
+    routes = Routes.of(experts, gate_up.shape[0])
+    if kernels.served(x, first, second):
+        hidden, kept = kernels.hidden(x, first, routes, activation, layout, keep)
+        return kernels.summed(hidden, second, routes, scores).to(x.dtype), kept
     wide, slots_of = _wide(x.dtype), scores.reshape(-1)
     out = x.new_zeros((x.shape[0], down.shape[1]), dtype=wide)
     kept = x.new_empty((experts.numel() if keep else 0, gate_up.shape[1]))
-    for expert, slots in Routes.of(experts, gate_up.shape[0]).hit():
+    done = 0
+    for expert, slots in routes.hit():
         tokens = slots // experts.shape[1]
-        sums = _linear(x.index_select(0, tokens), gate_up, gate_up_scales, gate_up_bias, expert)
+        sums = F.linear(x.index_select(0, tokens), *first.of(expert, x.dtype))
         if keep:
-            kept.index_copy_(0, slots, sums)
-        each = _linear(activated(sums, activation, layout), down, down_scales, down_bias, expert)
+            kept[done : done + len(slots)] = sums
+            done += len(slots)
+        each = F.linear(activated(sums, activation, layout), *second.of(expert, x.dtype))
         out.index_add_(0, tokens, each.to(wide) * slots_of.index_select(0, slots).to(wide).unsqueeze(1))
     return out.to(x.dtype), kept
-
-
-def _linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, expert: int) -> Tensor:
-    own = floats_of(weight[expert], None if scales is None else scales[expert], x.dtype)
-    return F.linear(x, own, None if bias is None else bias[expert].to(x.dtype))
 
 
 def _fake(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,56 @@
+"""The ops of the kernel dialect for layers whose tokens choose experts.
+
+A token has `top` slots, one for each expert that it chose: slot s belongs to token s / top. Slots are sorted by their expert:
+those of expert e are order[positions[e]] to order[positions[e + 1] - 1].
+
+weight   row by row for each expert; of i8, they are integers of 8 bits, or where `four` is 1 two of 4 bits, the first in the
+         lower half
+scales   of integers: a number for as many of a row as divide it evenly; else empty
+bias     a number for each row, or empty
+dots     1 where the target multiplies pairs of bf16 by one instruction
+"""
+
+from torch_mlir import ir
+from torch_mlir.dialects import ext
+
+from gossamer.dialects.kernel import KernelOp
+
+_WEIGHT = "weight: t[count rows stored], scales: f32[scaled rows groups], bias: f32[biased rows]"
+_ROUTES = "positions: i64[count+1], order: i64[slots]"
+
+
+class RoutedProductOp(KernelOp, name="routed_product", traits=[ext.Pure]):
+    """y[s] = weight[e] x[s / top] + bias[e] for slot s of expert e; `top` is 1 where x has a row for each slot."""
+
+    takes = f"x: f[sources columns], {_WEIGHT}, {_ROUTES}"
+    gives = "result: f[slots rows]"
+
+    top: ir.IntegerAttr
+    dots: ir.IntegerAttr
+    four: ir.IntegerAttr
+
+
+class RoutedHiddenOp(KernelOp, name="routed_hidden", traits=[ext.Pure]):
+    """h[n] = activation(gates) * up of what the n-th sorted slot gets from its expert, as `layout` says; `kept` are the sums
+    that it is made of, where `keep` is 1."""
+
+    takes = f"x: F[sources columns], {_WEIGHT}, {_ROUTES}"
+    gives = "hidden: F[slots hidden], kept: F[kept rows]"
+
+    top: ir.IntegerAttr
+    dots: ir.IntegerAttr
+    four: ir.IntegerAttr
+    activation: ir.StringAttr
+    layout: ir.StringAttr
+    keep: ir.IntegerAttr
+
+
+class RoutedSumOp(KernelOp, name="routed_sum", traits=[ext.Pure]):
+    """y[t] = the sum over the slots s of token t of scores[s] * (weight[e] h[n] + bias[e]), n the place of s in sorted order."""
+
+    takes = f"hidden: f[slots columns], {_WEIGHT}, {_ROUTES}, scores: f32[slots]"
+    gives = "result: f32[tokens rows]"
+
+    top: ir.IntegerAttr
+    dots: ir.IntegerAttr
+    four: ir.IntegerAttr

@@ -1,0 +1,153 @@
+"""How the weights of experts lie in memory, and how a few columns of a row are read and multiplied with those of tokens.
+
+floats        a vector of f32, or of bf16 and f16 widened, times one of x
+Pairs         a vector of bf16 twice as long times one of x, by the dot products of pairs of AVX512-BF16
+Integers      integers of 8 bits as floats, times the scale of their group, times a vector of x (f32)
+HalfBytes     the same of 4 bits: a vector of bytes is one of the even columns and one of the odd ones, and x comes so too
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, llvm, memref, vector, x86
+
+from gossamer.passes.loops.vectors import byte_width, index, mask_of, vector_of, widened, zeros
+
+_PERMUTE = "llvm.x86.avx512.permvar.sf.512"
+
+
+@dataclass(frozen=True)
+class Floats:
+    """Rows of `element`, in a line of memory; sums are vectors of `lanes` f32.
+
+    lanes    of a sum
+    element  of the weight
+    """
+
+    lanes: int
+    element: ir.Type
+
+    @property
+    def columns(self) -> int:
+        """How many columns of a row a step multiplies."""
+        return self.lanes
+
+    @property
+    def line(self) -> int:
+        """Steps that read 64 bytes of a row."""
+        return max(1, 64 // (self.stored(self.columns) * byte_width(self.element)))
+
+    def stored(self, columns: int) -> int:
+        """Elements in memory of so many columns."""
+        return columns
+
+    @property
+    def vec(self) -> ir.VectorType:
+        """The type of a sum."""
+        return vector_of(self.lanes, ir.F32Type.get())
+
+    def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
+        """The columns of a token that a step multiplies, of which `left` are there; None for all."""
+        return [widened(self._read(memory, [row, column], self.lanes, left), self.vec)]
+
+    def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
+        """Those of a row whose first element lies `at` a place."""
+        return [widened(self._read(memory, [at], self.lanes, left), self.vec)]
+
+    def multiplied(self, weights: Sequence[ir.Value], x: Sequence[ir.Value], total: ir.Value) -> ir.Value:
+        """total + the products."""
+        for a, b in zip(weights, x, strict=True):
+            total = vector.fma(a, b, total)
+        return total
+
+    def _read(self, memory: ir.Value, at: list[ir.Value], count: int, left: ir.Value | None) -> ir.Value:
+        kind = vector_of(count, ir.MemRefType(memory.type).element_type)
+        if left is None:
+            return vector.load(kind, memory, at)
+        return vector.maskedload(kind, memory, at, mask_of(count, left), zeros(kind))
+
+
+@dataclass(frozen=True)
+class Pairs(Floats):
+    """Rows of bf16, and tokens of bf16."""
+
+    @property
+    def columns(self) -> int:
+        return 2 * self.lanes
+
+    def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
+        return [self._read(memory, [row, column], self.columns, left)]
+
+    def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
+        return [self._read(memory, [at], self.columns, left)]
+
+    def multiplied(self, weights: Sequence[ir.Value], x: Sequence[ir.Value], total: ir.Value) -> ir.Value:
+        return x86.DotBF16Op(total, weights[0], x[0]).result
+
+
+@dataclass(frozen=True)
+class Integers(Floats):
+    """Rows of bytes; `groups` of them, of equal size, have scales."""
+
+    def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
+        wide = arith.extsi(vector_of(self.lanes, _i32()), self._read(memory, [at], self.lanes, left))
+        return [self._scaled(arith.sitofp(self.vec, wide), scale)]
+
+    def _scaled(self, floats: ir.Value, scale: ir.Value | None) -> ir.Value:
+        return floats if scale is None else arith.mulf(floats, scale)
+
+
+@dataclass(frozen=True)
+class HalfBytes(Integers):
+    """Rows of bytes with two integers each. x has the even columns of each 2 lanes, then the odd ones."""
+
+    @property
+    def columns(self) -> int:
+        return 2 * self.lanes
+
+    def stored(self, columns: int) -> int:
+        return columns // 2
+
+    def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
+        return [
+            widened(self._read(memory, [row, arith.addi(column, index(half * self.lanes))], self.lanes, None), self.vec)
+            for half in (0, 1)
+        ]
+
+    def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
+        kind, data = vector_of(self.lanes, _i32()), self._read(memory, [at], self.lanes, None)
+        if self.lanes == 16:  # of a lane the lowest four bits count
+            low = arith.extui(kind, data)
+            levels = self._levels()
+            found = [
+                llvm.call_intrinsic(self.vec, _PERMUTE, [levels, bits], [], [])
+                for bits in (low, arith.shrui(low, _splat(kind, 4)))
+            ]
+        else:
+            wide = arith.extsi(kind, data)
+            low = arith.shrsi(arith.shli(wide, _splat(kind, 28)), _splat(kind, 28))
+            found = [arith.sitofp(self.vec, each) for each in (low, arith.shrsi(wide, _splat(kind, 4)))]
+        return [self._scaled(each, scale) for each in found]
+
+    def _levels(self) -> ir.Value:
+        levels = [float(n - 16 if n >= 8 else n) for n in range(16)]
+        elements = ir.DenseElementsAttr.get([ir.FloatAttr.get(ir.F32Type.get(), n) for n in levels], type=self.vec)
+        return arith.constant(self.vec, elements)
+
+
+def stored_as(op: ir.Operation, bits: int) -> Floats:
+    """How an op's weight is stored, read on vectors of so many bits."""
+    element = ir.RankedTensorType(op.opview.weight.type).element_type
+    lanes, number = bits // 32, {name: ir.IntegerAttr(op.attributes[name]).value for name in ("dots", "four")}
+    if isinstance(element, ir.IntegerType):
+        return (HalfBytes if number["four"] else Integers)(lanes, element)
+    return (Pairs if number["dots"] else Floats)(lanes, element)
+
+
+def _i32() -> ir.Type:
+    return ir.IntegerType.get_signless(32)
+
+
+def _splat(kind: ir.VectorType, value: int) -> ir.Value:
+    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, ir.IntegerAttr.get(_i32(), value)))

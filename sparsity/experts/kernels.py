@@ -1,0 +1,87 @@
+"""The kernels for experts, called with tensors of torch: what they need made ready.
+
+Kernels compute with f32, bf16 and f16 on CPUs. Integers are multiplied by tokens of f32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.dialects.experts import RoutedHiddenOp, RoutedProductOp, RoutedSumOp
+from gossamer.runtime.target import host
+from gossamer.sparsity.compiler.op_kernels import run
+from gossamer.sparsity.compiler.warm_memory import empty
+from gossamer.sparsity.experts.expert_weights import Weight
+from gossamer.sparsity.experts.routes import Routes
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_VECTOR = 16  # elements of the widest vector
+
+
+def served(x: Tensor, *weights: Weight) -> bool:
+    """Whether there are kernels for tokens and weights."""
+    return x.is_cpu and x.dtype in _FLOATS and all(map(_readable, weights))
+
+
+def _readable(weight: Weight) -> bool:
+    """Whether the groups of integers are whole vectors."""
+    if weight.scales is None:
+        return True
+    groups = weight.scales.shape[2]
+    size = weight.columns // groups
+    return size % (2 * _VECTOR) == 0 if weight.four else groups == 1 or size % _VECTOR == 0
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The operands of a kernel: rows of x, the weight, its scales and bias, the routes; and its attributes."""
+
+    operands: list[Tensor]
+    attributes: dict[str, int]
+
+
+def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
+    rows, values = weight.values.shape[1], weight.values.detach().contiguous()
+    scales = torch.empty(0, rows, 1) if weight.scales is None else weight.scales.float().contiguous()
+    bias = torch.empty(0, rows) if weight.bias is None else weight.bias.detach().float().contiguous()
+    x = x.detach()
+    if weight.scales is not None:
+        x = x.float()
+        if weight.four:
+            x = x.unflatten(1, (-1, _lanes(), 2)).mT.flatten(1)
+            values = values.view(torch.int8)
+    operands = [x.contiguous(), values, scales, bias, routes.positions, routes.order]
+    dots = x.dtype == torch.bfloat16 and "avx512bf16" in host().instructions
+    return _Ready(operands, {"top": routes.top, "dots": int(dots), "four": int(weight.four)})
+
+
+def _lanes() -> int:
+    return host().vector_bits // 32
+
+
+def product(x: Tensor, weight: Weight, routes: Routes) -> Tensor:
+    """[slots, rows] of the type of x: weight[e] x + bias[e]; x is [tokens, columns], or [slots, columns] if a token has one."""
+    ready = _ready(x, weight, routes)
+    out = empty((routes.order.numel(), weight.rows), x.dtype)
+    run(RoutedProductOp, ready.operands, [out], **ready.attributes)
+    return out
+
+
+def hidden(x: Tensor, weight: Weight, routes: Routes, activation: str, layout: str, keep: bool) -> tuple[Tensor, Tensor]:
+    """[slots, hidden] in the order of the routes, of the type of x, and if they are kept the sums [slots, rows] they are of."""
+    ready, slots, rows = _ready(x, weight, routes), routes.order.numel(), weight.rows
+    dtype = ready.operands[0].dtype
+    out = empty((slots, rows if layout == "up" else rows // 2), dtype)
+    kept = empty((slots if keep else 0, rows), dtype)
+    run(RoutedHiddenOp, ready.operands, [out, kept], activation=activation, layout=layout, keep=int(keep), **ready.attributes)
+    return out, kept.to(x.dtype)
+
+
+def summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Tensor:
+    """[tokens, rows], f32: the sum over a token's slots of score * (weight[e] h + bias[e])."""
+    ready = _ready(hidden, weight, routes)
+    out = empty((scores.shape[0], weight.rows), torch.float32)
+    given = [*ready.operands, scores.detach().float().reshape(-1)]
+    run(RoutedSumOp, given, [out], {"tokens": len(out)}, **ready.attributes)
+    return out
