@@ -292,7 +292,9 @@ def _is_result(dims: list[Dim], rows: Rows) -> bool:
 
 def _without_width(rows: Rows) -> tuple[Dim, ...]:
     """The dimensions of what has one number for each row."""
-    return tuple(tuple(Axis(a.size, a.stride // rows.width) for a in dim if _is_pair(a, rows.width)) for dim in rows.layout.dims)
+    return tuple(
+        tuple(Axis(a.size, a.stride // rows.width) for a in dim if _is_pair(a, rows.width)) for dim in rows.layout.dims
+    )
 
 
 def _is_pair(axis: Axis, width: int) -> bool:

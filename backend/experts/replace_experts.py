@@ -1,7 +1,7 @@
 """Puts the operations of experts where a graph has them written out, with their gradients.
 
-    gossamer::routed_mlp(%x, %experts, %scores, %gate_up, ..., %down, ..., "silu", "halves", keep)     for a whole layer
-    gossamer::routed_product(%rows, %ids, %weight, None, %bias)                                       for a product alone
+gossamer::routed_mlp(%x, %experts, %scores, %gate_up, ..., %down, ..., "silu", "halves", keep)     for a whole layer
+gossamer::routed_product(%rows, %ids, %weight, None, %bias)                                       for a product alone
 """
 
 import operator
@@ -210,5 +210,3 @@ def check(product: Product) -> None:
         raise Refused("experts are one operation on CPUs only")
     if not (weight.dtype == x.dtype and weight.is_floating_point()):
         raise Refused(f"tokens of {x.dtype} and weights of {weight.dtype}")
-
-

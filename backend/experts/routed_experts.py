@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import fx
 
 from gossamer.backend.experts.layers import Layer, Mixtures
+from gossamer.backend.experts.loops import loops
 from gossamer.backend.experts.products import GROUPED, Product
 from gossamer.backend.experts.replace_experts import check, layer_backward, product_backward, put_layer, put_product
 from gossamer.backend.experts.sparse_experts import Judged, judged, main_weight
@@ -34,7 +35,7 @@ class RoutedExperts:
             return []
         mixtures = Mixtures(graph)
         taking = _Taking(graph, context)
-        for layer in mixtures.layers:
+        for layer in (*mixtures.layers, *loops(graph)):
             taking.take_layer(layer)
         for product in mixtures.products:
             taking.take_product(product)

@@ -33,6 +33,7 @@ from gossamer.dialects.errors import CompileError
 
 aten = torch.ops.aten
 
+
 @dataclass(frozen=True)
 class Expert(Contraction):
     """The product of one of several experts, among which the tokens are shared out.

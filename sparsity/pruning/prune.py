@@ -27,6 +27,7 @@ from gossamer.sparsity.pruning.progress_file import Done, ProgressFile
 from gossamer.sparsity.pruning.report import PrunedLayer, PruningReport
 from gossamer.sparsity.torch_functions.check_model import check_model
 from gossamer.sparsity.torch_functions.open_attention import is_open
+from gossamer.sparsity.torch_functions.open_experts import are_open
 from gossamer.sparsity.torch_functions.plain_model import called_openly, evaluating, plain_model
 
 
@@ -73,7 +74,9 @@ def prune(
 
     Returns a report that can be printed. `torch.compile(model, backend="sparse")` finds the zeros. Layers that the data do not
     reach stay dense, which the report says, as it counts what else of the model has weights. The projections of
-    nn.MultiheadAttention are layers called `q_proj`, `k_proj`, `v_proj` (parts of its `in_proj_weight`) and `out_proj`.
+    nn.MultiheadAttention are layers called `q_proj`, `k_proj`, `v_proj` (parts of its `in_proj_weight`) and `out_proj`. So
+    are the products of each expert of a model of transformers, `experts.3.gate_up_proj` and `experts.3.down_proj` (parts of its
+    `gate_up_proj` and `down_proj`): an expert is calibrated with the tokens that are routed to it.
     OptionError for what makes no sense, before anything is changed; for data that make NaN or infinity within the model, when
     the blocks before that are pruned.
     Sources: SparseGPT (2023), Wanda (2023), ALPS (2024); see the files of this folder.
@@ -178,7 +181,7 @@ def _report(
         earlier = [kept.done[layer.name] for layer in layers if layer.name in kept.done.keys() - done]
         lines = [*(PrunedLayer(**each.line) for each in earlier), *lines]
     pruned = {layer.module for layer in layers}
-    others = [each for each in weight_holders(model) if each not in pruned and not is_open(each)]
+    others = [each for each in weight_holders(model) if each not in pruned and not is_open(each) and not are_open(each)]
     lines = [*lines, *_left_dense(layers, {line.name for line in lines}, goal)]
     return PruningReport(goal.tokens, lines, dict(Counter(type(each).__name__ for each in others)))
 
