@@ -38,18 +38,18 @@ class Gate:
     layout: str
 
 
-def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, columns: int) -> Gate | None:
-    """The activation that makes a value with so many columns of the sums of a product, whose rows lie along a dimension; None
-    if the operation has none such."""
+def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -> Gate | None:
+    """The activation that makes a value with so many columns of the sums of a product, whose rows lie innermost in a dimension;
+    None if the operation has none such."""
     if hidden is sums:
         return Gate("identity", "up")
     nodes = between([sums], hidden)
     if len(nodes) > _MOST or not all(n.target in ELEMENTWISE or is_view(n) or _is_split(n) for n in nodes):
         return None
     shape = [hint(size) or _OPEN for size in sums.meta["val"].shape]
-    rows = shape.pop(dim)
-    given = _numbers([*shape, rows])
-    found = _run(nodes, sums, given.movedim(-1, dim), hidden)
+    repeated = shape.pop(dim) // rows
+    given = _numbers([*shape, repeated, rows])
+    found = _run(nodes, sums, given.flatten(-2).movedim(-1, dim), hidden)
     if found is None:
         return None
     for layout in LAYOUTS:

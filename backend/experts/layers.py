@@ -161,7 +161,9 @@ class Mixtures:
             layout = follow(Layout.contiguous(index.meta["val"].shape), whole[1:])
             if layout is None or not same_dims(_padded(layout, wanted), wanted):
                 return None
-            return self._scores(index.args[0], routing, None, routing.rows.dims)
+            inner: Any = index.args[0]
+            column = (*routing.rows.dims, *((),) * (inner.meta["val"].dim() - 1))
+            return self._scores(inner, routing, None, column)
         if same_dims(_padded(Layout.contiguous(node.meta["val"].shape), wanted), wanted):
             return node
         for number in range(len(whole) - 1, -1, -1):
@@ -267,8 +269,8 @@ class Mixtures:
         if up.x is None or not up.x.tokens or up.routing != rows.routing or up.experts != down.experts:
             return
         dims = self._rows[up.node].layout.dims
-        along = [number for number, dim in enumerate(dims) if spans(dim, up.outputs, 1)]
-        gate = gate_at(hidden.node, up.node, along[0], down.columns) if len(along) == 1 else None
+        along = [number for number, dim in enumerate(dims) if dim and spans(dim[-1:], up.outputs, 1)]
+        gate = gate_at(hidden.node, up.node, along[0], up.outputs, down.columns) if len(along) == 1 else None
         if gate is not None:
             self._ended.add(down)
             self.layers.append(Layer(node, added, up.x.node, rows.routing, scores, up, down, gate))

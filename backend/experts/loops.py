@@ -94,7 +94,7 @@ def _loop(node: fx.Node) -> Layer | None:
 
 def _gate(term: _Term) -> Gate | None:
     columns = term.down.weight.meta["val"].shape[1 if term.down.turned else 2]
-    return gate_at(term.hidden, term.sums, 1, int(columns))
+    return gate_at(term.hidden, term.sums, 1, int(term.sums.meta["val"].shape[1]), int(columns))
 
 
 def _alike(term: _Term, other: _Term) -> bool:

@@ -28,10 +28,10 @@ def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | Non
     """What a joint graph has of a layer's gradients; None in inference. Raises Refused."""
     if joint is None:
         return None
-    inputs = [each for each in (*_leaves(layer), layer.routing.experts) if each is not None]
+    inputs = [each for each in _leaves(layer) if each is not None]
     if layer.added is not None:
         inputs.append(layer.added)
-    return joint.part(_floats(inputs, layer.node), inputs, layer.node)
+    return joint.part(_on_the_way(inputs, layer.routing.experts, layer.node), inputs, layer.node)
 
 
 def _leaves(layer: Layer) -> list[fx.Node | None]:
@@ -114,17 +114,19 @@ def product_backward(product: Product, joint: JointGraph | None) -> BackwardPart
     if joint is None:
         return None
     chosen = product.ends if product.routing is None else product.routing.experts
-    inputs = [each for each in (product.source, product.weight, product.bias, chosen) if each is not None]
-    return joint.part(_floats(inputs, product.node), inputs, product.node)
+    assert chosen is not None
+    inputs = [each for each in (product.source, product.weight, product.bias) if each is not None]
+    return joint.part(_on_the_way(inputs, chosen, product.node), inputs, product.node)
 
 
-def _floats(inputs: list[fx.Node], output: fx.Node) -> list[fx.Node]:
-    """What lies between. Of integers others may know: how rows are sorted serves several products."""
-    return [node for node in between(inputs, output) if _is_float(node.meta["val"])]
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, tuple | list) or value.is_floating_point()
+def _on_the_way(inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> list[fx.Node]:
+    """What is computed of values that have gradients. How rows are sorted is not, and may serve several products."""
+    found, reached = list[fx.Node](), set(inputs)
+    for node in between([*inputs, chosen], output):
+        if not reached.isdisjoint(node.all_input_nodes):
+            found.append(node)
+            reached.add(node)
+    return found
 
 
 def put_product(product: Product, backward: BackwardPart | None) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from gossamer.backend.experts.cost import predicted_gain
 from gossamer.backend.experts.layers import Layer, Mixtures
 from gossamer.backend.experts.loops import loops
 from gossamer.backend.experts.products import GROUPED, Product
@@ -65,9 +66,9 @@ class _Taking:
         try:
             for product in products:
                 check(product)
+                self._check_gain(product)
             backward = layer_backward(layer, self._joint)
-        except Refused as problem:
-            print("REFUSED", problem)
+        except Refused:
             return  # its products are taken one by one
         put_layer(layer, backward)
         for product in products:
@@ -82,6 +83,7 @@ class _Taking:
             return
         try:
             check(product)
+            self._check_gain(product)
             if not product.flat:
                 raise Refused("its rows do not lie one after the other")
             backward = product_backward(product, self._joint)
@@ -90,6 +92,12 @@ class _Taking:
             return
         put_product(product, backward)
         self._note(product, product.routing.top if product.routing else None, "its product alone")
+
+    def _check_gain(self, product: Product) -> None:
+        """Raises Refused where torch is predicted to be as fast."""
+        gain, least = predicted_gain(product), self._context.options.min_gain
+        if gain is not None and gain < least:
+            raise Refused(f"so few rows leave no gain of {least:g}x")
 
     def _is_sparse(self, product: Product) -> bool:
         found = self._pruned.get(product.bare)
@@ -109,4 +117,4 @@ class _Taking:
         shape = tuple(hint(size) or 0 for size in product.weight.meta["val"].shape)
         name, share = (product.weight.name, 1.0) if static is None else (static.name, density(static.tensor))
         schedule = None if format is None else "routed"
-        return Decision(name, "experts", shape, share, format, schedule, format is not None, reason, None)
+        return Decision(name, "experts", shape, share, format, schedule, format is not None, reason, predicted_gain(product))

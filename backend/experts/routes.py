@@ -21,7 +21,7 @@ from gossamer.backend.graph.nodes import Size, equal, same, same_shape
 from gossamer.backend.graph.patterns import CONVERTS, Hole, Pattern, Rule, apply, match
 from gossamer.backend.graph.patterns import Call as Calls
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 Order = fx.Node | None
 
@@ -199,6 +199,8 @@ def _counts_up(node: Any) -> bool:
     node = same(node)
     if node.target is aten.arange.default:
         return True
+    if node.target is prims.iota.default:
+        return node.kwargs.get("start") == 0 and node.kwargs.get("step") == 1
     return node.target in (aten.arange.start, aten.arange.start_step) and node.args[0] == 0 and node.args[2:3] in ((), (1,))
 
 

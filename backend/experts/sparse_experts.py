@@ -119,7 +119,8 @@ def main_weight(weight: fx.Node, statics: Mapping[fx.Node, Static]) -> Static | 
             behind.append(each)
         else:
             pending += each.all_input_nodes
-    largest = max(behind, key=lambda n: statics[n].tensor.numel(), default=None)
+    order = lambda node: (statics[node].tensor.numel(), isinstance(statics[node].tensor, torch.nn.Parameter))  # before masks
+    largest = max(behind, key=order, default=None)
     return None if largest is None else statics[largest]
 
 
