@@ -5,7 +5,7 @@ those of expert e are order[positions[e]] to order[positions[e + 1] - 1].
 
 weight   row by row for each expert; of i8, they are integers of 8 bits, or where `four` is 1 two of 4 bits, the first in the
          lower half
-scales   of integers: a number for as many of a row as divide it evenly; else empty
+scales   of integers: a number for each `group` of a row, or for all of it where that is 0; else empty
 bias     a number for each row, or empty
 dots     1 where the target multiplies pairs of bf16 by one instruction
 """
@@ -28,6 +28,7 @@ class RoutedProductOp(KernelOp, name="routed_product", traits=[ext.Pure]):
     top: ir.IntegerAttr
     dots: ir.IntegerAttr
     four: ir.IntegerAttr
+    group: ir.IntegerAttr
 
 
 class RoutedHiddenOp(KernelOp, name="routed_hidden", traits=[ext.Pure]):
@@ -40,13 +41,14 @@ class RoutedHiddenOp(KernelOp, name="routed_hidden", traits=[ext.Pure]):
     top: ir.IntegerAttr
     dots: ir.IntegerAttr
     four: ir.IntegerAttr
+    group: ir.IntegerAttr
     activation: ir.StringAttr
     layout: ir.StringAttr
     keep: ir.IntegerAttr
 
 
 class RoutedSumOp(KernelOp, name="routed_sum", traits=[ext.Pure]):
-    """y[t] = the sum over the slots s of token t of scores[s] * (weight[e] h[n] + bias[e]), n the place of s in sorted order."""
+    """y[t] = the sum over the slots s of token t of scores[s] * (weight[e] h[n] + bias[e]); n is the place of s in order."""
 
     takes = f"hidden: f[slots columns], {_WEIGHT}, {_ROUTES}, scores: f32[slots]"
     gives = "result: f32[tokens rows]"
@@ -54,3 +56,4 @@ class RoutedSumOp(KernelOp, name="routed_sum", traits=[ext.Pure]):
     top: ir.IntegerAttr
     dots: ir.IntegerAttr
     four: ir.IntegerAttr
+    group: ir.IntegerAttr

@@ -3,16 +3,12 @@
 scf.parallel (%task) = ...                                   // equal shares of the rows; of the slots, too, where rows are few
   for each expert, for each 96 of its slots, for each 32 rows of the thread's share:
     the bias into scratch memory [slot][row]
-    for each few slots: func.call @region_slots6(...)        // or _slots1, 2, 3, 4, 8
+    at most 8 slots:  func.call @region_few8(...)            // or _few1, 2, 3, 4, 6: all of them, row by row (few_slots.py)
+    more:             for each 8 rows or all 32, for each 6 slots: func.call @region_many6(...)   // many_slots.py
     what the op makes of the scratch memory
-func.private @region_slots6(...)
-  for each few rows:
-    scf.for each vector of columns iter_args(6 slots x 4 rows of sums)
-      multiply-adds; the rows that come after the 32 are fetched into a cache
-    the totals of the sums, added to scratch memory
 
-Weights stay where they are and are read once for 96 slots, those of experts without a slot not at all. Rows of x are read where
-they are, too: no row is copied, or filled up. In the last few rows or slots the last one stands in for those that are missing.
+Weights stay where they are and are read from memory once for 96 slots, those of experts without a slot not at all. Rows of x
+are read where they are, too: no row is copied, or filled up.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +18,14 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
 
+from gossamer.passes.experts import few_slots, many_slots
+from gossamer.passes.experts.slot_tile import BLOCK
 from gossamer.passes.experts.stored_weights import Floats, stored_as
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.row_shares import ends_of, parts_of
 from gossamer.passes.loops.vectors import (
+    byte_width,
     call_narrowest,
     index,
     load_index,
@@ -34,21 +33,14 @@ from gossamer.passes.loops.vectors import (
     mask_of,
     parallel,
     reserve_workspace,
-    sums_across,
     zeros,
 )
 
-BLOCK = 32
-"""Rows of a weight: with 1024 columns of f32 they stay in a second-level cache."""
-_SLOTS = 96
+_SLOTS = 96  # of an expert at once: their rows of x stay in a second-level cache
 _UNIT = 16  # rows that are not shared out
-_NEAR = 6 << 10  # bytes of a row of x from which on columns are taken in parts, so that a few rows stay in a first-level cache
+_NEAR = 6 << 10  # bytes of a row of x from which on columns are taken in parts, so that some rows stay in a first-level cache
 _PART = 4 << 10
-
-_TILES = {512: {8: 2, 6: 4, 4: 4, 3: 8, 2: 8, 1: 8}, 256: {3: 4, 2: 4, 1: 4}, 128: {6: 4, 4: 4, 3: 4, 2: 4, 1: 4}}
-"""By the bits of vectors: slots whose sums with how many rows are in registers."""
-_FEW = {512: 8, 256: 3, 128: 6}
-_MANY = {512: 6, 256: 3, 128: 6}
+_SOON = 4  # passes over the slots up to which rows are taken 8 at a time, since reading the weights is most of the work
 
 
 @dataclass(frozen=True)
@@ -76,6 +68,14 @@ class Block:
     sums: list[ir.Value]
 
 
+@dataclass(frozen=True)
+class Functions:
+    """Those that add the products of some slots: for a few by their number, the most first, and for many."""
+
+    few: dict[int, func.FuncOp]
+    many: func.FuncOp
+
+
 class ExpertProduct:
     """The products of an op for experts, on vectors of `bits`."""
 
@@ -88,9 +88,11 @@ class ExpertProduct:
         )
         self.top = ir.IntegerAttr(op.top).value
         self.lanes, self.vec = self.stored.lanes, self.stored.vec
-        self.tiles = _TILES[bits]
-        self.scratch = ir.MemRefType.get([_SLOTS + max(self.tiles), BLOCK], ir.F32Type.get())
-        self.bytes = 4 * BLOCK * (_SLOTS + max(self.tiles))
+        self.few, self.many = few_slots.slots_at_once(bits), many_slots.SLOTS[bits]
+        self.scratch = ir.MemRefType.get([_SLOTS + self.many, BLOCK], ir.F32Type.get())
+        self.bytes = 4 * BLOCK * (_SLOTS + self.many)
+        self.lines = ir.MemRefType.get([max(self.few), few_slots.HEIGHT, self.lanes], ir.F32Type.get())
+        self.space = self.bytes + 4 * max(self.few) * few_slots.HEIGHT * self.lanes
 
     def slot(self, number: ir.Value) -> ir.Value:
         """The slot at a place of the sorted order."""
@@ -113,9 +115,9 @@ class ExpertProduct:
         finish  uses the sums of a block
         begin   prepares the rows [low, high) of the result for all slots; then the slots are not shared out
         """
-        space = self.bytes * len(streams)
+        space = self.space * len(streams)
         reserve_workspace(module, space)
-        functions = {slots: self._function(slots, height) for slots, height in self.tiles.items()}
+        functions = self._functions()
         with ir.InsertionPoint(self.op):
             slots, experts = memref.dim(self.order, index(0)), arith.subi(memref.dim(self.positions, index(0)), index(1))
             columns = memref.dim(self.x, index(1))
@@ -141,13 +143,13 @@ class ExpertProduct:
         ends: tuple[ir.Value, ir.Value],
         rows: tuple[ir.Value, ir.Value],
         streams: Sequence[Rows],
-        functions: dict[int, func.FuncOp],
+        functions: Functions,
         offset: ir.Value,
         finish: Callable[[Block], None],
     ) -> None:
         first = arith.maxui(load_index(self.positions, expert), ends[0])
         end = arith.minui(load_index(self.positions, arith.addi(expert, index(1))), ends[1])
-        offsets = [arith.addi(offset, index(self.bytes * n)) for n in range(len(streams))]
+        offsets = [arith.addi(offset, index(self.space * n)) for n in range(len(streams))]
         with loop(first, end, index(_SLOTS)) as some:
             slot = some.induction_variable
             slots = arith.minui(index(_SLOTS), arith.subi(end, slot))
@@ -186,157 +188,52 @@ class ExpertProduct:
                     vector.store(none, sums, [slots.induction_variable, index(v)])
             scf.YieldOp([])
 
-    def _multiply(
-        self, functions: dict[int, func.FuncOp], block: Block, place: ir.Value, step: ir.Value, offset: ir.Value
-    ) -> None:
+    def _multiply(self, functions: Functions, block: Block, place: ir.Value, step: ir.Value, offset: ir.Value) -> None:
         """Adds the products of the block's slots with the rows of the weight from `place` on."""
+        last = arith.subi(arith.addi(block.slot, block.slots), index(1))
+        shared = [*self.memory(), offset, block.slot, last]
         columns = memref.dim(self.x, index(1))
-        few = arith.cmpi(arith.CmpIPredicate.ule, block.slots, index(_FEW[self.bits]))
-        width = arith.select(few, block.slots, index(_MANY[self.bits]))
-        size = 2 if self.stored.columns == 2 * self.lanes else 4
-        part = columns
-        if not isinstance(self.stored.element, ir.IntegerType):
-            near = arith.cmpi(arith.CmpIPredicate.ule, columns, index(_NEAR // size))
-            part = arith.select(arith.ori(few, near), columns, index(_PART // size))
-        with loop(index(0), columns, arith.maxui(part, index(1))) as parts:
-            begin = parts.induction_variable
-            end = arith.minui(arith.addi(begin, part), columns)
-            with loop(index(0), block.slots, width) as groups:
-                local = groups.induction_variable
-                last = arith.subi(arith.addi(block.slot, block.slots), index(1))
-                arguments = [*self._memory(), offset, arith.addi(block.slot, local), last, local]
-                left = arith.minui(width, arith.subi(block.slots, local))
-                call_narrowest(left, functions, [*arguments, place, step, block.rows, begin, end])
+        few = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ule, block.slots, index(max(functions.few))), has_else=True)
+        with ir.InsertionPoint(few.then_block):
+            call_narrowest(block.slots, functions.few, [*shared, index(0), place, step, block.rows])
+            scf.YieldOp([])
+        with ir.InsertionPoint(few.else_block):
+            passes = arith.ceildivui(block.slots, index(self.many))
+            soon = arith.cmpi(arith.CmpIPredicate.ule, passes, index(_SOON))
+            height = arith.select(soon, index(2 * many_slots.ROWS), index(BLOCK))
+            with loop(index(0), columns, self._part(columns)) as parts:
+                begin = parts.induction_variable
+                end = arith.minui(arith.addi(begin, self._part(columns)), columns)
+                with loop(index(0), block.rows, height) as rows, loop(index(0), block.slots, index(self.many)) as slots:
+                    row, local = rows.induction_variable, slots.induction_variable
+                    count = arith.minui(height, arith.subi(block.rows, row))
+                    fetched = [*many_slots.fetched(arith.divui(local, index(self.many)), passes), height]
+                    func.CallOp(functions.many, [*shared, local, place, step, row, count, begin, end, *fetched])
+            scf.YieldOp([])
 
-    def _memory(self) -> list[ir.Value]:
+    def _part(self, columns: ir.Value) -> ir.Value:
+        """How many columns are multiplied at once."""
+        size = byte_width(ir.MemRefType(self.x.type).element_type)
+        near = arith.cmpi(arith.CmpIPredicate.ule, columns, index(_NEAR // size))
+        return arith.maxui(arith.select(near, columns, index(_PART // size)), index(1))
+
+    def memory(self) -> list[ir.Value]:
+        """What functions for tiles work on."""
         return [self.x, self.weight, self.scales, self.order, self.storage.workspace]
 
-    def _function(self, slots: int, height: int) -> func.FuncOp:
+    def _functions(self) -> Functions:
+        few = {slots: self._function(f"few{slots}", 7, few_slots.FewSlots, slots) for slots in self.few}
+        return Functions(few, self._function(f"many{self.many}", 13, many_slots.ManySlots, self.many))
+
+    def _function(self, name: str, numbers: int, tile: Any, slots: int) -> func.FuncOp:
         parent = self.op.operation.parent.opview
-        types = [*(each.type for each in self._memory()), *[ir.IndexType.get()] * 9]
+        types = [*(each.type for each in self.memory()), *[ir.IndexType.get()] * numbers]
         with ir.InsertionPoint(parent):
-            made = func.FuncOp(f"{parent.name.value}_slots{slots}", (types, []), visibility="private")
+            made = func.FuncOp(f"{parent.name.value}_{name}", (types, []), visibility="private")
         with ir.InsertionPoint(made.add_entry_block()):
-            _Tile(self, slots, height, *made.entry_block.arguments).emit()
+            tile(self, slots, *made.entry_block.arguments).emit()
             func.ReturnOp([])
         return made
-
-
-class _Tile:
-    """A few slots and all rows of a block, some of them at once."""
-
-    def __init__(self, product: ExpertProduct, slots: int, height: int, *given: ir.Value) -> None:
-        self.product, self.slots, self.height, self.stored = product, slots, height, product.stored
-        self.x, weight, self.scales, order, workspace, offset, first, last, self.local = given[:9]
-        self.place, self.step, self.rows, self.begin, self.end = given[9:]
-        self.sums = memref.view(product.scratch, workspace, offset, [])
-        numbers = [arith.minui(arith.addi(first, index(t)), last) for t in range(slots)]
-        self.tokens = numbers if product.in_order else [product.token(load_index(order, number)) for number in numbers]
-        self.stride = memref.dim(weight, index(2))
-        self.line = _line(weight)
-
-    def emit(self) -> None:
-        last = arith.subi(self.rows, index(1))
-        with loop(index(0), self.rows, index(self.height)) as tiles:
-            row = tiles.induction_variable
-            rows = [
-                arith.addi(self.place, arith.muli(arith.minui(arith.addi(row, index(r)), last), self.step))
-                for r in range(self.height)
-            ]
-            self._add(self._totals(rows), row)
-
-    def _totals(self, rows: list[ir.Value]) -> list[ir.Value]:
-        """A vector of sums for each slot and row, the rows of a slot one after the other."""
-        starts = [arith.muli(row, self.stride) for row in rows]
-        ahead = arith.muli(arith.muli(self.step, index(BLOCK)), self.stride)
-        none = [zeros(self.stored.vec)] * (self.slots * self.height)
-        if not isinstance(self.stored.element, ir.IntegerType):
-            return self._steps(self.begin, self.end, starts, ahead, None, none)
-        groups = memref.dim(self.scales, index(2))
-        size = arith.divui(self.end, groups)
-        flat = _line(self.scales)
-        with loop(index(0), groups, index(1), none) as each:
-            group = each.induction_variable
-            at = [arith.addi(arith.muli(row, groups), group) for row in rows]
-            scales = [vector.broadcast(self.stored.vec, memref.load(flat, [place])) for place in at]
-            begin = arith.muli(group, size)
-            found = self._steps(begin, arith.addi(begin, size), starts, ahead, scales, list(each.inner_iter_args))
-            scf.YieldOp(found)
-        return list(each.results)
-
-    def _steps(
-        self,
-        begin: ir.Value,
-        end: ir.Value,
-        starts: list[ir.Value],
-        ahead: ir.Value,
-        scales: list[ir.Value] | None,
-        sums: list[ir.Value],
-    ) -> list[ir.Value]:
-        """The sums with the products of columns [begin, end)."""
-        one, line = self.stored.columns, self.stored.columns * self.stored.line
-        for step in dict.fromkeys((line, one)):
-            whole = arith.addi(begin, arith.muli(arith.divui(arith.subi(end, begin), index(step)), index(step)))
-            with loop(begin, whole, index(step), sums) as steps:
-                found, column = list(steps.inner_iter_args), steps.induction_variable
-                if step == line:
-                    for start in starts:
-                        memref.prefetch(self.line, [arith.addi(self._at(start, column), ahead)], False, 3, True)
-                for n in range(step // one):
-                    found = self._step(arith.addi(column, index(n * one)), starts, scales, found, None)
-                scf.YieldOp(found)
-            begin, sums = whole, list(steps.results)
-        with loop(begin, end, index(one), sums) as rest:
-            column = rest.induction_variable
-            scf.YieldOp(self._step(column, starts, scales, list(rest.inner_iter_args), arith.subi(end, column)))
-        return list(rest.results)
-
-    def _at(self, start: ir.Value, column: ir.Value) -> ir.Value:
-        return arith.addi(start, column if self.stored.stored(2) == 2 else arith.divui(column, index(2)))
-
-    def _step(
-        self,
-        column: ir.Value,
-        starts: list[ir.Value],
-        scales: list[ir.Value] | None,
-        sums: list[ir.Value],
-        left: ir.Value | None,
-    ) -> list[ir.Value]:
-        found, stored = list(sums), self.stored
-        x = [stored.x(self.x, token, column, left) for token in self.tokens]
-        for r, start in enumerate(starts):
-            weights = stored.weights(self.line, self._at(start, column), None if scales is None else scales[r], left)
-            for t, own in enumerate(x):
-                at = t * self.height + r
-                found[at] = stored.multiplied(weights, own, found[at])
-        return found
-
-    def _add(self, sums: list[ir.Value], row: ir.Value) -> None:
-        """The totals of sums, added to those in scratch memory."""
-        together = max(1, self.product.lanes // self.height)
-        slot, kind = 0, ir.VectorType.get([self.height], ir.F32Type.get())
-        while slot < self.slots:
-            count = 1 << min(together, self.slots - slot).bit_length() - 1
-            totals = sums_across(sums[slot * self.height : (slot + count) * self.height])
-            for t in range(count):
-                own = vector.extract_strided_slice(kind, totals, [t * self.height], [self.height], [1])
-                at = [arith.addi(self.local, index(slot + t)), row]
-                vector.store(arith.addf(vector.load(kind, self.sums, at), own), self.sums, at)
-            slot += count
-
-
-def _line(memory: ir.Value) -> ir.Value:
-    """A memory of three dimensions as a line."""
-    open_ = ir.ShapedType.get_dynamic_size()
-    sizes = [memref.dim(memory, index(d)) for d in range(3)]
-    total = arith.muli(arith.muli(sizes[0], sizes[1]), sizes[2])
-    type_ = ir.MemRefType.get([open_], ir.MemRefType(memory.type).element_type)
-    return memref.ReinterpretCastOp(type_, memory, [], [total], [], [0], [open_], [1]).result
-
-
-def lanes_of(memory: ir.Value, at: Sequence[ir.Value], vec: ir.VectorType) -> ir.Value:
-    """A vector of sums."""
-    return vector.load(vec, memory, list(at))
 
 
 def store(value: ir.Value, memory: ir.Value, at: Sequence[ir.Value], left: ir.Value) -> None:

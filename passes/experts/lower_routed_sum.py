@@ -1,4 +1,4 @@
-"""lower-routed-sum: a `kernel.routed_sum` becomes the loops of expert_product.py, whose sums are added to those of their tokens.
+"""lower-routed-sum: a `kernel.routed_sum` becomes the loops of expert_product.py, whose sums are added up by token.
 
 before   %y = "kernel.routed_sum"(%hidden, %weight, %scales, %bias, %positions, %order, %scores) {top = 8, ...}
 after    y[:, the rows of a thread] = 0

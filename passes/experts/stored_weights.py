@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, llvm, memref, vector, x86
+from torch_mlir.dialects import arith, llvm, vector, x86
 
 from gossamer.passes.loops.vectors import byte_width, index, mask_of, vector_of, widened, zeros
 
@@ -23,10 +23,12 @@ class Floats:
 
     lanes    of a sum
     element  of the weight
+    group    columns that share a scale; 0 where a row has one scale, or none
     """
 
     lanes: int
     element: ir.Type
+    group: int = 0
 
     @property
     def columns(self) -> int:
@@ -36,11 +38,11 @@ class Floats:
     @property
     def line(self) -> int:
         """Steps that read 64 bytes of a row."""
-        return max(1, 64 // (self.stored(self.columns) * byte_width(self.element)))
+        return max(1, 64 // (self.lanes * byte_width(self.element)))
 
-    def stored(self, columns: int) -> int:
-        """Elements in memory of so many columns."""
-        return columns
+    def place(self, column: ir.Value) -> ir.Value:
+        """Of a column, in a row."""
+        return column
 
     @property
     def vec(self) -> ir.VectorType:
@@ -76,6 +78,10 @@ class Pairs(Floats):
     def columns(self) -> int:
         return 2 * self.lanes
 
+    @property
+    def line(self) -> int:
+        return 1
+
     def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
         return [self._read(memory, [row, column], self.columns, left)]
 
@@ -88,7 +94,7 @@ class Pairs(Floats):
 
 @dataclass(frozen=True)
 class Integers(Floats):
-    """Rows of bytes; `groups` of them, of equal size, have scales."""
+    """Rows of bytes."""
 
     def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
         wide = arith.extsi(vector_of(self.lanes, _i32()), self._read(memory, [at], self.lanes, left))
@@ -106,8 +112,8 @@ class HalfBytes(Integers):
     def columns(self) -> int:
         return 2 * self.lanes
 
-    def stored(self, columns: int) -> int:
-        return columns // 2
+    def place(self, column: ir.Value) -> ir.Value:
+        return arith.shrui(column, index(1))
 
     def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
         return [
@@ -139,9 +145,9 @@ class HalfBytes(Integers):
 def stored_as(op: ir.Operation, bits: int) -> Floats:
     """How an op's weight is stored, read on vectors of so many bits."""
     element = ir.RankedTensorType(op.opview.weight.type).element_type
-    lanes, number = bits // 32, {name: ir.IntegerAttr(op.attributes[name]).value for name in ("dots", "four")}
+    lanes, number = bits // 32, {name: ir.IntegerAttr(op.attributes[name]).value for name in ("dots", "four", "group")}
     if isinstance(element, ir.IntegerType):
-        return (HalfBytes if number["four"] else Integers)(lanes, element)
+        return (HalfBytes if number["four"] else Integers)(lanes, element, number["group"])
     return (Pairs if number["dots"] else Floats)(lanes, element)
 
 

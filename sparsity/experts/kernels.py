@@ -25,7 +25,9 @@ def served(x: Tensor, *weights: Weight) -> bool:
 
 
 def _readable(weight: Weight) -> bool:
-    """Whether the groups of integers are whole vectors."""
+    """Whether it lies row by row, and its groups of integers are whole vectors."""
+    if not weight.values.is_contiguous():
+        return False
     if weight.scales is None:
         return True
     groups = weight.scales.shape[2]
@@ -42,7 +44,7 @@ class _Ready:
 
 
 def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
-    rows, values = weight.values.shape[1], weight.values.detach().contiguous()
+    rows, values = weight.values.shape[1], weight.values.detach()
     scales = torch.empty(0, rows, 1) if weight.scales is None else weight.scales.float().contiguous()
     bias = torch.empty(0, rows) if weight.bias is None else weight.bias.detach().float().contiguous()
     x = x.detach()
@@ -53,7 +55,8 @@ def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
             values = values.view(torch.int8)
     operands = [x.contiguous(), values, scales, bias, routes.positions, routes.order]
     dots = x.dtype == torch.bfloat16 and "avx512bf16" in host().instructions
-    return _Ready(operands, {"top": routes.top, "dots": int(dots), "four": int(weight.four)})
+    group = 0 if weight.scales is None or scales.shape[2] == 1 else weight.columns // scales.shape[2]
+    return _Ready(operands, {"top": routes.top, "dots": int(dots), "four": int(weight.four), "group": group})
 
 
 def _lanes() -> int:

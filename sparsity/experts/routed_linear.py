@@ -69,7 +69,8 @@ def _product(x: Tensor, experts: Tensor, values: Tensor, scales: Tensor | None, 
         own = replace(routes, top=1) if x.dim() == 3 else routes
         return kernels.product(x.reshape(-1, x.shape[-1]), weight, own).view(*experts.shape, -1)
     out = x.new_empty((experts.numel(), weight.rows))
-    for expert, slots in routes.hit():
+    for expert, begin, end in routes.hit():
+        slots = routes.order[begin:end]
         out[slots] = F.linear(rows_of(x, experts, slots), *weight.of(expert, x.dtype))
     return out.view(*experts.shape, -1)
 
@@ -81,7 +82,9 @@ def _fake_product(x: Tensor, experts: Tensor, weight: Tensor, scales: Tensor | N
 def _outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Tensor:
     check_rows("routed_outer", x, experts)
     out = x.new_zeros((count, gradient.shape[2], x.shape[-1]))
-    for expert, slots in Routes.of(experts, count).hit():
+    routes = Routes.of(experts, count)
+    for expert, begin, end in routes.hit():
+        slots = routes.order[begin:end]
         torch.mm(rows_of(gradient, experts, slots).mT, rows_of(x, experts, slots), out=out[expert])
     return out
 

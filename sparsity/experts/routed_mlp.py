@@ -117,22 +117,35 @@ def _mixture(
     first, second = Weight(gate_up, gate_up_scales, gate_up_bias), Weight(down, down_scales, down_bias)
     _check(x, first, second, activation, layout)
     routes = Routes.of(experts, gate_up.shape[0])
-    if kernels.served(x, first, second):
-        hidden, kept = kernels.hidden(x, first, routes, activation, layout, keep)
-        return kernels.summed(hidden, second, routes, scores).to(x.dtype), kept
-    wide, slots_of = _wide(x.dtype), scores.reshape(-1)
-    out = x.new_zeros((x.shape[0], down.shape[1]), dtype=wide)
-    kept = x.new_empty((experts.numel() if keep else 0, gate_up.shape[1]))
-    done = 0
-    for expert, slots in routes.hit():
-        tokens = slots // experts.shape[1]
-        sums = F.linear(x.index_select(0, tokens), *first.of(expert, x.dtype))
+    hidden, kept = _hidden(x, first, routes, activation, layout, keep)
+    return _summed(hidden, second, routes, scores).to(x.dtype), kept
+
+
+def _hidden(x: Tensor, weight: Weight, routes: Routes, activation: str, layout: str, keep: bool) -> tuple[Tensor, Tensor]:
+    """[slots, hidden] and the sums [slots, rows] that they are of, in the order of the routes; no sums unless they are kept."""
+    if kernels.served(x, weight):
+        return kernels.hidden(x, weight, routes, activation, layout, keep)
+    slots = routes.order.numel()
+    out, kept = (x.new_empty((n, m)) for n, m in ((slots, hidden_size(weight.rows, layout)), (slots * keep, weight.rows)))
+    for expert, begin, end in routes.hit():
+        sums = F.linear(x.index_select(0, routes.tokens[begin:end]), *weight.of(expert, x.dtype))
+        out[begin:end] = activated(sums, activation, layout)
         if keep:
-            kept[done : done + len(slots)] = sums
-            done += len(slots)
-        each = F.linear(activated(sums, activation, layout), *second.of(expert, x.dtype))
-        out.index_add_(0, tokens, each.to(wide) * slots_of.index_select(0, slots).to(wide).unsqueeze(1))
-    return out.to(x.dtype), kept
+            kept[begin:end] = sums
+    return out, kept
+
+
+def _summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Tensor:
+    """[tokens, rows]: the sum over a token's slots of score * (weight[e] h + bias[e]), in f32 at least."""
+    if kernels.served(hidden, weight):
+        return kernels.summed(hidden, weight, routes, scores)
+    wide = _wide(hidden.dtype)
+    sorted_scores = scores.reshape(-1).index_select(0, routes.order).to(wide)
+    out = hidden.new_zeros((scores.shape[0], weight.rows), dtype=wide)
+    for expert, begin, end in routes.hit():
+        each = F.linear(hidden[begin:end], *weight.of(expert, hidden.dtype)).to(wide)
+        out.index_add_(0, routes.tokens[begin:end], each * sorted_scores[begin:end].unsqueeze(1))
+    return out
 
 
 def _fake(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -149,13 +162,67 @@ _FLOATS = (0, 2, 3, 5, 6, 8)
 
 
 def _backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:
-    *inputs, wanted = given
-    leaves = [inputs[place].detach().requires_grad_() if want else None for place, want in zip(_FLOATS, wanted, strict=True)]
-    for place, leaf in zip(_FLOATS, leaves, strict=True):
-        inputs[place] = inputs[place] if leaf is None else leaf
+    x, experts, scores, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias, activation, layout, wanted = given
+    first, second = Weight(gate_up, gate_up_scales, gate_up_bias), Weight(down, down_scales, down_bias)
+    of_x, of_scores, of_gate_up, of_gate_up_bias, of_down, of_down_bias = wanted
+    routes = Routes.of(experts, gate_up.shape[0])
+    if kept.shape[0] != experts.numel():
+        kept = _hidden(x, first, routes, activation, layout, True)[1]
+    found = dict[str, Tensor]()
+    incoming = gradient.to(x.dtype).index_select(0, routes.tokens)
+    score = scores.reshape(-1).index_select(0, routes.order).to(_wide(x.dtype)).unsqueeze(1)
     with torch.enable_grad():
-        y = composed(*inputs)
-    return list(torch.autograd.grad(y, [leaf for leaf in leaves if leaf is not None], gradient))
+        sums = kept.detach().requires_grad_()
+        hidden = activated(sums, activation, layout)
+    weighted = (incoming * score).to(x.dtype)
+    if of_down:
+        found["down"] = _outer(weighted, hidden.detach(), routes, down)
+    if of_down_bias:
+        found["down_bias"] = _by_expert(weighted, routes, down_bias)
+    if of_x or of_scores or of_gate_up or of_gate_up_bias:
+        back = _back(incoming, second, routes)
+        if of_scores:
+            each = (back.to(score.dtype) * hidden.detach()).sum(1)
+            if down_bias is not None:
+                own = down_bias.index_select(0, routes.experts).to(score.dtype)
+                each += (incoming * own).sum(1)
+            found["scores"] = each.new_empty(each.shape).index_copy_(0, routes.order, each).view(scores.shape).to(scores.dtype)
+        (of_sums,) = torch.autograd.grad(hidden, sums, (back * score).to(x.dtype))
+        if of_gate_up:
+            found["gate_up"] = _outer(of_sums, x.index_select(0, routes.tokens), routes, gate_up)
+        if of_gate_up_bias:
+            found["gate_up_bias"] = _by_expert(of_sums, routes, gate_up_bias)
+        if of_x:
+            each = _back(of_sums, first, routes)
+            found["x"] = torch.empty_like(each).index_copy_(0, routes.order, each).view(*experts.shape, -1).sum(1)
+    names = ("x", "scores", "gate_up", "gate_up_bias", "down", "down_bias")
+    return [found[name] for name, want in zip(names, wanted, strict=True) if want]
+
+
+def _back(gradient: Tensor, weight: Weight, routes: Routes) -> Tensor:
+    """[slots, columns]: gradient weight[e], in the order of the routes."""
+    out = gradient.new_empty((gradient.shape[0], weight.columns))
+    for expert, begin, end in routes.hit():
+        torch.mm(gradient[begin:end], weight.of(expert, gradient.dtype)[0], out=out[begin:end])
+    return out
+
+
+def _outer(gradient: Tensor, x: Tensor, routes: Routes, weight: Tensor) -> Tensor:
+    """The gradient of a weight, from rows in the order of the routes; laid out as the weight is."""
+    out = torch.empty_like(weight)
+    hit = set[int]()
+    for expert, begin, end in routes.hit():
+        torch.mm(gradient[begin:end].mT, x[begin:end], out=out[expert])
+        hit.add(expert)
+    for expert in set(range(len(weight))) - hit:
+        out[expert].zero_()
+    return out
+
+
+def _by_expert(gradient: Tensor, routes: Routes, bias: Tensor) -> Tensor:
+    """The gradient of a bias."""
+    out = torch.zeros_like(bias, dtype=_wide(gradient.dtype))
+    return out.index_add_(0, routes.experts, gradient.to(out.dtype)).to(bias.dtype)
 
 
 def _fake_backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:

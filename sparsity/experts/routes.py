@@ -5,6 +5,7 @@ A token has `top` slots, one for each expert that it chose: slot s belongs to to
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -35,12 +36,22 @@ class Routes:
         positions, order = sort_keys(keys if keys.dtype == torch.int32 else keys.long(), count, torch.int64)
         return cls(positions, torch.arange(keys.numel(), device=keys.device) if order is None else order, experts.shape[1])
 
-    def hit(self) -> Iterator[tuple[int, Tensor]]:
-        """Each expert that some token chose, and its slots."""
-        ends = self.positions.tolist()
-        for expert, (begin, end) in enumerate(pairwise(ends)):
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[slots]: whose each slot of the order is."""
+        return self.order // self.top
+
+    @cached_property
+    def experts(self) -> Tensor:
+        """[slots]: the expert of each slot of the order."""
+        counts = self.positions.diff()
+        return torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=self.order.numel())
+
+    def hit(self) -> Iterator[tuple[int, int, int]]:
+        """Each expert that some token chose, and where its slots begin and end in the order."""
+        for expert, (begin, end) in enumerate(pairwise(self.positions.tolist())):
             if end > begin:
-                yield expert, self.order[begin:end]
+                yield expert, begin, end
 
 
 def check_experts(experts: Tensor, count: int) -> None:
