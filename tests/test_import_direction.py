@@ -21,8 +21,8 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "experts", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring", "regions",
-        "run", "graph", "devices", "report",
+        "smaller", "weights", "experts", "messages", "operations", "convolution", "attention", "edges", "chains", "measuring",
+        "regions", "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [

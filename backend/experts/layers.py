@@ -19,7 +19,7 @@ from gossamer.backend.experts.products import GROUPED, Product, Rows, gathered, 
 from gossamer.backend.experts.routes import Order, Routing, ids_at, inverts, order_at, same_dims, tokens_at
 from gossamer.backend.graph.fusable import ELEMENTWISE
 from gossamer.backend.graph.layout import Axis, Dim, Layout, follow, path, spans
-from gossamer.backend.graph.nodes import equal, equal_sizes, is_backward
+from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, is_backward
 from gossamer.backend.graph.patterns import CONVERTS, number_of
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ class Mixtures:
     def __init__(self, graph: fx.Graph) -> None:
         self.layers, self.products = list[Layer](), list[Product]()
         self._rows: dict[fx.Node, Rows] = {}
-        self._ended: set[fx.Node] = set()
+        self._ended = set[Product]()
         for node in graph.nodes:
             if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor) and not is_backward(node):
                 self._look_at(node)
@@ -102,7 +102,7 @@ class Mixtures:
         return None if rows is None or layout is None else replace(rows, layout=layout)
 
     def _take_elementwise(self, node: fx.Node) -> None:
-        given = [self._at(each) for each in node.args]
+        given = [self._at(each) for each in arguments(node)]
         known = [rows for rows in given if rows is not None]
         if not known:
             return
@@ -119,20 +119,20 @@ class Mixtures:
         if node.target is not aten.add.Tensor or len(given) != 2 or node.kwargs or None not in given:
             return None
         place = given.index(None)
-        rows, added = given[1 - place], node.args[place]
+        rows, added = given[1 - place], arguments(node)[place]
         if rows is None or rows.product is None or rows.product.bias is not None or rows.scores is not None:
             return None
         whole = path(added)
-        index, indices = whole[0], whole[0].args[1:2]
-        if index.target is not aten.index.Tensor or not _fits_bias(index.args[0], rows.product):
+        index, indices = whole[0], arguments(whole[0])[1:2]
+        if index.target is not aten.index.Tensor or not _fits_bias(arguments(index)[0], rows.product):
             return None
-        ids = ids_at(indices[0][0]) if len(indices[0]) == 1 else None  # type: ignore[index, arg-type]
+        ids = ids_at(indices[0][0]) if len(indices[0]) == 1 else None
         if ids is None or ids.routing != rows.routing or ids.order is not rows.order:
             return None
         layout = follow(Layout.contiguous(index.meta["val"].shape), whole[1:])
         if layout is None or not same_dims(layout.dims, rows.layout.dims):
             return None
-        bias: Any = index.args[0]
+        bias: Any = arguments(index)[0]
         product = replace(rows.product, node=node, bias=bias)
         self.products[self.products.index(rows.product)] = product
         return replace(rows, node=node, product=product)
@@ -144,7 +144,7 @@ class Mixtures:
         rows = given[1 - place]
         if rows is None or rows.product is None or rows.scores is not None:
             return None
-        scores = self._scores(node.args[place], rows.routing, rows.order, _without_width(rows))
+        scores = self._scores(arguments(node)[place], rows.routing, rows.order, _without_width(rows))
         return None if scores is None else replace(rows, node=node, scores=scores)
 
     def _scores(self, node: Any, routing: Routing, order: Order, wanted: tuple[Dim, ...]) -> fx.Node | None:
@@ -155,13 +155,13 @@ class Mixtures:
         whole = path(node)
         shape = routing.experts.meta["val"].shape
         if order is not None:
-            index, indices = whole[0], whole[0].args[1:2]
-            if index.target is not aten.index.Tensor or len(indices[0]) != 1 or order_at(indices[0][0]) is not order:  # type: ignore[index, arg-type]
+            index, indices = whole[0], arguments(whole[0])[1:2]
+            if index.target is not aten.index.Tensor or len(indices[0]) != 1 or order_at(indices[0][0]) is not order:
                 return None
             layout = follow(Layout.contiguous(index.meta["val"].shape), whole[1:])
             if layout is None or not same_dims(_padded(layout, wanted), wanted):
                 return None
-            inner: Any = index.args[0]
+            inner: Any = arguments(index)[0]
             column = (*routing.rows.dims, *((),) * (inner.meta["val"].dim() - 1))
             return self._scores(inner, routing, None, column)
         if same_dims(_padded(Layout.contiguous(node.meta["val"].shape), wanted), wanted):
@@ -188,8 +188,8 @@ class Mixtures:
 
     def _bring_back(self, node: fx.Node) -> None:
         """Notes rows that are brought back into their natural order."""
-        rows, indices = self._at(node.args[0]), node.args[1]
-        if rows is None or len(indices) != 1 or rows.order is None or inverts(indices[0]) is not rows.order:  # type: ignore[arg-type, index]
+        rows, indices = self._at(arguments(node)[0]), arguments(node)[1]
+        if rows is None or len(indices) != 1 or rows.order is None or inverts(indices[0]) is not rows.order:
             return
         matrix = Layout.contiguous((rows.routing.pairs, rows.width))
         if same_dims(rows.layout.dims, matrix.dims):
@@ -198,10 +198,10 @@ class Mixtures:
                 self._end(node, (found, None))
 
     def _summed(self, node: fx.Node) -> tuple[Rows, fx.Node | None] | None:
-        rows, dims, *keeps = self._at(node.args[0]), *node.args[1:]
-        if rows is None or rows.order is not None or rows.scores is None or any(keeps) or len(dims) != 1:  # type: ignore[arg-type]
+        rows, dims, *keeps = self._at(arguments(node)[0]), *arguments(node)[1:]
+        if rows is None or rows.order is not None or rows.scores is None or any(keeps) or len(dims) != 1:
             return None
-        (dim,) = dims  # type: ignore[misc]
+        (dim,) = dims
         left = list(rows.layout.dims)
         summed = left.pop(dim)
         return (rows, None) if spans(summed, rows.routing.top, rows.width) and _is_result(left, rows) else None
@@ -209,7 +209,7 @@ class Mixtures:
     def _summed_product(self, node: fx.Node) -> tuple[Rows, fx.Node | None] | None:
         """einsum("tko,tk->to"), a product of the rows of each token with its scores."""
         for place in (0, 1):
-            rows = self._at(node.args[place])
+            rows = self._at(arguments(node)[place])
             if rows is None or rows.product is None or rows.scores is not None or rows.order is not None:
                 continue
             batch, *matrix = rows.layout.dims
@@ -219,7 +219,7 @@ class Mixtures:
             tokens: Dim = tuple(Axis(axis.size, axis.stride // rows.width) for axis in batch)
             slots: Dim = tuple(Axis(axis.size, 1) for axis in summed)
             wanted = (tokens, slots, ()) if place == 0 else (tokens, (), slots)
-            scores = self._scores(node.args[1 - place], rows.routing, None, wanted)
+            scores = self._scores(arguments(node)[1 - place], rows.routing, None, wanted)
             if scores is not None:
                 return replace(rows, scores=scores), None
         return None
@@ -228,12 +228,12 @@ class Mixtures:
         """What adds the rows to zeros, or to another value, by their tokens."""
         into: Any
         if node.target is aten.index_put.default:
-            into, indices, value, *adds = node.args
-            if len(indices) != 1 or not any(adds):  # type: ignore[arg-type]
+            into, indices, value, *adds = arguments(node)
+            if len(indices) != 1 or not any(adds):
                 return None
-            index: Any = indices[0]  # type: ignore[index]
+            index: Any = indices[0]
         else:
-            into, dim, index, value = node.args[:4]
+            into, dim, index, value = arguments(node)[:4]
             if dim != 0 or node.kwargs.get("alpha", 1) != 1:
                 return None
         rows = self._at(value)

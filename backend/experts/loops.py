@@ -20,7 +20,7 @@ from gossamer.backend.experts.layers import Layer, is_zeros
 from gossamer.backend.experts.products import Product
 from gossamer.backend.experts.routes import Routing
 from gossamer.backend.graph.layout import Layout, follow, path
-from gossamer.backend.graph.nodes import equal_sizes, is_backward, same
+from gossamer.backend.graph.nodes import arguments, equal_sizes, is_backward, same
 from gossamer.backend.graph.patterns import CONVERTS, LAST, Call, Hole, Pattern, converted, match, one_of
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def loops(graph: fx.Graph) -> list[Layer]:
 
 def _before(node: fx.Node) -> Any:
     """What a step of a loop adds to."""
-    return node.args[0] if node.target in _ADDS else None
+    return arguments(node)[0] if node.target in _ADDS else None
 
 
 def _loop(node: fx.Node) -> Layer | None:
@@ -74,7 +74,7 @@ def _loop(node: fx.Node) -> Layer | None:
     terms, into = list[_Term](), node
     while isinstance(into, fx.Node) and into.target in _ADDS and (term := _term(into)) is not None:
         terms.append(term)
-        into = into.args[0]  # type: ignore[assignment]
+        into = arguments(into)[0]
     if len(terms) < 2 or not isinstance(into, fx.Node):
         return None
     first = terms[-1]
@@ -116,7 +116,7 @@ def _term(node: fx.Node) -> _Term | None:
     if not isinstance(value, fx.Node) or same(value).target is not aten.mul.Tensor:
         return None
     value = same(value)
-    for result, weight in (value.args, value.args[::-1]):
+    for result, weight in (arguments(value), arguments(value)[::-1]):
         found = _weighted(weight, token)
         if found is None or not isinstance(result, fx.Node):
             continue
@@ -138,7 +138,7 @@ def _term(node: fx.Node) -> _Term | None:
 
 def _added(node: fx.Node) -> tuple[fx.Node | None, Any]:
     """The tokens that a step adds to, None where these are all, and what it adds."""
-    args: Any = node.args
+    args: Any = arguments(node)
     if node.target is aten.add.Tensor:
         return (None, args[1]) if not node.kwargs else (None, None)
     if node.target is aten.index_add.default:
@@ -151,15 +151,15 @@ def _added(node: fx.Node) -> tuple[fx.Node | None, Any]:
     total = same(args[2])
     if total.target is not aten.add.Tensor or total.kwargs:
         return None, None
-    for own, value in (total.args, total.args[::-1]):
-        read = isinstance(own, fx.Node) and same(own).target is aten.index.Tensor and same(own).args[0] is args[0]
-        if read and _only_index(same(own)) is indices[0]:  # type: ignore[arg-type]
+    for own, value in (arguments(total), arguments(total)[::-1]):
+        read = isinstance(own, fx.Node) and same(own).target is aten.index.Tensor and arguments(same(own))[0] is args[0]
+        if read and _only_index(same(own)) is indices[0]:
             return indices[0], value
     return None, None
 
 
 def _only_index(index: Any) -> Any:
-    return index.args[1][0] if len(index.args[1]) == 1 else None
+    return arguments(index)[1][0] if len(arguments(index)[1]) == 1 else None
 
 
 def _weighted(weight: Any, token: fx.Node | None) -> tuple[fx.Node, fx.Node, int] | None:
@@ -174,14 +174,14 @@ def _weighted(weight: Any, token: fx.Node | None) -> tuple[fx.Node, fx.Node, int
         return None if chosen is None else (chosen[0], found["scores"], chosen[1])
     whole = path(weight)
     root = whole[0]
-    indices: Any = root.args[1] if root.target is aten.index.Tensor else ()
+    indices: Any = arguments(root)[1] if root.target is aten.index.Tensor else ()
     where = _where(token)
     if len(indices) != 2 or where is None or indices[0] is not token:
         return None
     experts, expert, slot = where
-    scores = path(root.args[0])[0]
+    scores = path(arguments(root)[0])[0]
     shape = experts.meta["val"].shape
-    layout = follow(Layout.contiguous(scores.meta["val"].shape), path(root.args[0])[1:])
+    layout = follow(Layout.contiguous(scores.meta["val"].shape), path(arguments(root)[0])[1:])
     if indices[1] is not slot or not equal_sizes(scores.meta["val"].shape, shape) or layout is None:
         return None
     return (experts, scores, expert) if layout.dims[:2] == Layout.contiguous(shape).dims else None
@@ -191,12 +191,16 @@ def _where(token: fx.Node) -> tuple[fx.Node, int, fx.Node] | None:
     """The experts, the number of the one whose tokens a value has, and the node of their slots."""
     if token.target is not operator.getitem:
         return None
-    parts: Any = token.args[0]
-    if parts.target is not aten.unbind.int or parts.args[1:] != (1,) or parts.args[0].target is not aten.nonzero.default:
+    parts: Any = arguments(token)[0]
+    if (
+        parts.target is not aten.unbind.int
+        or arguments(parts)[1:] != (1,)
+        or arguments(parts)[0].target is not aten.nonzero.default
+    ):
         return None
-    mask: Any = parts.args[0].args[0]
-    number: Any = token.args[1]
-    slot = next((user for user in parts.users if user.args[1] == 1 - number), None)
+    mask: Any = arguments(parts)[0].args[0]
+    number: Any = arguments(token)[1]
+    slot = next((user for user in parts.users if arguments(user)[1] == 1 - number), None)
     if slot is None:
         return None
     chosen = _chosen(mask) if number == 0 else None
@@ -208,7 +212,7 @@ def _where(token: fx.Node) -> tuple[fx.Node, int, fx.Node] | None:
 def _chosen(mask: Any) -> tuple[fx.Node, int] | None:
     """The experts [tokens, top] and the number that a mask compares them with."""
     while isinstance(mask, fx.Node) and same(mask).target in CONVERTS:
-        mask = same(mask).args[0]
+        mask = arguments(same(mask))[0]
     found = match(_EQUAL, mask)
     if found is None or not isinstance(found["number"], int) or found["experts"].meta["val"].dim() != 2:
         return None
@@ -218,12 +222,12 @@ def _chosen(mask: Any) -> tuple[fx.Node, int] | None:
 def _one_hot(mask: Any) -> tuple[fx.Node, int] | None:
     """The same of part `expert` of one_hot(experts), its dimensions turned round: [experts, top, tokens]."""
     mask = same(mask)
-    if mask.target is not aten.select.int or mask.args[1] != 0:
+    if mask.target is not aten.select.int or arguments(mask)[1] != 0:
         return None
-    turned = same(mask.args[0])
-    if turned.target is not aten.permute.default or list(turned.args[1]) != [2, 1, 0]:  # type: ignore[call-overload]
+    turned = same(arguments(mask)[0])
+    if turned.target is not aten.permute.default or list(arguments(turned)[1]) != [2, 1, 0]:
         return None
-    found = match(_ONE_HOT, turned.args[0])
+    found = match(_ONE_HOT, arguments(turned)[0])
     if (
         found is None
         or same(found["column"]).target is not aten.unsqueeze.default
@@ -231,7 +235,7 @@ def _one_hot(mask: Any) -> tuple[fx.Node, int] | None:
     ):
         return None
     experts: Any = same(found["column"]).args[0]
-    return (experts, mask.args[2]) if experts.meta["val"].dim() == 2 else None  # type: ignore[return-value]
+    return (experts, arguments(mask)[2]) if experts.meta["val"].dim() == 2 else None
 
 
 def _rows(x: Any, token: fx.Node | None) -> fx.Node | None:
@@ -241,13 +245,17 @@ def _rows(x: Any, token: fx.Node | None) -> fx.Node | None:
         return x
     if x.target is not aten.index.Tensor:
         return None
-    *first, index = x.args[1]  # type: ignore[misc]
+    *first, index = arguments(x)[1]
     if index is not token or any(each is not None for each in first):
         return None
     if not first:
-        return x.args[0]  # type: ignore[return-value]
-    source = same(x.args[0])
-    return source.args[0] if len(first) == 1 and source.target is aten.unsqueeze.default and source.args[1] == 0 else None  # type: ignore[return-value]
+        return arguments(x)[0]
+    source = same(arguments(x)[0])
+    return (
+        arguments(source)[0]
+        if len(first) == 1 and source.target is aten.unsqueeze.default and arguments(source)[1] == 0
+        else None
+    )
 
 
 def _whole(node: Any) -> fx.Node:
@@ -261,26 +269,26 @@ def _whole(node: Any) -> fx.Node:
 def _linear(result: Any) -> tuple[fx.Node, _Place] | None:
     """What a linear layer of one expert multiplies, and its weight."""
     node = _whole(result)
-    args: Any = node.args
+    args: Any = arguments(node)
     bias: fx.Node | None = None
     if node.target is aten.addmm.default and not node.kwargs:
         part = same(args[0])
-        if part.target is not aten.select.int or part.args[1] != 0:
+        if part.target is not aten.select.int or arguments(part)[1] != 0:
             return None
-        bias, args = part.args[0], args[1:]
-        expert = part.args[2]
+        bias, args = arguments(part)[0], args[1:]
+        expert = arguments(part)[2]
     elif node.target is aten.mm.default:
         expert = None
     else:
         return None
     weight = same(args[1])
     turned = weight.target not in (aten.t.default, aten.permute.default, aten.transpose.int)
-    part = weight if turned else same(weight.args[0])
-    if part.target is not aten.select.int or part.args[1] != 0 or part.args[0].meta["val"].dim() != 3:
+    part = weight if turned else same(arguments(weight)[0])
+    if part.target is not aten.select.int or arguments(part)[1] != 0 or arguments(part)[0].meta["val"].dim() != 3:
         return None
-    if expert is not None and expert != part.args[2]:
+    if expert is not None and expert != arguments(part)[2]:
         return None
-    return args[0], _Place(part.args[0], part.args[2], turned, bias)
+    return args[0], _Place(arguments(part)[0], arguments(part)[2], turned, bias)
 
 
 def _first_product(hidden: Any) -> tuple[fx.Node, fx.Node, _Place] | None:

@@ -76,10 +76,10 @@ def ids_at(node: Any) -> Ids | None:
         root = whole[0]
         if (order := sort_of(root, 0)) is not None:
             found = _natural(order.args[0])
-            return found and Ids(found, order, _follow(Layout.contiguous(root.meta["val"].shape), views))
+            return None if found is None else Ids(found, order, _follow(Layout.contiguous(root.meta["val"].shape), views))
         if root.target is aten.index.Tensor and (order := _only_order(root)) is not None:
             found = _natural(root.args[0])
-            return found and Ids(found, order, _follow(Layout.contiguous(root.meta["val"].shape), views))
+            return None if found is None else Ids(found, order, _follow(Layout.contiguous(root.meta["val"].shape), views))
         routing = _routing(whole)
         if routing is None:
             return None

@@ -32,9 +32,9 @@ def chosen_layers(
 ) -> list[nn.Module]:  # fmt: skip
     """The layers of a model with a weight (or several: attention of torch.nn) that `only` takes and `skip` does not.
 
-    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones and of `experts` (of transformers, whose
-    weights are [experts, rows, columns]) too if they are asked for. A name in
-    `only` may be that of any layer with a weight, a pattern takes linear layers and convolutions of 1 to 3 dimensions.
+    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones and of `experts` (of transformers,
+    whose weights are [experts, rows, columns]) too if they are asked for. A name in `only` may be that of any layer with a
+    weight, a pattern takes linear layers, experts and convolutions of 1 to 3 dimensions.
     OptionError where a name or pattern is no layer's.
     """
     check_model(model)
@@ -89,8 +89,8 @@ def weight_names(layer: nn.Module) -> tuple[str, ...]:
     of experts."""
     if has_weight(layer):
         return ("weight",)
-    if (names := expert_weights(layer)) and not are_open(layer):
-        return names
+    if (experts := expert_weights(layer)) and not are_open(layer):
+        return experts
     if not isinstance(layer, nn.MultiheadAttention) or is_open(layer):
         return ()
     names = (f"{each}_weight" for each in ("in_proj", *PROJECTIONS))

@@ -71,8 +71,9 @@ def layers_of(
     model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), *, stored: bool = False,
     masked: bool = False, experts: bool = False,
 ) -> list[Layer]:  # fmt: skip
-    """The layers to prune, linear ones and those of other `kinds`, and `experts`, without `only`. OptionError for those that cannot be, and
-    for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will do."""
+    """The layers to prune, linear ones and those of other `kinds`, and `experts`, without `only`. OptionError for those that
+    cannot be, and for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will
+    do."""
     chosen = chosen_layers(model, only, skip, kinds, experts=experts)
     names = {id(module): plain_name(name) for name, module in plain_model(model).named_modules()}
     layers = [

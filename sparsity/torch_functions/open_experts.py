@@ -78,7 +78,7 @@ def _open(experts: nn.Module, made: list[tuple[nn.Parameter, Tensor]]) -> None:
 def _forward(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """What the experts give, one after the other. Those that are not hit are given no rows."""
     out = torch.zeros_like(hidden_states)
-    first, second = expert_weights(experts)
+    first, second = _FIRST[0 if experts.has_gate else 1], _DOWN
     for number in range(len(experts.get_parameter(second))):
         tokens, slots = torch.where(top_k_index == number)
         sums = getattr(experts, str(number)).get_submodule(first)(hidden_states[tokens])

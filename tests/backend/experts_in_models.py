@@ -1,5 +1,7 @@
 """Mixtures of experts as people write them: one layer, many spellings."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,20 +12,23 @@ EXPERTS, TOP, COLUMNS, HIDDEN = 5, 2, 24, 16
 class Mixture(nn.Module):
     """A router, and experts that a subclass runs; `forward` in float64 by `exact` is what all of them must give."""
 
-    def __init__(self, top: int = TOP, experts: int = EXPERTS) -> None:
+    def __init__(
+        self, top: int = TOP, experts: int = EXPERTS, columns: int = COLUMNS, hidden: int = HIDDEN,
+        act: Callable[[Tensor], Tensor] = F.silu,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.top, self.experts = top, experts
-        self.router = nn.Linear(COLUMNS, experts, bias=False)
-        self.gate_up = nn.Parameter(torch.randn(experts, 2 * HIDDEN, COLUMNS) * 0.3)
-        self.down = nn.Parameter(torch.randn(experts, COLUMNS, HIDDEN) * 0.3)
+        self.top, self.experts, self.act = top, experts, act
+        self.router = nn.Linear(columns, experts, bias=False)
+        self.gate_up = nn.Parameter(torch.randn(experts, 2 * hidden, columns) * 0.3)
+        self.down = nn.Parameter(torch.randn(experts, columns, hidden) * 0.3)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores, chosen = self.router(x).softmax(-1).topk(self.top, -1)
-        return scores / scores.sum(-1, keepdim=True), chosen
+        return scores / scores.sum(-1, keepdim=True) if self.top > 1 else scores, chosen
 
     def expert(self, x: Tensor, e: int) -> Tensor:
         gate, up = F.linear(x, self.gate_up[e]).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.down[e])
+        return F.linear(self.act(gate) * up, self.down[e])
 
 
 def exact(model: Mixture, x: Tensor) -> Tensor:
@@ -46,7 +51,7 @@ class Sorted(Mixture):
         ids, order = torch.sort(chosen.reshape(-1))
         ends = torch.histc(ids.float(), self.experts, 0, self.experts - 1).cumsum(0, dtype=torch.int32)
         gate, up = grouped(x[order // self.top], self.gate_up.transpose(-2, -1), ends).chunk(2, -1)
-        return grouped(F.silu(gate) * up, self.down.transpose(-2, -1), ends), order
+        return grouped(self.act(gate) * up, self.down.transpose(-2, -1), ends), order
 
     def forward(self, x: Tensor) -> Tensor:
         scores, chosen = self.route(x)
@@ -83,7 +88,7 @@ class Gathered(Mixture):
         ids = chosen.reshape(-1)
         rows = x.repeat_interleave(self.top, 0)
         gate, up = torch.bmm(self.gate_up[ids], rows.unsqueeze(-1)).squeeze(-1).chunk(2, -1)
-        each = torch.bmm(self.down[ids], (up * F.silu(gate)).unsqueeze(-1)).squeeze(-1)
+        each = torch.bmm(self.down[ids], (up * self.act(gate)).unsqueeze(-1)).squeeze(-1)
         return (each * scores.reshape(-1, 1)).view(x.shape[0], self.top, -1).sum(1)
 
 
@@ -93,7 +98,7 @@ class Einsum(Mixture):
     def forward(self, x: Tensor) -> Tensor:
         scores, chosen = self.route(x)
         gate, up = torch.einsum("th,tkih->tki", x, self.gate_up[chosen]).chunk(2, -1)
-        each = torch.einsum("tki,tkhi->tkh", F.silu(gate) * up, self.down[chosen])
+        each = torch.einsum("tki,tkhi->tkh", self.act(gate) * up, self.down[chosen])
         return torch.einsum("tkh,tk->th", each, scores)
 
 

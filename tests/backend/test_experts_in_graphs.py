@@ -9,8 +9,8 @@ import transformers.integrations.moe
 from torch import Tensor, nn
 
 import gossamer
-from tests.backend.experts_in_models import COLUMNS, HIDDEN, OPEN, TOP, WHOLE, Gathered, Mixture, Sorted, exact
 from tests.backend import harness
+from tests.backend.experts_in_models import COLUMNS, HIDDEN, OPEN, TOP, WHOLE, Gathered, Mixture, Sorted, exact
 from tests.backend.harness import Run
 
 
@@ -71,6 +71,12 @@ def test_a_layer_is_one_operation_however_it_is_written(kind: type[Mixture], dyn
 def test_a_layer_trains_as_one_operation(kind: type[Mixture]) -> None:
     torch.manual_seed(0)
     assert_one_operation(trained(kind(), torch.randn(9, COLUMNS), regions=2))
+
+
+@pytest.mark.parametrize("kind", [Sorted, Gathered])
+def test_a_layer_is_found_in_what_inductor_takes_apart(kind: type[Mixture]) -> None:
+    torch.manual_seed(0)
+    assert_one_operation(trained(kind(), torch.randn(9, COLUMNS), regions=2, dense="inductor"))
 
 
 def test_a_layer_of_open_size_trains_as_one_operation() -> None:
@@ -193,6 +199,11 @@ def test_a_value_between_that_the_model_returns_keeps_its_layer_apart() -> None:
     model = Model()
     run = compile_and_run(model, torch.randn(9, COLUMNS), grad=True, regions=2)
     assert all("its product alone" in d.reason for d in run.regions)
+
+
+def test_few_rows_of_gathered_weights_are_left_to_torch() -> None:
+    run = compile_and_run(Gathered(), torch.randn(1, COLUMNS), regions=0)
+    assert all("so few rows leave no gain" in d.reason for d in run.decisions)
 
 
 def test_the_report_names_experts_and_top() -> None:
