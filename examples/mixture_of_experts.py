@@ -6,7 +6,8 @@
 
 A router sends each letter to `--top` of the `--experts` of a layer (Qwen3-MoE of transformers, made small). Gossamer finds the
 experts as the model has them written, and runs each layer as one operation. Prints the milliseconds of a step, the loss on text
-that was not trained on, the letters that each writes a second, what they write, and Gossamer's report.
+that was not trained on, the letters that each writes a second,
+and what they write; with `--report`, what became of each layer.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ def train(model: nn.Module, call: Any, ids: Tensor, steps: int) -> float:
 def write(call: Any, prompt: Tensor, count: int) -> tuple[Tensor, float]:
     """So many letters more, each drawn from what the model expects after the last ones; and how many it wrote a second."""
     generator, ids = torch.Generator().manual_seed(1), prompt
-    call(input_ids=ids[None, -TOKENS:])  # compiles
+    call(input_ids=ids[-TOKENS:][None])  # compiles
     begun = time.perf_counter()
     for _ in range(count):
-        scores = call(input_ids=ids[None, -TOKENS:]).logits[0, -1]
+        scores = call(input_ids=ids[-TOKENS:][None]).logits[0, -1]
         ids = torch.cat([ids, torch.multinomial((scores / 0.7).softmax(0), 1, generator=generator)])
     return ids[len(prompt) :], count / (time.perf_counter() - begun)
 
@@ -79,9 +80,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--experts", type=int, default=16, help="of a layer (default 16)")
     parser.add_argument("--top", type=int, default=2, help="experts of a letter (default 2)")
-    parser.add_argument("--steps", type=int, default=40, help=f"of {BATCH} windows of {TOKENS} letters (default 40)")
+    parser.add_argument("--steps", type=int, default=60, help=f"of {BATCH} windows of {TOKENS} letters (default 60)")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--report", action="store_true", help="print what became of each layer")
     parser.add_argument("--letters", type=int, default=120, help="to be written (default 120)")
     return parser.parse_args()
 
@@ -110,7 +112,8 @@ def main() -> None:
             loss = loss_of(model, ids, starts).item()
         print(f"{name:<9} {step:7.1f} ms a step, {loss:.3f} nats a letter, {speed:6.1f} letters a second", flush=True)
         print("  " + "".join(alphabet[n] for n in written.tolist()).replace("\n", "\n  "))
-    print(gossamer.explain(begin.eval(), input_ids=prompt[None]))
+    if given.report:
+        print(gossamer.explain(begin.eval(), input_ids=prompt[None]))
 
 
 if __name__ == "__main__":
