@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.passes.experts.slot_tile import SlotTile
 from gossamer.passes.loops.vectors import index, loop, zeros
@@ -51,14 +51,14 @@ class FewSlots(SlotTile):
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
         *others, self.rows = given
         super().__init__(product, slots, *others)
-        self.shape = _SHAPES[product.bits][slots]
+        self.shape, self.height = _SHAPES[product.bits][slots], min(HEIGHT, self.lanes)
 
     def emit(self) -> None:
         """The body of a function."""
         last, each = arith.subi(self.rows, index(1)), self.shape.rows
-        with loop(index(0), self.rows, index(HEIGHT)) as tiles:
+        with loop(index(0), self.rows, index(self.height)) as tiles:
             first = tiles.induction_variable
-            with loop(index(0), index(HEIGHT), index(each)) as some:
+            with loop(index(0), index(self.height), index(each)) as some:
                 at = some.induction_variable
                 rows = [self.row(arith.addi(first, arith.addi(at, index(r))), last) for r in range(each)]
                 for number, value in enumerate(self._sums(rows)):
@@ -67,9 +67,9 @@ class FewSlots(SlotTile):
             found = [
                 vector.load(self.stored.vec, self.lines, [index(t), index(r), index(0)])
                 for t in range(self.slots)
-                for r in range(HEIGHT)
+                for r in range(self.height)
             ]
-            self.add(found, first, HEIGHT, [self.row(arith.addi(first, index(r)), last) for r in range(HEIGHT)])
+            self.add(found, first, self.height, [self.row(arith.addi(first, index(r)), last) for r in range(self.height)])
 
     def _sums(self, rows: list[ir.Value]) -> list[ir.Value]:
         """A vector of sums for each slot and row, the rows of a slot one after the other."""

@@ -85,6 +85,6 @@ def summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Te
     """[tokens, rows], f32: the sum over a token's slots of score * (weight[e] h + bias[e])."""
     ready = _ready(hidden, weight, routes)
     out = empty((scores.shape[0], weight.rows), torch.float32)
-    given = [*ready.operands, scores.detach().float().reshape(-1)]
+    given = [*ready.operands, scores.detach().float().reshape(-1).contiguous()]
     run(RoutedSumOp, given, [out], {"tokens": len(out)}, **ready.attributes)
     return out

@@ -67,12 +67,12 @@ def _product(x: Tensor, experts: Tensor, values: Tensor, scales: Tensor | None, 
     routes = Routes.of(experts, values.shape[0])
     if kernels.served(x, weight):
         own = replace(routes, top=1) if x.dim() == 3 else routes
-        return kernels.product(x.reshape(-1, x.shape[-1]), weight, own).view(*experts.shape, -1)
+        return kernels.product(x.flatten(0, -2), weight, own).view(*experts.shape, weight.rows)
     out = x.new_empty((experts.numel(), weight.rows))
     for expert, begin, end in routes.hit():
         slots = routes.order[begin:end]
         out[slots] = F.linear(rows_of(x, experts, slots), *weight.of(expert, x.dtype))
-    return out.view(*experts.shape, -1)
+    return out.view(*experts.shape, weight.rows)
 
 
 def _fake_product(x: Tensor, experts: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:

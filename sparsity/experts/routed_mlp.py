@@ -194,7 +194,7 @@ def _backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:
             found["gate_up_bias"] = _by_expert(of_sums, routes, gate_up_bias)
         if of_x:
             each = _back(of_sums, first, routes)
-            found["x"] = torch.empty_like(each).index_copy_(0, routes.order, each).view(*experts.shape, -1).sum(1)
+            found["x"] = torch.empty_like(each).index_copy_(0, routes.order, each).view(*experts.shape, each.shape[1]).sum(1)
     names = ("x", "scores", "gate_up", "gate_up_bias", "down", "down_bias")
     return [found[name] for name, want in zip(names, wanted, strict=True) if want]
 

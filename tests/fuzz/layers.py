@@ -5,6 +5,7 @@ masked      training steps of parameters under masks, some of which change on th
 experts     `grouped_mm` with pruned weights, for any share of the tokens
 mixtures    layers of a mixture of experts in all spellings, with their gradients
 points      convolutions of points, one after the other, with their gradients
+routed      `gossamer.routed_mlp` and `routed_linear`, with their gradients
 
 A case that fails is printed as a program. It leaves what it computed, and what that should be, in lists `found`, `expected`.
 """
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gossamer.backend.report.report import collect
+from tests.fuzz.routed import routed
 
 HEADER = """import copy
 
@@ -33,6 +35,7 @@ from torch import inf, nan, nn
 from torch.nn.utils import parametrize
 from tests.fuzz.pruned import Mask, prune_
 from tests.fuzz.references import by_experts, by_integers, on_grids
+from tests.sparsity.routed import by_tokens, linear_by_tokens, quantized
 """
 OPTIONS = "backend='sparse', fullgraph=True, options=dict(min_gain=0, strict=True, dense='eager')"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
@@ -265,7 +268,7 @@ def points(chance: random.Random) -> str:
 
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
-    "quantized": quantized, "masked": masked, "experts": experts, "mixtures": mixtures, "points": points,
+    "quantized": quantized, "masked": masked, "experts": experts, "mixtures": mixtures, "points": points, "routed": routed,
 }  # fmt: skip
 
 
@@ -284,7 +287,7 @@ def difference(kind: str, program: str) -> str | None:
             exec(program, names)
     except Exception as failure:
         return f"raises {type(failure).__name__}: {str(failure)[:800]}"
-    none = kind == "points" or "nn.Linear(1," in program  # torch multiplies integers by one number in another way
+    none = kind in ("points", "routed") or "nn.Linear(1," in program  # torch multiplies integers by one number in another way
     if not none and not any(decision.sparse for decision in collected.decisions):
         return f"no regions: {[decision.reason for decision in collected.decisions]}"
     for n, (found, expected) in enumerate(zip(names["found"], names["expected"], strict=True)):

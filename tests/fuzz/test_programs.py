@@ -51,7 +51,7 @@ def test_compiled_attention_is_that_of_float64() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "count"), [("quantized", 1), ("masked", 1), ("experts", 1), ("points", 8)])
+@pytest.mark.parametrize(("kind", "count"), [("quantized", 1), ("masked", 1), ("experts", 1), ("points", 8), ("routed", 20)])
 def test_layers_are_those_of_float64(kind: str, count: int) -> None:
     programs = {seed: layers.make(kind, seed) for seed in range(count)}
     wrong = [f"# {problem}\n{text}" for text in programs.values() if (problem := layers.difference(kind, text))]
