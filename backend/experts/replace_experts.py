@@ -46,6 +46,11 @@ def put_layer(layer: Layer, backward: BackwardPart | None) -> None:
     weights = [_stored(emit, product) for product in (layer.up, layer.down)]
     experts = _matrix(emit, layer.routing.experts)
     scores = emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
+    exists = None
+    if not layer.routing.all_exist(layer.up.experts):  # others get no rows, so that their tokens get nothing for them
+        exists = emit(aten.lt.Scalar, experts, layer.up.experts)
+        experts = emit(aten.clamp_max.default, experts, layer.up.experts - 1)
+        scores = _where(emit, exists, scores)
     given = [
         layer.x, experts, scores, weights[0], None, layer.up.bias, weights[1],
         None, layer.down.bias, layer.gate.activation, layer.gate.layout,
@@ -57,7 +62,7 @@ def put_layer(layer: Layer, backward: BackwardPart | None) -> None:
         y = emit(aten.add.Tensor, layer.added, y)
     if trains:
         assert backward is not None
-        _put_gradients(layer, backward, given, emit(operator.getitem, made, 1))
+        _put_gradients(layer, backward, given, emit(operator.getitem, made, 1), exists)
     layer.node.replace_all_uses_with(y)
 
 
@@ -72,7 +77,12 @@ def _keep_sizes(layer: Layer) -> None:
                 user.replace_all_uses_with(emit(operator.mul, tokens, layer.routing.top))
 
 
-def _put_gradients(layer: Layer, backward: BackwardPart, given: list[Any], kept: fx.Node) -> None:
+def _where(emit: Emitter, condition: fx.Node, value: fx.Node) -> fx.Node:
+    """A value where a condition holds, zeros elsewhere."""
+    return emit(aten.where.self, condition, value, emit(aten.full.default, [], 0.0, dtype=value.meta["val"].dtype))
+
+
+def _put_gradients(layer: Layer, backward: BackwardPart, given: list[Any], kept: fx.Node, exists: fx.Node | None) -> None:
     emit = Emitter(_first(backward))
     leaves = _leaves(layer)
     wanted = [leaf is not None and bool(backward.gradients[leaf]) for leaf in leaves]
@@ -91,6 +101,8 @@ def _put_gradients(layer: Layer, backward: BackwardPart, given: list[Any], kept:
         value = emit(operator.getitem, made, number)
         number += 1
         assert leaf is not None
+        if leaf is layer.scores and exists is not None:
+            value = _where(emit, exists, value)
         if product is not None and product.turned:
             value = emit(aten.permute.default, value, [0, 2, 1])
         _put(emit, backward.gradients[leaf], value)
@@ -137,7 +149,7 @@ def put_product(product: Product, backward: BackwardPart | None) -> None:
     weight = _stored(emit, product)
     y = emit(routed_product, rows, ids, weight, None, product.bias)
     if hit is not None:
-        y = emit(aten.where.self, hit, y, emit(aten.full.default, [], 0.0, dtype=y.meta["val"].dtype))
+        y = _where(emit, hit, y)
     y = _as(emit, y, product.node)
     if backward is not None and backward.upstream is not None:
         _put_product_gradients(product, backward, rows, ids, hit, weight)
@@ -148,11 +160,9 @@ def _ids(emit: Emitter, product: Product) -> tuple[fx.Node, fx.Node | None]:
     """The experts of what is multiplied [rows, 1], or [tokens, top]; and which rows have one, where some may have none."""
     if product.routing is not None and product.per_token:
         return _matrix(emit, product.routing.experts), None
-    if product.routing is not None and product.order is None:
-        return emit(aten.view.default, product.routing.experts, [-1, 1]), None
-    if product.routing is not None:
-        return emit(aten.view.default, emit(operator.getitem, product.order, 0), [-1, 1]), None
-    assert product.ends is not None
+    if product.ends is None:
+        assert product.routing is not None
+        return emit(aten.reshape.default, product.routing.experts, [-1, 1]), None
     (count,) = emit.sizes(product.rows, (0,))
     places = emit(aten.arange.default, count, dtype=product.ends.meta["val"].dtype, device=product.ends.meta["val"].device)
     ids = emit(aten.bucketize.Tensor, places, product.ends, right=True)
@@ -168,7 +178,7 @@ def _put_product_gradients(
     top = product.routing.top if product.routing is not None and product.per_token else 1
     gradient = emit(aten.reshape.default, backward.upstream, [-1, top, product.outputs])
     if hit is not None:
-        gradient = emit(aten.where.self, hit, gradient, emit(aten.full.default, [], 0.0, dtype=gradient.meta["val"].dtype))
+        gradient = _where(emit, hit, gradient)
     gradient = _of_type(emit, gradient, rows.meta["val"].dtype)
     if places := backward.gradients[product.source]:
         turned = emit(aten.permute.default, weight, [0, 2, 1])

@@ -19,7 +19,7 @@ from gossamer.backend.experts.replace_experts import check, layer_backward, prod
 from gossamer.backend.experts.sparse_experts import Judged, judged, main_weight
 from gossamer.backend.graph.backward_part import JointGraph
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import density
+from gossamer.backend.graph.inputs import density, zero_heavy
 from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import Decision
@@ -32,14 +32,13 @@ class RoutedExperts:
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each weight of experts."""
-        if context.options.schedule == "reference":
-            return []
         mixtures = Mixtures(graph)
         taking = _Taking(graph, context)
         for layer in (*mixtures.layers, *loops(graph)):
             taking.take_layer(layer)
         for product in mixtures.products:
             taking.take_product(product)
+        taking.leave_others()
         if taking.decisions:
             graph.eliminate_dead_code()
         return taking.decisions
@@ -61,7 +60,7 @@ class _Taking:
     def take_layer(self, layer: Layer) -> None:
         """Replaces a whole layer, unless its weights are so sparse that their products are regions."""
         products = (layer.up, layer.down)
-        if any(self._is_sparse(product) for product in products):
+        if any(self._is_sparse(product) or self._is_loop_of_sparse(product) for product in products):
             return
         try:
             for product in products:
@@ -93,8 +92,17 @@ class _Taking:
         put_product(product, backward)
         self._note(product, product.routing.top if product.routing else None, "its product alone")
 
+    def leave_others(self) -> None:
+        """Notes the products with pruned weights that nothing is known of, and why they stay."""
+        for found in self._pruned.values():
+            found.forget()
+            reason = found.reason or "no kernel for grouped_mm of other than a matrix, with a bias or another type of result"
+            self.decisions.append(found.dense(reason))
+
     def _check_gain(self, product: Product) -> None:
-        """Raises Refused where torch is predicted to be as fast."""
+        """Raises Refused where torch is predicted to be as fast, or the reference is asked for."""
+        if self._context.options.schedule == "reference":
+            raise Refused("the option schedule asks for the reference")
         gain, least = predicted_gain(product), self._context.options.min_gain
         if gain is not None and gain < least:
             raise Refused(f"so few rows leave no gain of {least:g}x")
@@ -102,6 +110,11 @@ class _Taking:
     def _is_sparse(self, product: Product) -> bool:
         found = self._pruned.get(product.bare)
         return found is not None and found.reason is None
+
+    def _is_loop_of_sparse(self, product: Product) -> bool:
+        """Whether it is of a loop over pruned experts, each of which may become a region of its own."""
+        static = main_weight(product.weight, self._statics) if product.x is None and self._joint is None else None
+        return static is not None and zero_heavy(static.tensor)
 
     def _note(self, product: Product, top: int | None, how: str) -> None:
         """The decision about a product that is part of an operation now."""

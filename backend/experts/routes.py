@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.layout import Axis, Layout, follow, merged, path, spans
-from gossamer.backend.graph.nodes import Size, equal, same, same_shape
+from gossamer.backend.graph.nodes import Size, arguments, equal, same, same_shape
 from gossamer.backend.graph.patterns import CONVERTS, Hole, Pattern, Rule, apply, match
 from gossamer.backend.graph.patterns import Call as Calls
 
@@ -51,6 +51,14 @@ class Routing:
     def pairs(self) -> Size:
         """How many rows there are: one for each expert of each token."""
         return self.tokens * self.top
+
+    def all_exist(self, count: int) -> bool:
+        """Whether they are known to be among so many: the largest of so many scores are."""
+        root = path(_plain(self.experts))[0]
+        if root.target is operator.getitem and root.args[1] == 1:
+            root = arguments(root)[0]
+        chooses = root.target in (aten.topk.default, aten.argmax.default, aten.sort.default)
+        return chooses and equal(arguments(root)[0].meta["val"].shape[-1], count) and _along_last(root)
 
     @property
     def rows(self) -> Layout:
@@ -89,6 +97,12 @@ def ids_at(node: Any) -> Ids | None:
 
 def _follow(layout: Layout, views: list[fx.Node]) -> Layout:
     return follow(layout, views) or layout
+
+
+def _along_last(node: fx.Node) -> bool:
+    place = 2 if node.target is aten.topk.default else 1
+    dims = arguments(node)[place : place + 1]
+    return dims in ((), (-1,), (arguments(node)[0].meta["val"].dim() - 1,))
 
 
 def _plain(node: Any) -> Any:

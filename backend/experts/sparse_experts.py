@@ -84,6 +84,10 @@ class Judged:
     reason: str | None
     gain: float | None
 
+    def dense(self, reason: str) -> Decision:
+        """The decision where it stays as it is."""
+        return _decision(self.static, reason, self.gain, [])
+
     def put(self, statics: Mapping[fx.Node, Static], context: GraphContext) -> Decision:
         """Replaces it by a region for each expert, or says that one of them failed to compile."""
         leaves = self.experts[0].weight.leaves

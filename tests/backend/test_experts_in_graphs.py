@@ -201,6 +201,34 @@ def test_a_value_between_that_the_model_returns_keeps_its_layer_apart() -> None:
     assert all("its product alone" in d.reason for d in run.regions)
 
 
+def test_a_token_gets_nothing_from_an_expert_that_does_not_exist() -> None:
+    class Dropping(Sorted):
+        def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            scores, chosen = super().route(x)
+            return scores, torch.where(scores < 0.4, self.experts, chosen)
+
+    class Zeroing(Mixture):
+        def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            scores, chosen = super().route(x)
+            return torch.where(scores < 0.4, 0, scores), chosen
+
+    torch.manual_seed(0)
+    model, wide = Dropping(), Zeroing().double()
+    wide.load_state_dict(model.state_dict())
+    x = torch.randn(30, COLUMNS)
+    run = compile_and_run(model, x, grad=True, regions=2)
+    assert_one_operation(run)
+    expected = exact(wide, x.double())
+    assert_near(run.output, expected)
+    upstream = torch.randn_like(x)
+    run.output.backward(upstream)
+    expected.backward(upstream.double())
+    for own, wanted in zip(model.parameters(), wide.parameters(), strict=True):
+        assert own.grad is not None
+        assert wanted.grad is not None
+        assert_near(own.grad, wanted.grad)
+
+
 def test_few_rows_of_gathered_weights_are_left_to_torch() -> None:
     run = compile_and_run(Gathered(), torch.randn(1, COLUMNS), regions=0)
     assert all("so few rows leave no gain" in d.reason for d in run.decisions)
