@@ -73,7 +73,7 @@ def routed(chance: random.Random) -> str:
             lines += [
                 "g = torch.linspace(-1, 1, z.numel(), dtype=torch.float64).view_as(z).to(dtype)",
                 f"gradients = torch.autograd.grad(y, [leaves[name] for name in {wanted}], g)",
-                "found += [each.to(dtype) for each in gradients]",
+                "found += [each if each.itemsize < dtype.itemsize else each.to(dtype) for each in gradients]",
                 f"expected += torch.autograd.grad(z, [wide[name] for name in {wanted}], g.double())",
             ]
     return "\n".join(lines)
