@@ -5,7 +5,7 @@ PYTHON ?= python3
 # The CPU build; a bare `torch` may bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo examples test smoke lit bench gpu-bundle lint types report-size clean
+.PHONY: help demo examples test smoke lit bench gpu-bundle gpu-travel lint types docs report-size clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -109,6 +109,10 @@ gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timing
 	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle
 	$(BIN)/python build/gpu-bundle/run.py --dry-run
 
+gpu-travel: $(BIN)/gossamer-opt  ## build/gpu-travel: all that a machine with a GPU and no package registry needs; minutes
+	$(BIN)/python -m benchmarks.gpu.travel build/gpu-travel
+	build/gpu-travel/run_all.sh --dry-run
+
 lint: $(BIN)/gossamer-opt  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -120,6 +124,12 @@ types: $(BIN)/gossamer-opt  ## mypy
 	@for room in backend sparsity passes dialects runtime; do ln -sfn $(CURDIR)/$$room build/types/gossamer/$$room; done
 	MYPYPATH=build/types $(BIN)/mypy -p gossamer
 	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases benchmarks examples
+
+# A link that leads nowhere is an error; `linkcheck` also asks other hosts.
+docs: $(BIN)/gossamer-opt  ## build/site: the documentation as a site
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/site
+	$(BIN)/sphinx-build --quiet -b linkcheck -c docs . build/links
 
 report-size:  ## lines of code by room
 	@for room in gossamer backend sparsity passes dialects runtime tests examples benchmarks; do \

@@ -1,4 +1,4 @@
-"""From Dynamo's graph to sparse regions: the torch.compile backend and what it reports."""
+"""The torch.compile backend: it turns parts of Dynamo's graph into sparse regions, and reports its decisions."""
 
 from gossamer.backend.entry import sparse
 from gossamer.backend.report.options import Options

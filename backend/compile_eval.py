@@ -82,7 +82,7 @@ class _Training:
                 raise
             warnings.warn(
                 f"gossamer: the gradients of a model in eval mode could not be compiled ({type(problem).__name__}: "
-                f"{problem}). They are computed as without torch.compile.",
+                f"{problem}). They run uncompiled.",
                 stacklevel=2,
             )
             return self._kept.module.forward

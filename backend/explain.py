@@ -34,22 +34,22 @@ def explain(
     both: bool | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Compiles `model(*inputs, **kwargs)` and returns what was decided for every weight.
+    """Compiles `model(*inputs, **kwargs)`, and returns a report of the decision for every weight. `print` shows it as a table.
 
-    model                    a module or function, compiled already or not
-    inputs                   what it is called with; the number of tokens in them enters the prediction
+    model                    a module or a function, compiled or not
+    inputs                   example inputs; predictions are for the number of tokens in them
     options, mode, fullgraph, dynamic
                              as for torch.compile(model, backend="sparse")
-    both                     whether to look at the other mode, too, where gradients are enabled (`Report.other`); by default
-                             at inference beside training, and not at training beside inference, which takes longer
+    both                     whether to compile for the other mode, too (`Report.other`), if gradients are enabled. By default a
+                             report about training also has inference, and a report about inference has no training
 
-    The report is about what compiling the model now would give: `Report.training` says whether that has gradients.
+    `Report.training` says whether the report is about training, which is what compiling the model now would give.
 
-    Nothing is left behind: a model in one graph is not run at all. Where the graph breaks, the model runs, and its state and
-    its inputs are put back, for which a copy of its parameters is made. As torch._dynamo.explain does, it resets Dynamo before
-    and after, so compiled functions are compiled again when they are next called.
+    The model and the inputs stay as they are. A model that is one graph does not run. A model with graph breaks runs, and its
+    state and inputs are restored, which takes a copy of its parameters. Dynamo is reset before and after, as by
+    torch._dynamo.explain, so compiled functions are compiled again at their next call.
 
-    Raises OptionError for an unknown option or mode; with `fullgraph`, torch's error where the graph breaks.
+    OptionError for an unknown option or mode. With `fullgraph`, torch's error if the graph breaks.
     """
     parsed = Options.parse(options)
     check_mode(mode)

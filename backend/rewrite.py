@@ -99,7 +99,7 @@ class SparseRewrite(CustomGraphPass):
         """
         inputs, self._inputs = self._inputs, None
         if inputs is not None and inputs.statics and not self._seen:
-            _give_up(inputs, off(REGIONS) or "torch has traced it with other inputs than those that it was compiled for")
+            _give_up(inputs, off(REGIONS) or "torch traced it with other inputs than those that Gossamer compiled it for")
         called, self._called = self._called, []
         return called
 
@@ -107,7 +107,8 @@ class SparseRewrite(CustomGraphPass):
         """To be called instead of `finish` where compilation failed: says that the graph runs uncompiled."""
         inputs, self._inputs, self._called = self._inputs, None, []
         warnings.warn(
-            f'gossamer: a graph could not be compiled and runs uncompiled: {error}. options={{"strict": True}} raises this',
+            f"gossamer: a graph could not be compiled and runs uncompiled: {error}. "
+            'With options={"strict": True} this is an error',
             stacklevel=2,
         )
         if inputs is not None:

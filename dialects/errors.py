@@ -2,24 +2,24 @@
 
 
 class GossamerError(Exception):
-    """Root of all of them: `except GossamerError` catches whatever this package refuses."""
+    """The root of all errors that Gossamer raises on purpose. `except GossamerError` catches all of them."""
 
 
 class OptionError(GossamerError, ValueError):
-    """An option, a pass option or a mode that is unknown or has a bad value."""
+    """An argument, an option or a mode is unknown, or has a bad value."""
 
 
 class FormatError(GossamerError, ValueError):
-    """A format that does not parse, or data that do not fit it."""
+    """The text of a format cannot be read, or the data do not fit the format."""
 
 
 class ArgumentError(GossamerError, RuntimeError):
-    """Tensors whose shapes, types or devices do not go together in an operation. torch has a RuntimeError for them."""
+    """The shapes, types or devices of an operation's tensors do not fit each other. torch raises a RuntimeError for them."""
 
 
 class CompileError(GossamerError):
-    """A region could not be compiled; the message names the stage, the reason and the dump, if there is one."""
+    """A region could not be compiled. The message names the stage, the reason, and the dump if there is one."""
 
 
 class DeviceError(GossamerError):
-    """A GPU or its driver is missing, too old, or refused a kernel; the message has the driver's words."""
+    """A GPU or its driver is missing, is too old, or refused a kernel. The message quotes the driver."""

@@ -19,10 +19,10 @@ __all__ = ["Format", "Level"]
 
 @dataclass(frozen=True)
 class Format:
-    """A storage format: levels, outermost first, of a tensor with `rank` dimensions.
+    """A storage format: levels, outermost first, for tensors with `rank` dimensions.
 
-    pos_width and crd_width are the bits of a position and of a coordinate: 8, 16, 32, 64, or 0 for `index`,
-    which is 64 here. Raises FormatError if MLIR could not use the format.
+    pos_width and crd_width are the bits of positions and coordinates: 8, 16, 32, 64, or 0 for `index`, which has 64 here.
+    FormatError if MLIR cannot use the format.
     """
 
     levels: tuple[Level, ...]
@@ -159,7 +159,7 @@ class Format:
         if not self.name.startswith("(") and self.name != name:
             raise FormatError(f"{self} is called {self.name} already, so it cannot become {name}")
         if not name.isprintable() or not name or hasattr(Format, name) or (taken is not None and taken != self):
-            raise FormatError(f"'{name}' is no name for a format, or is that of another one: choose another")
+            raise FormatError(f"'{name}' cannot name a format, or names another one already: choose another name")
         _REGISTERED[name] = self
         return self
 

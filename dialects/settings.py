@@ -1,7 +1,8 @@
 """The environment variables that Gossamer reads, all of them and here alone. `python -m gossamer` prints them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -31,6 +32,19 @@ class Setting(Generic[T]):
     def get(self) -> T:
         """Its value now."""
         return self.typed(self.text)
+
+    @contextmanager
+    def set_to(self, text: str) -> Iterator[None]:
+        """Has this text within the block."""
+        before = self.text
+        os.environ[self.name] = text
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[self.name]
+            else:
+                os.environ[self.name] = before
 
 
 def _cache_directory(text: str | None) -> Path | None:

@@ -3,7 +3,7 @@
     compiled = torch.compile(model, backend="sparse")
     print(gossamer.explain(model, *inputs))
 
-The names here are the public ones; they are imported when they are first used.
+The public names are here; docs/api.md says what each is for. A name is imported at its first use.
 """
 
 import sys

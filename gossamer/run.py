@@ -119,7 +119,7 @@ def _compared(
 ) -> int:
     """Compares the kernel with the reference, which becomes one of the calls; the exit status."""
     if not contract:
-        print("not compared: its contract (…_contract.mlir of the same dump) does not lie beside the file")
+        print("not compared: its contract (…_contract.mlir of the same dump) is not in the folder of the file")
         return 0
     ((call, found),) = calls.values()
     try:
@@ -134,7 +134,8 @@ def _compared(
         largest = float(theirs.double().abs().max()) if theirs.numel() else 0.0
         difference = float((ours.double() - theirs.double()).abs().max()) / (largest or 1.0) if theirs.numel() else 0.0
         right = difference <= CLOSE.get(ours.dtype, 0.0)
-        print(f"result {number}: {'as' if right else 'NOT as'} the reference, largest relative difference {difference:.1e}")
+        relation = "equals" if right else "DIFFERS from"
+        print(f"result {number} {relation} the reference, largest relative difference {difference:.1e}")
         status |= not right
     return int(status)
 
@@ -145,14 +146,14 @@ def signature(text: str) -> tuple[list[Argument], list[Argument], int | None]:
         try:
             module = ir.Module.parse(text)
         except ir.MLIRError as error:
-            raise OptionError(f"it is no MLIR: {error}") from error
+            raise OptionError(f"this is not MLIR: {error}") from error
         region = _region(module)
         if "kernel.window" in region.attributes:
-            raise OptionError("it is a convolution, whose kernel takes images: only products and chains can be run alone")
+            raise OptionError("it is a convolution, whose kernel takes images: only products and chains can run alone")
         arguments = [_argument(each, hints_of(region, number)) for number, each in enumerate(region.type.inputs)]
         results = [_argument(each, {}) for each in region.type.results]
         if not results or any(each.sparse for each in results):
-            raise OptionError("it has no dense result: take a stage up to …_schedule.mlir of a product or of a chain")
+            raise OptionError("it has no dense result: give a stage up to …_schedule.mlir of a product or a chain")
         tokens = ir.IntegerAttr(region.attributes["kernel.tokens"]).value if "kernel.tokens" in region.attributes else None
         return arguments, results, tokens
 
@@ -161,7 +162,7 @@ def _region(module: ir.Module) -> func.FuncOp:
     for op in module.body.operations:
         if isinstance(op, func.FuncOp) and op.name.value == "region":
             return op
-    raise OptionError("it has no function @region: take …_contract.mlir or …_schedule.mlir of a dump")
+    raise OptionError("it has no function @region: give …_contract.mlir or …_schedule.mlir of a dump")
 
 
 def _argument(given: ir.Type, hints: dict[str, Any]) -> Argument:
@@ -174,7 +175,7 @@ def _argument(given: ir.Type, hints: dict[str, Any]) -> Argument:
 def _texts(path: Path) -> tuple[str, str]:
     """The text of a file, and its contract IR: itself, or what the same dump has of the same region; "" if there is none."""
     if path.suffix != ".mlir":
-        raise OptionError(f"{path} is no .mlir file: take …_contract.mlir or …_schedule.mlir of a dump")
+        raise OptionError(f"{path} is not an .mlir file: give …_contract.mlir or …_schedule.mlir of a dump")
     text = path.read_text(encoding="utf-8", errors="replace")
     if '"kernel.spmm"' not in text:
         return text, text

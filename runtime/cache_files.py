@@ -39,10 +39,10 @@ def directory() -> Path | None:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = base.stat()
     except (OSError, RuntimeError, ValueError) as problem:  # RuntimeError: there is no home; ValueError: a null in the name
-        warn_once(f"kernel cache: {base or 'its directory'} cannot be made ({problem})")
+        warn_once(f"the cache {base or 'directory'} cannot be created ({problem})")
         return None
     if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
-        warn_once(f"kernel cache: {base} may be written by others, it is not used (chmod go-w {base})")
+        warn_once(f"the cache {base} is not used, because other users may write to it (chmod go-w {base})")
         return None
     return base
 
@@ -97,7 +97,7 @@ def _opened(path: Path, flags: int, forbidden: int) -> Iterator[tuple[int, int]]
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         if status.st_uid != os.geteuid():
             raise PermissionError(f"it belongs to user {status.st_uid}")
         if status.st_mode & forbidden:

@@ -405,7 +405,9 @@ def _found(private: Private) -> Any:
     except (ImportError, AttributeError):
         if private.feature not in _off:
             where = private.path.replace(":", ".")
-            _off[private.feature] = f"{private.feature}: off, for torch {torch.__version__} has no {where} ({private.purpose})"
+            _off[private.feature] = (
+                f"{private.feature}: off, because torch {torch.__version__} has no {where} ({private.purpose})"
+            )
             warnings.warn(f"gossamer: {_off[private.feature]}", stacklevel=3)
         return _refusing(private.feature) if private.stand_in is None else private.stand_in
 

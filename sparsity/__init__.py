@@ -1,4 +1,6 @@
-"""What users hold in their hands: sparse tensors and what can be computed with them, pruned models made ready to compile."""
+"""What users hold: sparse tensors and their operations, and models that are pruned, trained sparse or prepared for
+compiling.
+"""
 
 from gossamer.runtime import torch_internals
 from gossamer.runtime.modules.given_back import give_back

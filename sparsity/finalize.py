@@ -22,14 +22,18 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def finalize(model: Model) -> Model:
-    """Make a sparse model plain: its weights are parameters with zeros, under the names that they had; in place, returned.
+    """Makes the weights of a sparse model ordinary parameters with zeros, in place, and returns the model.
 
-    Undoes `sparsify` and `prepare` but for the zeros, and does the same for torch.nn.utils.prune, torch.ao.pruning, recipes of
-    `train_sparse` on a copy of the model, and parametrizations of a user that make elements zero. The state dict has the names
-    of the dense model, so that `save_pretrained`, `state_dict` and pickles lose nothing when they are loaded without Gossamer.
-    It computes what it did before, and `torch.compile(model, backend="sparse")` finds the zeros.
-    Parameters stay the same objects, except for packed and stored weights, and for a masked weight that another module uses
-    without the mask, which is no longer shared. SparseTensors that are no weight of a linear layer stay.
+    Parameters have the names of the dense model again. So `save_pretrained`, `state_dict` and pickles load without Gossamer.
+
+    It undoes `sparsify`, `prepare`, `store_sparse`, torch.nn.utils.prune, torch.ao.pruning, recipes of `train_sparse` (on a
+    copy of the model), and parametrizations of your own that make elements zero. The zeros stay, and so does what the model
+    computes.
+
+    `torch.compile(model, backend="sparse")` still finds the zeros.
+
+    Parameters stay the same objects, with two exceptions: packed and stored weights; and a masked weight that another module
+    uses without the mask, which is no longer shared. SparseTensors that are no weight of a linear layer stay.
     """
     parametrize_pruned(model)
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)

@@ -25,28 +25,33 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def prepare(model: Model, *, free_dense: bool = False) -> Model:
-    """Make a sparse model ready for `torch.compile(model, backend="sparse")`; changes it in place and returns it.
+    """Rewrites what torch.compile cannot trace in a sparse model. Changes the model in place and returns it.
 
-    - Pruning by `torch.nn.utils.prune` becomes a mask parametrization. The parameters stay the same objects, so that an
-      optimizer that holds them goes on; in the state dict `weight_orig` becomes `parametrizations.weight.original`, and
-      `weight_mask` becomes `parametrizations.weight.0.mask`.
-    - So does the mask of a sparsifier of torch.ao.pruning, before its `squash_mask`.
-    - torch.sparse tensors of any layout become SparseTensors: parameters, buffers and attributes (in lists and dictionaries
-      too), and arguments when the model is called, with fullgraph=True as well. The state dict keeps its names; checkpoints of
-      the model as it was load. Layers of PyTorch Geometric take an adjacency (rows are targets) for an `edge_index`.
-    - If the model has attention or transformer layers of torch.nn, their fused inference path, which makes nested tensors
-      of padded batches, is turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
-    - Linear layers of `torch.ao.quantization.quantize_dynamic` that have a tenth of zeros or more become layers of
-      `gossamer.quantize`, with the same int8 weights and scales; inputs are then quantized token by token, which loses less.
-      In the state dict `_packed_params` becomes `weight_int8`, `weight_scale` and `bias`; load checkpoints before. The other
-      layers stay, and Dynamo breaks the graph at them.
-    - The signature of `forward` stays, for who reads it (a Trainer of Hugging Face drops columns that are not in it).
-      `torch.export` works. `finalize` turns all of this back, but for the zeros.
-    - With `free_dense`, for inference: the weight of every linear layer that has a tenth of zeros or more is kept dense only
-      until a compiled graph has packed it. Masks are multiplied in. Such a weight is no parameter any more and has no
-      gradient; `layer.weight` and the state dict give dense copies under the usual names, checkpoints load as before, and
-      what still needs it dense (a call without torch.compile, a layer that stays dense) rebuilds it. Weights that several
-      modules share stay as they are.
+    | found in the model | becomes |
+    |---|---|
+    | pruning by `torch.nn.utils.prune` | a mask parametrization |
+    | the mask of a sparsifier of torch.ao.pruning, before its `squash_mask` | a mask parametrization |
+    | torch.sparse tensors in parameters, buffers, attributes, lists and dictionaries | SparseTensors |
+    | torch.sparse tensors as arguments of calls | SparseTensors, at every call |
+    | layers of `torch.ao.quantization.quantize_dynamic` with a tenth of zeros or more | layers of `gossamer.quantize` |
+
+    - Masks: parameters stay the same objects, so an optimizer that holds them goes on. In the state dict `weight_orig` becomes
+      `parametrizations.weight.original`, and `weight_mask` becomes `parametrizations.weight.0.mask`.
+    - torch.sparse: the state dict keeps its names, and old checkpoints load. Layers of PyTorch Geometric take an adjacency,
+      whose rows are targets, in place of an `edge_index`.
+    - quantize_dynamic: int8 weights and scales stay the same. Inputs are quantized token by token, which loses less. In the
+      state dict `_packed_params` becomes `weight_int8`, `weight_scale` and `bias`, so load old checkpoints before. Dynamo
+      breaks the graph at layers with fewer zeros.
+    - Attention and transformer layers of torch.nn: their fused inference path makes nested tensors of padded batches. It is
+      turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
+    - The signature of `forward` stays, because a Trainer of Hugging Face reads it. `torch.export` works.
+
+    `finalize` undoes all of this, except for the zeros.
+
+    free_dense  for inference: frees the dense weight of every linear layer with a tenth of zeros or more, once a compiled graph
+                has packed it. Masks are multiplied in. Such a weight is no parameter any more and has no gradient.
+                `layer.weight` and the state dict return dense copies under the usual names, and checkpoints load as before. A
+                call without torch.compile, or a layer that stays dense, rebuilds the weight. Shared weights stay.
     """
     parametrize_pruned(model)
     for module in model.modules():

@@ -8,18 +8,20 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 def reorder(adjacency: SparseTensor) -> tuple[SparseTensor, Tensor]:
-    """The same graph with its nodes renumbered, and `order` [nodes]: the old number of each new node.
+    """Renumbers the nodes of a graph so that neighbours are near each other in memory. Returns the new adjacency, and `order`.
 
         a, order = gossamer.reorder(a)
-        x = x[order]                           # once; labels and masks too
-        y = model(a, x)[order.argsort()]       # if the old numbers are wanted back
+        x = x[order]                           # once; labels and masks, too
+        y = model(a, x)[order.argsort()]       # if you need the old numbers again
 
     adjacency  [nodes, nodes] in any format; gradients flow to its values
+    order      [nodes]: the old number of each new node
 
-    Reverse Cuthill-McKee (George, 1971), by SciPy. It pays where a graph has structure that its numbers do not show, such as
-    a shuffled mesh, whose products take a third to a sixth of the time afterwards (one of 250,000 nodes; finding the order
-    takes as long as three of them, 64 columns each). Power-law graphs do not gain from it. Moving the rows of x and y at
-    every call costs more than it saves, so let the whole model run in the new order.
+    The method is reverse Cuthill-McKee (George, 1971), by SciPy. It helps if the graph has a structure that its numbers do not
+    show, such as a shuffled mesh: one of 250,000 nodes took a third to a sixth of the time afterwards. Finding its order took
+    as long as three products with 64 columns. Power-law graphs do not gain. Let the whole model run in the new order, because
+    moving the rows of x and y at every call costs more than it saves.
+
     GossamerError if the matrix is not square, ImportError without SciPy.
     """
     if adjacency.dim() != 2 or adjacency.shape[0] != adjacency.shape[1]:

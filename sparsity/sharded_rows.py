@@ -19,18 +19,19 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 
 
 class ShardedRows:
-    """The rows of a sparse matrix that this process has, and what it exchanges with the others to multiply them.
+    """The rows of a sparse matrix that this process has. Products exchange rows of x with the other processes.
 
-    rows  SparseTensor [own rows, columns] in any format, columns of the whole matrix; gradients flow to its values
-    mesh  of one dimension. Rows of the matrix and rows of x are dealt as DTensor's Shard(0) does: ceil(n / processes) each
+    rows  SparseTensor [own rows, columns] in any format; columns are those of the whole matrix. Gradients flow to its values
+    mesh  of one dimension. Rows of the matrix and of x are dealt as DTensor's Shard(0) does: ceil(n / processes) each
 
-    A product sends the rows of x that others need and no more: one all_to_all forward, one backward. `local` is the matrix
-    [own rows, own columns + fetched ones] in CSR, and `fetch(x)` are the rows of x in that order, so that what takes sources
-    and targets runs on them: `gossamer.graph_attention(a.local, ...)`, layers of PyG by `(a.fetch(x), x)` and `a.edge_index`.
-    It compiles, but write `a.matmul(x)`: at `@` of what is no tensor Dynamo breaks the graph. Few rows are fetched where
-    neighbours have near numbers: `gossamer.reorder` first, or sort the nodes by the parts that a partitioner (METIS) gives.
+    - A product sends only the rows of x that others need, in one all_to_all forward and one backward.
+    - `local` is the matrix [own rows, own columns + fetched columns] in CSR. `fetch(x)` returns the rows of x in that order.
+      Use these with `gossamer.graph_attention(a.local, ...)`, or with layers of PyG: `(a.fetch(x), x)` and `a.edge_index`.
+    - In compiled code write `a.matmul(x)`, because Dynamo breaks the graph at the `@` of an object that is no tensor.
+    - Few rows are fetched if neighbours have near numbers. Call `gossamer.reorder` first, or sort the nodes by the parts of a
+      partitioner (METIS).
 
-    OptionError, on all processes, where one has not the rows that Shard(0) deals to it.
+    OptionError on all processes if one of them does not have the rows that Shard(0) deals to it.
     """
 
     def __init__(self, rows: SparseTensor, mesh: DeviceMesh) -> None:
@@ -52,7 +53,7 @@ class ShardedRows:
 
     @classmethod
     def of(cls, matrix: SparseTensor, mesh: DeviceMesh) -> "ShardedRows":
-        """The process's rows of a matrix that all of them have."""
+        """The rows of this process, from a matrix that all processes have."""
         own = _dealt(matrix.shape[0], mesh)
         rows = matrix[own.start : own.stop]
         assert isinstance(rows, SparseTensor)

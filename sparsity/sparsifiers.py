@@ -36,7 +36,9 @@ _SPARSIFIERS: dict[str, Sparsifier] = {}
 
 
 def register_sparsifier(name: str) -> Callable[[Named], Named]:
-    """Decorator that makes a function from a dense tensor, and options, to a SparseTensor known as `name` to `sparsify`."""
+    """Decorator that gives a sparsifier a name for `sparsify`. A sparsifier takes a dense tensor and options, and returns a
+    SparseTensor.
+    """
 
     def register(function: Named) -> Named:
         if name in _SPARSIFIERS:
@@ -60,23 +62,25 @@ def sparsify(
     target: Model, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any
 ) -> Model: ...
 def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any) -> Any:
-    """What a sparsifier (or its name) keeps of a tensor; of a model, of the weights of its linear layers.
+    """Applies a sparsifier. A tensor gives a SparseTensor; the linear layers of a model get masks, in place.
 
-    A tensor gives a SparseTensor. A model is changed in place and returned: what the sparsifier stores of a weight becomes
-    its mask, as a parametrization: it trains on with its zeros, and `torch.compile(model, backend="sparse")` finds them. A
-    weight that has a mask already gets one more. `gossamer.finalize(model)` makes plain weights of them, to be saved.
-    OptionError for an unknown name, or one that is no layer's, and for options that the sparsifier does not take.
+    A model is returned. Each mask is a parametrization of the weight. The model trains on with its zeros, and
+    `torch.compile(model, backend="sparse")` finds them. If a weight has a mask already, both apply. `gossamer.finalize(model)`
+    makes plain weights, for saving.
 
-    "magnitude"  density, format=CSR      the largest elements
-    "nm"         n=2, m=4                 the n largest of every m neighbours in a row
-    "block"      rows, columns, density   the blocks with the largest sums of squares
-
+    how  the name of a sparsifier, or a function; further arguments are its `options`:
+      "magnitude"  density, format=CSR      keeps the largest elements
+      "nm"         n=2, m=4                 keeps the n largest of every m neighbours in a row
+      "block"      rows, columns, density   keeps the blocks with the largest sums of squares
     only, skip   which layers: a name ("lm_head"), a pattern ("encoder.*.query"), a compiled regular expression, a type, a
                  function of name and module, or a list of these
-    Without `only` it is all linear layers, those of GPT-2 (`Conv1D` of transformers) too, whose weight is theirs alone: one
-    that is tied to an embedding stays. A type in `only` may be any with a `weight`, its first dimension the outputs, or
-    nn.MultiheadAttention, of which it takes what stands in front (`in_proj_weight`; `out_proj` is a linear layer). Experts of
-    transformers, whose weights are parts of one parameter, are taken as well: each expert alone.
+
+    Without `only`, all linear layers get masks, also `Conv1D` of transformers (GPT-2), but not one that shares its weight with
+    an embedding. A type in `only` may be any module with a `weight` whose first dimension is the outputs. It may also be
+    nn.MultiheadAttention, for its `in_proj_weight`; its `out_proj` is a linear layer. Experts of
+    transformers, whose weights are parts of one parameter, get a mask for each expert.
+
+    OptionError for an unknown name, a name that is no layer's, and options that the sparsifier does not take.
     """
     if not callable(how):
         check_name("sparsifier", how, _SPARSIFIERS)
@@ -96,7 +100,9 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
     names = {module: plain_name(name) for name, module in plain_model(target).named_modules()}
     for layer in layers:
         if is_stored(layer):
-            raise OptionError(f"'{names[layer]}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+            raise OptionError(
+                f"'{names[layer]}' stores only its nonzeros: call gossamer.finalize(model) first, which makes it plain"
+            )
         if remover := remover_of_norm(layer):
             raise OptionError(
                 f"the weight of '{names[layer]}' is computed from others: {remover.__name__}(layer, 'weight') of "

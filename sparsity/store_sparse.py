@@ -26,18 +26,21 @@ _NAMED = 4  # in a message
 
 
 def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None = None, skip: Layers = ()) -> Model:
-    """Make the pruned weights of a model's linear layers SparseTensor parameters, in place, and return it.
+    """Replaces the pruned weights of a model's linear layers by SparseTensor parameters, in place, and returns the model.
 
-    Call it before the optimizer is made: the parameters are new objects. Gradients, momentum and weight decay exist for what is
-    stored only, so a step of training costs what the nonzeros cost, and what is pruned stays zero whatever an optimizer does.
-    Any optimizer of torch whose arithmetic is elementwise works; `fused=True` is the fastest for SGD, Adam and AdamW.
+    Call it before you create the optimizer, because the parameters are new objects. Gradients, momentum and weight decay exist
+    only for stored elements. So a training step costs what the nonzeros cost, and pruned weights stay zero with any optimizer.
+    All torch optimizers with elementwise arithmetic work; `fused=True` is fastest for SGD, Adam and AdamW.
 
-    What a mask keeps is stored (zeros among it, too, so that they train on), of a weight without one its nonzeros, in CSR with
-    32-bit integers: 8 bytes an element instead of 4. Linear layers that share a weight go on sharing it. Weights denser
-    than `densest`, a fraction, stay as they are, as do those that something else has, too (an embedding). `only` and `skip`
-    choose among the layers, as for `sparsify`. OptionError where nothing is stored sparse.
+    - A weight with a mask stores what the mask keeps, also zeros, which train on. Other weights store their nonzeros.
+    - The format is CSR with 32-bit integers: 8 bytes for each stored element, instead of 4 for each element of a dense weight.
+    - Linear layers that share a weight still share it. A weight that another kind of module uses, such as an embedding, stays.
+    - Convolutions keep plain weights. A warning names those that are pruned.
 
-    Convolutions keep plain weights; a warning names those that are pruned.
+    densest     weights with a larger share of nonzeros stay as they are
+    only, skip  which layers, as for `sparsify`
+
+    OptionError if no weight can be stored.
     """
     parametrize_pruned(model)
     stored = 0
@@ -78,7 +81,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
         )
     if plain:
         warnings.warn(
-            f"gossamer.store_sparse stores linear layers alone. Pruned convolutions keep plain weights: {plain}. "
+            f"gossamer.store_sparse stores only linear layers. Pruned convolutions keep plain weights: {plain}. "
             "Masks hold their zeros in training (gossamer.sparsify or torch.nn.utils.prune).",
             stacklevel=2,
         )

@@ -21,7 +21,10 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 class ColwiseParallel(torch_parallel.ColwiseParallel):
-    """torch's ColwiseParallel (outputs are dealt), for stored weights, too. Arguments are the same."""
+    """torch's ColwiseParallel, for stored weights, too: each process computes some of the outputs.
+
+    It has the same arguments.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_stored(module):
@@ -40,7 +43,10 @@ class ColwiseParallel(torch_parallel.ColwiseParallel):
 
 
 class RowwiseParallel(torch_parallel.RowwiseParallel):
-    """torch's RowwiseParallel (inputs are dealt, results are summed), for stored weights, too. Arguments are the same."""
+    """torch's RowwiseParallel, for stored weights, too: each process has some of the inputs, and results are summed.
+
+    It has the same arguments.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_stored(module):

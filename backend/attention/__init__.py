@@ -1,1 +1,1 @@
-"""Dense attention with a mask, found in graphs and given to the operation that skips what the mask hides."""
+"""Attention with a mask: finds it in graphs, and replaces it by an operation that computes only what the mask leaves."""

@@ -108,8 +108,8 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
     for user in list(node.users):
         user.replace_all_uses_with(y)
     reason = f"{heads.group} heads at a time read keys and values" if heads.group > 1 else "keys and values are read once"
-    reason += ", new ones are put behind past ones" if appends else ""
-    reason += ", those that the mask hides are left out" if mask is not None else ""
+    reason += ", new ones are appended" if appends else ""
+    reason += ", hidden ones are skipped" if mask is not None else ""
     return Decision(place_of(node), "attention", size, 1.0, "cache", "cache", True, reason, None, kernels=(kernel.key,))
 
 

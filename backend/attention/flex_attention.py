@@ -122,9 +122,9 @@ def _flex_mask(
         raise Refused("its scale or the size of its blocks is not fixed")
     edge = max(TILE_QUERIES, TILE_KEYS)
     if query_block % edge or key_block % edge:
-        raise Refused(f"its blocks of {query_block}x{key_block} are none of whole tiles")
+        raise Refused(f"its blocks of {query_block}x{key_block} are not made of whole tiles")
     if any(user.users for each in backward for user in _results(each, 3)):
-        raise Refused("what its functions read has a gradient")
+        raise Refused("a tensor that its functions read has a gradient")
     if any(user.users for user in _results(node, 2)):
         raise Refused("its largest scores are used")
     module: Any = node.graph.owning_module
@@ -137,7 +137,7 @@ def _flex_mask(
     inputs = {each for each in node.graph.nodes if each.op == "placeholder"}
     behind = ancestors([place for place in places if place is not None], lambda each: each in inputs)
     if not computed_from(node.graph, inputs, of_several=True).issuperset(behind):
-        raise Refused("what its functions read is computed with chance, or in place")
+        raise Refused("its functions read a tensor that is random or changed in place")
     own = set(ancestors([q, k, v], lambda each: each in inputs))
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind if _is_tensor(each)):
         raise _Unlowered("what its functions read is computed with activations")
@@ -171,9 +171,9 @@ def _results(node: fx.Node, number: int) -> list[fx.Node]:
 
 def _check_sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if not (q.dtype in TYPES and q.dtype == k.dtype == v.dtype):
-        raise Refused(f"it is of {q.dtype}")
+        raise Refused(f"its type is {q.dtype}")
     if not (isinstance(q.shape[3], int) and 0 < q.shape[3] <= LARGEST_HEAD and equal_sizes(q.shape[3:], v.shape[3:])):
-        raise Refused(f"heads of {q.shape[3]} elements, and values of {v.shape[3]}")
+        raise Refused(f"its heads have {q.shape[3]} features, and those of values {v.shape[3]}")
     if not equal_sizes(q.shape[:1], k.shape[:1]):
         raise Refused("a batch shares keys")
 

@@ -189,7 +189,7 @@ class _Masked:
         if self.mask is not None and not self.of_scores and not self.ours and (self.condition or expression) is None:
             raise Refused("its mask adds numbers that are computed with activations")
         if 4 * prod(hint(n) or 0 for n in q.shape) * self._extent(1) < _LEAST and may_stay:
-            raise Refused("it is too small to look at its mask at every call")
+            raise Refused("it is too small: checking its mask at every call takes longer")
 
     def _expression(self) -> Expression | None:
         """How its mask is computed, where its tiles are to be found when that is new."""
@@ -242,11 +242,13 @@ def _unsupported(node: fx.Node, mask: fx.Node) -> str | None:
     if dropout or causal:
         return "it has dropout" if dropout else "it is causal beside its mask"
     if not (q.dtype in TYPES and q.dtype == k.dtype == v.dtype):
-        return f"its queries, keys and values are {', '.join(str(each.dtype).removeprefix('torch.') for each in (q, k, v))}"
+        types = ", ".join(str(each.dtype).removeprefix("torch.") for each in (q, k, v))
+        return f"its queries, keys and values have the types {types}"
     if not (isinstance(q.shape[3], int) and isinstance(v.shape[3], int)):
-        return "the size of its heads is open: compile without dynamic=True, and sizes that change are found"
+        return "the size of its heads is dynamic: compile without dynamic=True, then torch finds the sizes that change"
     if not 0 < q.shape[3] <= LARGEST_HEAD or q.shape[3] != v.shape[3]:
-        return f"its heads have {q.shape[3]} numbers, of values {v.shape[3]}: equally many, up to {LARGEST_HEAD}, are supported"
+        heads = f"its heads have {q.shape[3]} features, and those of values {v.shape[3]}"
+        return f"{heads}: they must be equal, at most {LARGEST_HEAD}"
     return None if mask.meta["val"].dim() in (2, 4) else f"its mask has {mask.meta['val'].dim()} dimensions"
 
 

@@ -96,13 +96,13 @@ def score_function(module: fx.GraphModule) -> ScoreFunction:
     while at is not result:
         user = next(iter(at.users), None)
         if user is None or len(at.users) != 1 or [a for a in user.args if a in of_score] != [at]:
-            raise Refused("its score_mod has a score several times")
+            raise Refused("its score_mod uses the score several times")
         step = found if user.target in COPIES | CONVERTS else apply(_STEPS, user, found, score=at)
         if step is None:
-            raise Refused(f"its score_mod has {user.target}")
+            raise Refused(f"its score_mod uses {user.target}")
         at, found = user, step
     if result not in of_score:
-        raise Refused("its score_mod is none of the score")
+        raise Refused("its score_mod does not use the score")
     terms, conditions, steps = found.terms, found.conditions, _folded(found.steps)
     hides = TANH not in steps[steps.index(ADD) :] if ADD in steps else True
     added = _module(module, places, lambda graph, copy: _sum(graph, copy, terms)) if terms else None
@@ -180,7 +180,7 @@ def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[
         value = getattr(node.graph.owning_module, str(node.target))
         if isinstance(value, torch.Tensor) and value.numel() <= _SMALL and value.device.type == "cpu":
             return torch.tensor, (value.tolist(),), {"dtype": value.dtype}
-    raise Refused(f"its functions have {node.op} {node.target}")
+    raise Refused(f"its functions use {node.op} {node.target}")
 
 
 def _depending(graph: fx.Graph, on: Sequence[fx.Node]) -> set[fx.Node]:

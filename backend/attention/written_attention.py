@@ -98,17 +98,17 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
     """Raises Refused for what the operation does not compute, or not faster."""
     q, k, v = (x.meta["val"] for x in (written.q, written.k, written.v))
     if not (q.dtype in (*TYPES, torch.float64) and q.dtype == k.dtype == v.dtype):
-        raise Refused(f"it is of {q.dtype}")
+        raise Refused(f"its type is {q.dtype}")
     size = q.shape[-1]
     if not (isinstance(size, int) and size == v.shape[-1]):
-        raise Refused(f"heads of {size} elements, and values of {v.shape[-1]}")
+        raise Refused(f"its heads have {size} features, and those of values {v.shape[-1]}")
     if not all(statically_known_true(extent > 0) for extent in (*q.shape[-3:-1], v.shape[-2])):
         raise Refused("there may be no tokens")  # by whose number torch's operation divides
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
-        raise Refused("its mask is of another type")
+        raise Refused("its mask has another type")
     first_low = next((n for n, t in enumerate(written.terms) if t.hidden is not None and isfinite(t.factor)), None)
     if lowered and first_low is not None and not set(written.added).isdisjoint(written.terms[:first_low]):
-        raise Refused("what is added to scores that a low number has replaced has a gradient")
+        raise Refused("a bias of masked scores has a gradient")
     more = _more(written, lowered)
     if _generates(written, context):
         return
@@ -166,7 +166,7 @@ def _check_sums(written: Written, context: GraphContext) -> None:
     whole = _scores_of(written)
     for term in written.added:
         if prod(hint(whole[axis]) or 1 for axis in _summed(term, whole)) < _LEAST_SUMMED and context.options.min_gain > 0:
-            raise Refused("what is added to each of its scores has a gradient of its own")
+            raise Refused("the bias of each score has a gradient of its own")
 
 
 def _scores_of(written: Written) -> list[Any]:

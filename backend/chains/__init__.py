@@ -1,1 +1,1 @@
-"""Several regions, and what lies between them, as one kernel: found, built, run."""
+"""Chains: several regions, and the work between them, as one kernel. Finds, builds and runs them."""

@@ -1,1 +1,1 @@
-"""Convolutions whose weight is mostly zeros, found in graphs and given to the kernel that skips them."""
+"""Convolutions whose weights are mostly zeros: finds them in graphs, and replaces them by a kernel that skips zeros."""

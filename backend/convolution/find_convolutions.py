@@ -36,7 +36,7 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Al
     x, w, _, stride, padding, dilation, transposed, _, groups = given
     images, kernel = x.meta["val"].shape, w.meta["val"].shape
     if transposed or not all(isinstance(n, int) for n in (*kernel, *stride, *padding, *dilation)):
-        return "the sizes of its kernel are not known while it is compiled"
+        return "the sizes of its kernel are unknown at compile time"
     if len(images) != len(kernel):
         return "no sparse kernel for a convolution of a single image without a batch"
     around = _zeros_around(x, len(padding))

@@ -68,7 +68,7 @@ def _judged_again(judgement: Judgement, against: str | None, gain: float | None)
     if against is not None:
         return replace(judgement, reason=judgement.reason or against)
     if gain is None:
-        reason = "between sparse convolutions, too, dense is faster, with its images reordered in memory"
+        reason = "dense is faster, even with images reordered for the sparse convolutions beside it"
         return replace(judgement, reason=judgement.reason or reason)
     return replace(judgement, reason=None, gain=gain if judgement.gain is None else max(judgement.gain, gain))
 

@@ -1,1 +1,1 @@
-"""What a processor can do, and what that costs."""
+"""What each processor supports, and the predicted cost of kernels on it."""

@@ -97,7 +97,9 @@ def _recorded(record: str, _directory: Path | None, _loaded: int) -> Machine:
     try:
         return usual.updated(found)
     except ValueError as problem:
-        log.warning("the calibration %s makes no sense (%s), it is ignored: gossamer.calibrate() replaces it", record, problem)
+        log.warning(
+            "the calibration %s has impossible values (%s) and is ignored: gossamer.calibrate() replaces it", record, problem
+        )
         return usual
 
 

@@ -1,1 +1,1 @@
-"""Operations over the edges of a graph: what gather and scatter have in common with operations on SparseTensors."""
+"""Attention and sums over the edges of a graph: what gather and scatter share with operations on SparseTensors."""

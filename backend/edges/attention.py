@@ -82,7 +82,7 @@ def attention_at(forward: Sum, trail: Sequence[Any], edges: Edges, joint: JointG
     if dropout is not None and dropout.share >= 1:
         raise Refused("its dropout leaves no weight")
     if not all(same_dtype(each, forward.result.tensor) for each in (forward.values.tensor, weights, softmax.of)):
-        raise Refused("its scores and values are of several types")
+        raise Refused("its scores and values have different types")
     reason = Refused("its scores are not one number for each edge and head")
     for scores in read(softmax.of, heads, edges):
         try:

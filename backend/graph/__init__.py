@@ -1,1 +1,1 @@
-"""Questions about an FX graph: inputs, zeros, equal values, views, expressions of constants."""
+"""Questions about an FX graph: its inputs, zeros, equal values, views, and expressions of constants."""

@@ -102,7 +102,7 @@ class JointGraph:
             for each in receivers:
                 gradients[each].append(value)
         if any(escapes(node, {output, *leaving}) for node in forward if node is not output):
-            raise Refused("what it computes on the way is used elsewhere")
+            raise Refused("an intermediate result is used elsewhere")
         return BackwardPart(
             frozenset(nodes), next(iter(entering), None), {each: tuple(found) for each, found in gradients.items()}
         )
@@ -140,7 +140,7 @@ class JointGraph:
             for before in node.all_input_nodes:
                 if before in forward and before not in seen:
                     if silent and any(self.backward_of(n) for n in _behind(before, forward)):
-                        raise Refused("autograd did not make its gradient: it is of a custom function")
+                        raise Refused("autograd did not make its gradient: a custom function did")
                     seen.add(before)
                     pending.append(before)
 

@@ -1,1 +1,1 @@
-"""Calibration of the cost model, max-autotune, and the database of what was measured."""
+"""Calibration of the cost model, measurement of schedules (max-autotune), and the database of measured times."""

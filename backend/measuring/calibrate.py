@@ -51,10 +51,13 @@ _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ..
 
 
 def calibrate(elements: Sequence[str] = ("f32",), *, repeated: bool = False) -> Machine:
-    """Measures this machine for some element types ("f32", "f64", "bf16", "f16", "i8"), keeps what was found, and returns it.
+    """Measures the speed of this machine, keeps the result in the cache on disk, and returns it.
 
-    If other processes use the machine meanwhile, a later process repeats it at its first compilation; `repeated` says that this
-    is such a repetition. Raises OptionError for an unknown element type.
+    elements  element types to measure: "f32", "f64", "bf16", "f16", "i8"
+    repeated  says that this call repeats a calibration that other processes disturbed; Gossamer sets it itself
+
+    The first compilation of a pruned model calls this function. Call it yourself if another program disturbed that measurement.
+    OptionError for an unknown element type.
     """
     if unknown := [e for e in elements if e not in _TYPES]:
         raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(_TYPES)}")

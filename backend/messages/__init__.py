@@ -1,1 +1,1 @@
-"""Gather and scatter over an edge list, taken as operations on sparse matrices."""
+"""Message passing over an edge list: turns gather and scatter into operations on sparse matrices."""

@@ -136,7 +136,7 @@ class _Rewriting:
             edges = MessageEdges.of(aggregation, self._structure)
             found = edges and attention_at(edges.forward, edges.aggregation.message.meta["val"].shape[1:], edges, joint)
         except Refused as problem:
-            return [self._decision(aggregation, "graph attention", f"softmax and sums stay apart: {problem}")]
+            return [self._decision(aggregation, "graph attention", f"softmax and sums run separately: {problem}")]
         if not edges or not found:
             return []
         of = edges.aggregation
@@ -209,7 +209,7 @@ class _Rewriting:
         if gain >= least:
             return None
         if sorted_before >= least:
-            return f"edges that may be others at every call: to sort them each time leaves no gain of {least:g}x"
+            return f"the edges may change at every call, and sorting them each time leaves no gain of {least:g}x"
         return f"too small for a gain of {least:g}x"
 
     def _edge_list(

@@ -66,7 +66,7 @@ class Softmaxes:
         if added or floor:
             small = 0 <= added <= rounded_away and 0 <= floor <= 1
             if not small or "m" not in found or not self._is_maximum(same(shift), z):
-                raise Refused("what is beside the sums of its exponentials may count")
+                raise Refused("a number beside the sums of its exponentials may not be negligible")
         return Softmax(z, shift)
 
     def _at_targets(self, of: Pattern) -> Pattern:

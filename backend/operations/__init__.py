@@ -1,1 +1,1 @@
-"""Operations on SparseTensors in a graph: folded, fused, put in the cheaper order."""
+"""Operations on SparseTensors in a graph: folds and fuses them, and puts products in the cheaper order."""

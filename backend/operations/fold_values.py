@@ -82,5 +82,5 @@ def _decision(source: fx.Node, expression: Expression, inputs: Inputs) -> Decisi
     entries = hint(given[0].meta["val"].shape[0]) if given else 0
     name = name_of(originals.get(first.arrays[0], source), inputs)
     density = min(1.0, entries / max(1, prod(shape)))
-    reason = "values computed once, until an array of it changes"
+    reason = "values are computed once, and again after an array changes"
     return Decision(name, "values", shape, density, first.format.name, "folded", True, reason, None)

@@ -47,7 +47,7 @@ class FuseAttention:
             try:
                 found = _attention(call, joint)
             except Refused as problem:
-                decisions.append(_decision(call, context.inputs, f"softmax and product stay apart: {problem}", None))
+                decisions.append(_decision(call, context.inputs, f"softmax and product run separately: {problem}", None))
                 continue
             if found is not None:
                 decisions.append(_decision(call, context.inputs, _reason(found), "edges"))

@@ -61,7 +61,7 @@ class FuseRows:
             except (CompileError, DeviceError) as problem:
                 if context.options.strict:
                     raise
-                warnings.warn(f"{problem}\nThe product of {name} and what follows it stay apart.", stacklevel=2)
+                warnings.warn(f"{problem}\nThe product of {name} and the operations after it run separately.", stacklevel=2)
                 continue
             region_op.add(key, region)
             decisions.append(found.decision(name))
@@ -156,6 +156,6 @@ class _Product:
         density = min(1.0, hint(matrix.values.meta["val"].shape[0]) / max(1, prod(shape)))
         letters = ",".join(operand.letters for operand in self.call.operands)
         use = f"einsum {letters}->{self.call.spec.result.letters}"
-        kept = "" if self.product.direct else ", of rows that are kept"
+        kept = "" if self.product.direct else ", on a sorted copy that is kept"
         reason = f"{self.count} op{'s' * (self.count > 1)} fused, in parallel by rows{kept}"
         return Decision(name, use, shape, density, matrix.format.name, _SCHEDULE, True, reason, None)

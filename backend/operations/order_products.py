@@ -130,7 +130,7 @@ class _Pair:
             call = _aggregation(node, forward=False)
             if call is not None and _same_matrix(call, self.sparse):
                 return _Gradients(backward.upstream, call, backward.gradients[self.x], backward.gradients[self.w])
-        raise Refused("its gradient does without the transpose of A")
+        raise Refused("its gradient has no product with the transpose of A")
 
     def costs(self, gradients: _Gradients | None) -> tuple[float, float]:
         """Of transforming first, and of aggregating first, in multiply-adds."""

@@ -56,7 +56,7 @@ def _decision(call: Call, op: str, build: Build, product: RowProduct | RowSample
     schedule = "token-blocks" if _is_in_blocks(call, product, inputs) else _schedule(call, build, product, dtype)
     how = "in parallel by rows" if schedule in ("rows", "dots", "tokens", "token-blocks") else "MLIR's own sparsifier"
     by_rows = product is None or _stored_by_rows(product) or schedule == "reference"
-    reason = f"loops {', '.join(_loops(call, product))}, {how}" + ("" if by_rows else ", of rows that are kept")
+    reason = f"loops {', '.join(_loops(call, product))}, {how}" + ("" if by_rows else ", on a sorted copy that is kept")
     use = f"{op} {','.join(letters)}->{result}"
     return Decision(name_of(first.arrays[0], inputs), use, shape, density, first.format.name, schedule, True, reason, None)
 

@@ -1,1 +1,1 @@
-"""A contraction with a sparse weight and its epilogue: found, judged, compiled, put into the graph."""
+"""Regions: finds a product with a sparse weight and the work after it, decides, compiles, and replaces it in the graph."""

@@ -22,7 +22,7 @@ _INT8_PRODUCT = "_weight_int8pack_mm"
 """What torch multiplies floats and an int8 weight by; int8 tensors that have other uses may be anything."""
 
 _REMEDIES = {
-    "mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), and it is products, step by step",
+    "mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), which gives one product for each step",
     _INT8_PRODUCT: ": F.linear(x, weight.to(x.dtype)) * scales, and layers of gossamer.quantize, have one",
 }
 """What makes something else of an operation that has no sparse kernel."""
@@ -43,8 +43,8 @@ def judge(contraction: Contraction, options: Options, renewed: float = 0.0) -> t
     if gain >= options.min_gain:
         if renewed and not renewing_pays(contraction, options.min_gain, renewed):
             return (
-                "gathering its new values at every step of training takes longer than sparse saves; "
-                "gossamer.store_sparse needs no gathering",
+                "packing its new values at every training step takes longer than the sparse kernel saves; "
+                "gossamer.store_sparse needs no packing",
                 gain,
             )
         return None, gain
@@ -113,7 +113,7 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
 
 def unknown(inputs: Inputs) -> Iterator[Decision]:
     """Decisions about the matrices whose content nobody knows while the graph is compiled."""
-    reason = "its values are not known while it is compiled (a fake tensor)"
+    reason = "its values are unknown at compile time (a fake tensor)"
     for name, shape in inputs.unknown:
         if len(shape) >= 2:
             yield Decision.dense(name, "-", shape, 1.0, reason)

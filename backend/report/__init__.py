@@ -1,1 +1,1 @@
-"""What was asked for and what was decided, for people: options, decisions, the report, dumps."""
+"""What people read and write: options, decisions, the report, dumps, warnings about graph breaks."""

@@ -12,7 +12,7 @@ from typing import Any
 from gossamer.runtime.torch_internals import OptimizedModule
 
 _ADVICE = (
-    "generate() of what torch.compile returned runs the model uncompiled. Compile the model in place, by "
+    "generate() of a compiled model runs the original model, uncompiled. Compile the model in place, by "
     'model.compile(backend="sparse") or model.forward = torch.compile(model.forward, backend="sparse"), and call '
     "model.generate()."
 )

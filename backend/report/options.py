@@ -26,24 +26,23 @@ MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
 
 @dataclass(frozen=True)
 class Options:
-    """What can be set, with its default.
+    """The options of `torch.compile(model, backend="sparse", options={...})`, with their defaults.
 
-    dense     who runs what is not sparse: "inductor", "eager", or "auto" (Inductor where a C++ compiler is found).
-    schedule  who schedules the sparse kernels: "auto", "lookup" and "planes" (for a few tokens), "broadcast" (for more),
-              "rowpairs" (half dense), "block" and "blockvec" (for blocks), those for other types and patterns, "reference"
-              (MLIR's own sparsifier: slow and simple, to compare with), or those for CUDA tensors, "gpu-...".
-              A layer on a device that has no such schedule stays dense.
-    min_gain  predicted speed-up over dense that a region needs to be replaced; 0 replaces every contraction whose
-              weight is static.
-    max_autotune  measure the schedules of every sparse layer, and dense, instead of predicting them; what
-              mode="max-autotune" does, which torch.compile does not take beside options.
-    dump_ir   directory for the text of every compilation stage; default: environment variable GOSSAMER_DUMP_IR.
-    strict    raise when a region fails to compile, instead of warning and leaving it dense.
-    disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them;
-              "smaller-layers" keeps rows, columns, filters and heads of zeros in.
-    gpu       graphs that use a GPU stay dense; "untested" takes kernels for GPUs, none of which has run on one yet.
+    dense     who runs everything that is not sparse: "inductor", "eager", or "auto" (Inductor if there is a C++ compiler)
+    schedule  the schedule of the sparse kernels. "auto" takes the one that is predicted to be fastest; "reference" is MLIR's
+              own sparsifier, slow and simple, for comparisons; docs/guide.md lists the others. A layer stays dense if its
+              device has no such schedule
+    min_gain  predicted speed-up that a layer needs to become sparse; 0 replaces every layer with a static weight
+    max_autotune  measure the schedules of every sparse layer, and the dense product, instead of predicting. The same as
+              mode="max-autotune", which torch.compile does not accept together with options
+    dump_ir   folder for the text of every compilation stage; default: the environment variable GOSSAMER_DUMP_IR
+    strict    raise an error if a region does not compile, instead of one warning and a dense layer
+    disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them.
+              "smaller-layers" keeps rows, columns, filters and heads of zeros
+    gpu       "dense" leaves graphs that use a GPU to Inductor; "untested" takes Gossamer's kernels for GPUs, none of which has
+              run on a GPU yet
     verify    how a changed weight is noticed: "version" compares data pointer, version counter and a few values; "full"
-              compares every value on every call, and so sees all writes that torch does not count (`.data`, numpy).
+              compares every value at every call, so it also sees writes that torch does not count (`.data`, NumPy)
     """
 
     dense: Dense = "auto"

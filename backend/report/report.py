@@ -24,23 +24,23 @@ NO_ZEROS, FEW_ZEROS = "it has no zeros", "it has hardly any zeros"
 
 @dataclass(frozen=True)
 class Decision:
-    """What was done with one use of one weight, and why.
+    """The decision for one use of one weight, and the reason.
 
-    name      the weight as the user knows it, e.g. "encoder.layer.0.attention.self.query.weight"
-    op        what it is used for: "linear", "linear backward", "convolution", ...
+    name      name of the weight in the model, such as "encoder.layer.0.attention.self.query.weight"
+    op        its use: "linear", "linear backward", "convolution", ...
     shape     of the weight
-    density   share of its elements that are not zero, 0 to 1
-    format    storage format of the packed weight, None if it stays dense
-    schedule  schedule of its kernel, None if it stays dense
-    sparse    whether a sparse kernel took it
-    reason    why, in a few words
-    gain      speed-up of the product over dense, None where no prediction was made
-    measured  whether the gain was measured, not predicted
+    density   share of nonzero elements, 0 to 1
+    format    storage format of the packed weight; None if it stays dense
+    schedule  schedule of its kernel; None if it stays dense
+    sparse    whether a sparse kernel runs it
+    reason    the reason, in a few words
+    gain      speed-up over dense; None if there is no prediction
+    measured  whether the gain was measured; otherwise it is predicted
     dense_bytes, packed_bytes
-              size of the weight as it was and as it is packed for the usual number of tokens; 0 if it stays dense
-    picture   of a mask, in characters: how much of it is computed; empty where there is none
-    kernels   keys of the kernels that run it, where these are not a region's
-    pattern   how its zeros lie, such as "2:4"; empty where they lie anywhere
+              bytes of the dense and of the packed weight, for the usual number of tokens; 0 if it stays dense
+    picture   of a mask, in characters: dark where it is computed; empty for other decisions
+    kernels   keys of the kernels that run it, if these do not belong to a region
+    pattern   of its zeros, such as "2:4"; empty if they are anywhere
     """
 
     name: str

@@ -19,15 +19,15 @@ _NAME = 32
 
 @dataclass
 class Report:
-    """Everything that one compilation decided.
+    """All decisions of one compilation. `print(report)` shows them as a table.
 
-    decisions     in the order of the graph, forward before backward; in the end, weights without zeros
-    graph_breaks  why Dynamo split the model, each with the user's line; a sparse region never crosses a break
-    kernels       number of distinct kernels behind the sparse decisions
-    seconds       what each graph pass took, over all graphs; nothing where a graph was in the cache on disk
-    off           what this torch has no way to, each as a sentence
-    training      whether gradients are among what was compiled
-    other         what is decided in the other of the two modes, inference and training; None if nobody looked
+    decisions     in the order of the graph, forward before backward; weights without zeros are at the end
+    graph_breaks  the reasons for which Dynamo split the model, each with your line; no sparse region crosses a break
+    kernels       number of different kernels that the sparse decisions use
+    seconds       time of each graph pass, over all graphs; empty if the graphs were in the cache on disk
+    off           features that are off because this version of torch lacks an interface; one sentence each
+    training      whether gradients were compiled
+    other         the report of the other mode, inference or training; None if it was not compiled
     """
 
     decisions: list[Decision] = field(default_factory=list)
@@ -40,23 +40,23 @@ class Report:
 
     @property
     def layers(self) -> dict[str, bool]:
-        """What was decided about, by name, and whether a sparse kernel took any use of it."""
+        """Names of the weights, each with whether a sparse kernel runs any use of it."""
         taken = {decision.name for decision in self.sparse}
         return {decision.name: decision.name in taken for decision in self.decisions}
 
     @property
     def sparse(self) -> list[Decision]:
-        """The decisions that were taken by a sparse kernel."""
+        """The decisions for which a sparse kernel runs."""
         return [d for d in self.decisions if d.sparse]
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the weights that are packed, each counted once, as they were (`prepare(free_dense=True)` drops them)."""
+        """Dense bytes of the packed weights, each counted once. `prepare(free_dense=True)` frees these."""
         return sum({d.name: d.dense_bytes for d in self.sparse if d.packed_bytes}.values())
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the same weights as they are packed, once for each format."""
+        """Packed bytes of the same weights, once for each format."""
         return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ def _render(report: Report) -> str:
     for picture, decision in pictures.items():
         console.print(f"mask of {decision.name}, computed where it is dark:\n{picture}")
     if report.graph_breaks:
-        console.print(f"{_count(len(report.graph_breaks), 'graph break')}; no region crosses one:")
+        console.print(f"{_count(len(report.graph_breaks), 'graph break')}; no region crosses a break:")
         for number, reason in enumerate(report.graph_breaks, 1):
             console.print(f"  {number}. {reason}")
     for sentence in report.off:

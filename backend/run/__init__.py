@@ -1,1 +1,1 @@
-"""What runs on every call of a compiled graph: the operations that stand for regions, packed weights, edges in order."""
+"""The code that runs at every call of a compiled graph: operations that stand for regions, packed weights, sorted edges."""

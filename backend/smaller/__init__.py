@@ -1,1 +1,1 @@
-"""Makes Dynamo's graph smaller before all else looks at it: without rows, columns, filters and heads that are zeros."""
+"""Removes rows, columns, filters and heads of zeros from Dynamo's graph, before any other pass sees it."""

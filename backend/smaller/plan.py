@@ -97,7 +97,7 @@ def _decisions(judged: Sequence[Judged]) -> Iterator[Decision]:
 
 
 def _why_not(judged: Judged) -> str:
-    return f"and without them its {judged.lost} would be lost" if judged.lost else "too few to make it faster"
+    return f"but without them the weight would lose its {judged.lost}" if judged.lost else "too few to make it faster"
 
 
 def _is_plain(value: object) -> bool:

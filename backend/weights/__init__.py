@@ -1,1 +1,1 @@
-"""Products with static weights: which become sparse, which of them make chains."""
+"""Products with static weights: decides which become sparse, and which of them form chains."""

@@ -29,7 +29,11 @@ _SHIPPED = ("cases", "kernels", "checks", "timings", "open_products", "run", "en
 _NEEDED = ("gossamer.runtime.gpu_kernel", "gossamer.runtime.packing")
 _RUN = '''"""Checks and timings of GPU kernels: `python run.py --help`."""
 
+import os
 from pathlib import Path
+
+# torch would load a gossamer that is installed, and find this part of it.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from benchmarks.gpu.run import main
 
@@ -153,13 +157,14 @@ def _imports(module: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(_source(module).read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gossamer"):
             parent = str(node.module)
-            yield from [parent] if _source(parent).is_file() else [f"{parent}.{name.name}" for name in node.names]
+            candidates = (parent, *(f"{parent}.{name.name}" for name in node.names))
+            yield from (name for name in candidates if name.count(".") > 1 and _source(name).is_file())
 
 
 def _source(module: str) -> Path:
     """The file of gossamer.room.name."""
     _, room, *name = module.split(".")
-    return Path(__import__(f"gossamer.{room}", fromlist=["_"]).__path__[0]).joinpath(*name or ["__init__"]).with_suffix(".py")
+    return Path(__import__(f"gossamer.{room}", fromlist=["_"]).__path__[0]).joinpath(*name).with_suffix(".py")
 
 
 def main() -> None:

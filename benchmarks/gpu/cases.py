@@ -157,7 +157,7 @@ def timed() -> Iterator[Timing]:
     for rows, columns in (*BERT, _LLAMA[0]):
         for element in ("f32", "bf16"):
             layer = Layer("gpu-kblock", rows, columns, element)
-            for density in (0.3, 0.2, 0.1, 0.05, 0.02):
+            for density in (0.5, 0.3, 0.2, 0.1, 0.05, 0.01):
                 yield from (Timing(layer, density, tokens) for tokens in (16, *wide))
         for vnm in ((128, 2, 8), (64, 2, 8), (128, 2, 16)):
             layer = Layer("gpu-vnm", rows, columns, "bf16", vnm=vnm)
@@ -172,7 +172,7 @@ def timed() -> Iterator[Timing]:
     for rows, columns in (*BERT, *_LLAMA):
         for schedule, element in (("gpu-gather", "f32"), ("gpu-gather", "bf16"), ("gpu-expand", "bf16")):
             layer = Layer(schedule, rows, columns, element)
-            for density in (0.4, 0.3, 0.2, 0.1):
+            for density in (0.5, 0.3, 0.2, 0.1, 0.05):
                 yield from (Timing(layer, density, tokens) for tokens in (1, 4, 8, 16, 32))
         for schedule, counts in (("gpu-gather", (1, 4, 8, 16)), ("gpu-quads", (1, 8, 16, 32, 64))):
             layer = Layer(schedule, rows, columns, "i8")

@@ -1,8 +1,10 @@
 """Speed on a GPU: our kernels beside cuBLAS, cuSPARSE, torch's 2:4 and its Triton kernels for blocks, in turns."""
 
+import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -19,15 +21,43 @@ _FLUSHED = 256 << 20  # bytes written before a sample, more than any second-leve
 
 
 def time_all(kernels: dict[str, Bundled], device: torch.device) -> Iterator[dict[str, Any]]:
-    """A record for every timing, with microseconds by contender, or why it cannot take part."""
-    for timing in timed():
-        layer = timing.layer
-        weight = layer.weight(timing.density)
-        operands = [t.to(device) for t in layer.operands(timing.tokens)]
-        bundled = kernels[layer.name]
-        made = {name: partial(make, bundled, weight, operands, device) for name, make in _contenders(layer).items()}
-        record = {"layer": layer.name, "density": timing.density, "tokens": timing.tokens}
-        yield {**record, **contest(made), **_work(timing, weight)}
+    """A record for every timing, with microseconds by contender, or why it cannot take part; a few of each kind first."""
+    for (layer, density), counts in by_weight(timed()):
+        weight, bundled = layer.weight(density), kernels[layer.name]
+        call = cache(lambda bundled=bundled, weight=weight: Call(bundled, weight, device))
+        for tokens in counts:
+            operands = [t.to(device) for t in layer.operands(tokens)]
+            made = {name: partial(make, call, layer, weight, operands) for name, make in _contenders(layer).items()}
+            record = {"layer": layer.as_json(), "density": density, "tokens": tokens}
+            yield {**record, **contest(made), **_work(layer, tokens, weight)}
+
+
+def by_weight(timings: Iterable[Timing]) -> list[tuple[tuple[Layer, float], list[int]]]:
+    """The numbers of tokens by layer and density: in turns of one kind of kernel each, within a kind in random order."""
+    counts = dict[tuple[Layer, float], list[int]]()
+    for timing in timings:
+        counts.setdefault((timing.layer, timing.density), []).append(timing.tokens)
+    kinds = dict[tuple[str, str], list[tuple[Layer, float]]]()
+    for weight in counts:
+        kinds.setdefault((weight[0].schedule, weight[0].element), []).append(weight)
+    for weights in kinds.values():
+        random.Random(0).shuffle(weights)
+    turns = chain.from_iterable(zip_longest(*kinds.values()))
+    return [(weight, counts[weight]) for weight in turns if weight is not None]
+
+
+def call_each_kind(kernels: dict[str, Bundled], device: torch.device) -> None:
+    """A few calls of one kernel of each schedule and type, with the weight of a large layer."""
+    seen = set[tuple[str, str]]()
+    for (layer, density), counts in by_weight(timed()):
+        if (layer.schedule, layer.element) in seen:
+            continue
+        seen.add((layer.schedule, layer.element))
+        call = Call(kernels[layer.name], layer.weight(density), device)
+        operands = [t.to(device) for t in layer.operands(counts[-1])]
+        for _ in range(2):
+            call(operands, torch.empty(counts[-1], layer.rows, dtype=layer.dtype, device=device))
+    torch.cuda.synchronize(device)
 
 
 def contest(contenders: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, Any]:
@@ -50,7 +80,7 @@ def contest(contenders: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[s
     }
 
 
-Make = Callable[[Bundled, Tensor, list[Tensor], torch.device], Callable[[], Any]]
+Make = Callable[[Callable[[], Call], Layer, Tensor, list[Tensor]], Callable[[], Any]]
 
 
 def _contenders(layer: Layer) -> dict[str, Make]:
@@ -66,26 +96,26 @@ def _contenders(layer: Layer) -> dict[str, Make]:
     return found
 
 
-def _gossamer(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
-    call = Call(bundled, weight, device)
-    out = torch.empty(operands[0].shape[0], bundled.layer.rows, dtype=bundled.layer.dtype, device=device)
+def _gossamer(ours: Callable[[], Call], layer: Layer, weight: Tensor, operands: list[Tensor]) -> Callable[[], Any]:
+    call, x = ours(), operands[0]
+    out = torch.empty(x.shape[0], layer.rows, dtype=layer.dtype, device=x.device)
     return lambda: call(operands, out)
 
 
-def _dense(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
-    dense = weight.to(device)
-    return lambda: bundled.layer.reference(dense, operands)
+def _dense(ours: Callable[[], Call], layer: Layer, weight: Tensor, operands: list[Tensor]) -> Callable[[], Any]:
+    dense = weight.to(operands[0].device)
+    return lambda: layer.reference(dense, operands)
 
 
-def _dense_int8(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
+def _dense_int8(ours: Callable[[], Call], layer: Layer, weight: Tensor, operands: list[Tensor]) -> Callable[[], Any]:
     """The bare sums of 17 tokens at least, with fewer of which torch does not compute them."""
-    factor = weight.to(device).t()
+    factor = weight.to(operands[0].device).t()
     x = F.pad(operands[0], (0, 0, 0, max(0, 17 - operands[0].shape[0])))
     return lambda: torch._int_mm(x, factor)
 
 
-def _dense_tf32(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
-    dense = _dense(bundled, weight, operands, device)
+def _dense_tf32(ours: Callable[[], Call], layer: Layer, weight: Tensor, operands: list[Tensor]) -> Callable[[], Any]:
+    dense = _dense(ours, layer, weight, operands)
 
     def call() -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -95,25 +125,25 @@ def _dense_tf32(bundled: Bundled, weight: Tensor, operands: list[Tensor], device
     return call
 
 
-def _csr(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
+def _csr(ours: Callable[[], Call], layer: Layer, weight: Tensor, operands: list[Tensor]) -> Callable[[], Any]:
     """The bare product: what follows it is not counted."""
-    stored = weight.to(device).to_sparse_csr()
+    stored = weight.to(operands[0].device).to_sparse_csr()
     x = operands[0].t()
     return lambda: stored @ x
 
 
-def _bsr(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
+def _bsr(ours: Callable[[], Call], layer: Layer, weight: Tensor, operands: list[Tensor]) -> Callable[[], Any]:
     """The bare product: what follows it is not counted."""
-    size = bundled.layer.block
+    size = layer.block
     assert size is not None
-    stored = weight.to(device).to_sparse_bsr((size, size))
+    stored = weight.to(operands[0].device).to_sparse_bsr((size, size))
     return lambda: F.linear(operands[0], stored)
 
 
-def _semi_structured(bundled: Bundled, weight: Tensor, operands: list[Tensor], device: torch.device) -> Callable[[], Any]:
+def _semi_structured(ours: Callable[[], Call], layer: Layer, weight: Tensor, operands: list[Tensor]) -> Callable[[], Any]:
     """torch's own 2:4 product, by cuSPARSELt or CUTLASS."""
-    stored = torch.sparse.to_sparse_semi_structured(weight.to(device))
-    return lambda: bundled.layer.reference(stored, operands)
+    stored = torch.sparse.to_sparse_semi_structured(weight.to(operands[0].device))
+    return lambda: layer.reference(stored, operands)
 
 
 def _sampler(call: Callable[[], Any]) -> Callable[[], float]:
@@ -121,7 +151,7 @@ def _sampler(call: Callable[[], Any]) -> Callable[[], float]:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
-    once = _elapsed(call)
+    once = elapsed(call)
     count = max(1, min(_MOST, round(_SAMPLE_MS * 1000 / max(once, 1.0))))
 
     def many() -> None:
@@ -140,12 +170,12 @@ def _sampler(call: Callable[[], Any]) -> Callable[[], float]:
 
     def sample() -> float:
         flush.zero_()
-        return _elapsed(run) / count
+        return elapsed(run) / count
 
     return sample
 
 
-def _elapsed(run: Callable[[], Any]) -> float:
+def elapsed(run: Callable[[], Any]) -> float:
     """Microseconds on the GPU."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -155,9 +185,8 @@ def _elapsed(run: Callable[[], Any]) -> float:
     return start.elapsed_time(end) * 1000
 
 
-def _work(timing: Timing, weight: Tensor) -> dict[str, Any]:
+def _work(layer: Layer, tokens: int, weight: Tensor) -> dict[str, Any]:
     """What has to be done at least: multiply-adds of nonzeros, and bytes of x, y and the nonzeros' values."""
     nonzeros = int(torch.count_nonzero(weight))
-    size = weight.element_size()
-    moved = (timing.tokens * (timing.layer.rows + timing.layer.columns) + nonzeros) * size
-    return {"nonzeros": nonzeros, "flops": 2 * nonzeros * timing.tokens, "bytes": moved}
+    moved = (tokens * (layer.rows + layer.columns) + nonzeros) * weight.element_size()
+    return {"nonzeros": nonzeros, "flops": 2 * nonzeros * tokens, "bytes": moved}

@@ -117,11 +117,10 @@ def ours(precision: str, problem: Experts) -> Prepared:
             raise Unsupported("integers are not trained")
         (gate_up, first), (down, second) = map(_quantized, (problem.gate_up, problem.down))
         x = problem.x.bfloat16()
-        scales = {"gate_up_scales": first, "down_scales": second}
-        return Prepared(lambda: gossamer.routed_mlp(x, problem.experts, problem.scores, gate_up, down, **scales))
+        call = partial(gossamer.routed_mlp, gate_up_scales=first, down_scales=second)
+        return Prepared(lambda: call(x, problem.experts, problem.scores, gate_up, down))
     if precision == "bf16":
-        narrow = [each.bfloat16() for each in (problem.x, problem.gate_up, problem.down)]
-        problem = Experts(narrow[0], problem.experts, problem.scores, *narrow[1:], problem.training)
+        problem = in_bf16(problem)
 
     def notes() -> dict[str, Any]:
         """What the weights that are hit take to be read, and what a dense product of as many multiplications takes."""
@@ -142,10 +141,14 @@ def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scales).round().to(torch.int8), scales
 
 
+def in_bf16(problem: Experts) -> Experts:
+    x, gate_up, down = (each.bfloat16() for each in (problem.x, problem.gate_up, problem.down))
+    return Experts(x, problem.experts, problem.scores, gate_up, down, problem.training)
+
+
 def narrow(layer: Layer, problem: Experts) -> Prepared:
     """The same in bf16."""
-    x, gate_up, down = (each.bfloat16() for each in (problem.x, problem.gate_up, problem.down))
-    return eager(layer, Experts(x, problem.experts, problem.scores, gate_up, down, problem.training))
+    return eager(layer, in_bf16(problem))
 
 
 def build(layer: str, tokens: int, training: bool) -> Experts:

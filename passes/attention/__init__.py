@@ -1,1 +1,1 @@
-"""Attention whose mask hides whole tiles of queries and keys."""
+"""Lowers attention whose mask hides whole tiles of queries and keys."""

@@ -1,1 +1,1 @@
-"""Several products, with what lies between them, as one kernel."""
+"""Lowers several products, and the work between them, to one kernel."""

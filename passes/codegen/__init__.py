@@ -1,1 +1,1 @@
-"""From loops to LLVM IR: math, storage as pointers, threads, the entry that callers use."""
+"""From loops to LLVM IR: math functions, pointers to arrays, threads, and the function that callers use."""

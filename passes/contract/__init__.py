@@ -1,1 +1,1 @@
-"""From linalg to operations of the kernel dialect: encodings, epilogues, formats, schedules."""
+"""From linalg to the kernel dialect: encodings, epilogues, formats, schedules."""

@@ -72,7 +72,7 @@ class _Hidden:
                 store(each, self.kept, [target, at], left)
             return
         lanes, both = self.product.lanes, arith.muli(left, index(2))
-        for half, each in enumerate(interleaved(*sums, 1)):
+        for half, each in enumerate(interleaved(sums[0], sums[1], 1)):
             at = arith.addi(arith.muli(row, index(2)), index(half * lanes))
             begun = index(half * lanes)
             store(each, self.kept, [target, at], arith.subi(arith.maxui(both, begun), begun))

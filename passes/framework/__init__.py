@@ -1,1 +1,1 @@
-"""What passes are made with: registry entries' options, diagnostics, MLIR's own passes, the description of a schedule."""
+"""The tools that passes are made with: options, diagnostics, MLIR's own passes, descriptions of schedules."""

@@ -1,1 +1,1 @@
-"""Convolutions of points: rows of features that a map of pairs gathers and adds to."""
+"""Convolutions of points: kernels that gather rows of features by a map of pairs, and add up."""

@@ -1,1 +1,1 @@
-"""All schedules by name, what they cost, and on which machine."""
+"""All schedules by name, their predicted cost, and the machine that the prediction is for."""

@@ -1,1 +1,1 @@
-"""Orders: keys sorted by counting, columns by their ranks."""
+"""Kernels that sort: keys by counting, columns by their ranks."""

@@ -1,1 +1,1 @@
-"""Schedules of operations whose sparse matrices come with each call: products by rows, samples, segments, edges."""
+"""Schedules for sparse matrices that are arguments of a call: products by rows, sampled products, segments, edges."""

@@ -1,1 +1,1 @@
-"""Sums over tokens at the entries of a pattern, as gradients of sparse weights are, and what lays values out for them."""
+"""Sums over tokens at the nonzeros of a pattern, as in gradients of sparse weights, and the layouts for them."""

@@ -1,1 +1,1 @@
-"""Schedules of products with a sparse weight; each is a file with its lowering."""
+"""Schedules of products with a sparse weight; each file has a schedule and its lowering."""

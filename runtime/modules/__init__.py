@@ -1,1 +1,1 @@
-"""Modules of others: what is done once they are loaded, and what of their memory is given back."""
+"""Other libraries: actions for the moment that they are loaded, and memory that is given back after their use."""

@@ -1,1 +1,1 @@
-"""The arrays of packings, from the places of nonzeros."""
+"""Makes the arrays of packings from the places of nonzeros."""

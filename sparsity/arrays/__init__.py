@@ -1,1 +1,1 @@
-"""The arrays of a stored matrix: entries, rows, slices, sorting."""
+"""The arrays of a sparse matrix: entries, rows, slices, sorting."""

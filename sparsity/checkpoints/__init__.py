@@ -1,1 +1,1 @@
-"""Sparse models on disk: their nonzeros and where they are, in safetensors."""
+"""Sparse models on disk: nonzeros and their places, in safetensors files."""

@@ -39,16 +39,18 @@ _GROUPS = "weight_groups"
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = False) -> int:
-    """Write a model's state dict to a safetensors file, tensors with zeros packed; the bytes of the file.
+    """Writes a model's state dict to a safetensors file, tensors with zeros packed. Returns the size of the file in bytes.
 
-    Of a tensor with zeros the nonzeros are stored, and a bit an element or a byte a nonzero, whichever is less: 12.5 % of a
-    dense f32 weight where 90 % are 0. Weights of `store_sparse` are stored like others, and load into either kind. Other
-    SparseTensors and tensors of torch.sparse, parameters and buffers, are stored with the arrays that they have. Nothing is
-    rounded but -0.0. Tensors that share memory (tied weights) are stored once. With `deflate` nonzeros and places are packed
-    by zlib, for the smallest file: 10.6 % of a dense f32 weight where 90 % are 0, 3.9 % in int8; it takes longer to write and
-    to read, and no other library reads it.
-    Names are those of the model within `torch.compile` and `DistributedDataParallel`. OptionError for a model with masks, which
-    `gossamer.finalize` makes plain, and for a file that cannot be written.
+    - A tensor with zeros is stored as its nonzeros and their places: one bit for each element, or one byte for each nonzero,
+      whichever is less. A dense f32 weight with 90 % zeros shrinks to 12.5 %.
+    - `deflate=True` also packs both by zlib. The same weight shrinks to 10.6 %, and in int8 to 3.9 %. It takes longer to write
+      and to read, and no other library reads it.
+    - Weights of `store_sparse` are stored like others, and load into either kind. Other SparseTensors and torch.sparse tensors
+      are stored with their arrays.
+    - Tensors that share memory (tied weights) are stored once. Values are exact, but -0.0 may become 0.0.
+    - Names are those of the model itself, even if torch.compile or DistributedDataParallel wraps it.
+
+    OptionError for a model with masks (call `gossamer.finalize` first), and if the file cannot be written.
     """
     check_model(model)
     target = Path(path)
@@ -92,14 +94,16 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
 
 
 def load(model: Model, path: str | os.PathLike[str]) -> Model:
-    """Read a file of `save` into a model of the same make, in place, and return it.
+    """Reads a file into a model of the same architecture, in place, and returns the model.
 
-    Also files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask, sparse-24-bitmask), plain safetensors files, and
-    folders with several. The file is mapped into memory and one tensor at a time is unpacked, so that there is never more than
-    the model and one weight. Parameters on the meta device get memory. Linear layers become quantized ones where the file has
-    them so.
-    FormatError for files that are broken, of a newer version, or of another model; names and shapes are checked before anything
-    is changed.
+    It takes files of `gossamer.save`, files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask,
+    sparse-24-bitmask), plain safetensors files, and folders with several files.
+
+    The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
+    on the meta device get memory. Linear layers become quantized ones if the file has quantized ones.
+
+    FormatError if the file is broken, of a newer version, or of another model. Names and shapes are checked before anything
+    changes.
     """
     check_model(model)
     whole = plain_model(model)
@@ -139,8 +143,8 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
                 _put(modules, places, name, own[name], _tensor(other, stored[other], files), path)
     if left := [name for name, buffer in whole.named_buffers() if buffer.is_meta]:
         warnings.warn(
-            f"{', '.join(left[:5])} {'are' if len(left) > 1 else 'is'} on the meta device still: no file has buffers that are "
-            "not persistent. Make the model with its parameters alone on meta, or compute these anew",
+            f"{', '.join(left[:5])} {'are' if len(left) > 1 else 'is'} still on the meta device, because files have no "
+            "buffers that are not persistent. Create only the parameters on meta, or compute these buffers again",
             stacklevel=2,
         )
     return model
@@ -171,7 +175,7 @@ def _opened(path: Path) -> Iterator[list[Any]]:
     try:
         yield [safe_open(each, "pt") for each in paths]
     except SafetensorError as problem:
-        raise FormatError(f"{path} is no safetensors file, or a broken one: {problem}") from None
+        raise FormatError(f"{path} is not a safetensors file, or is broken: {problem}") from None
 
 
 def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:

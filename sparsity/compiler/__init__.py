@@ -1,1 +1,1 @@
-"""From an operation to compiled code, and the memory that it runs in."""
+"""Compiles an operation on SparseTensors, and finds the memory for its operands and results."""

@@ -4,6 +4,7 @@ Kernels compute with f32, bf16 and f16 on CPUs. Integers are multiplied by token
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class _Ready:
     """The operands of a kernel: rows of x, the weight, its scales and bias, the routes; and its attributes."""
 
     operands: list[Tensor]
-    attributes: dict[str, int]
+    attributes: dict[str, Any]
 
 
 def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:

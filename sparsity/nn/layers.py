@@ -23,7 +23,7 @@ Size = int | Sequence[int]
 
 
 class SparseModule(nn.Module):
-    """What SparseSequential gives a SparseConvTensor to, rather than its features."""
+    """The base of modules that take a SparseConvTensor. SparseSequential gives other modules the features alone."""
 
 
 class _Convolution(SparseModule):
@@ -186,7 +186,10 @@ class SubMConv2d(_SubMConv):
 
 
 class SubMConv3d(_SubMConv):
-    """Submanifold convolution: weight [out_channels, kernel..., in_channels], odd kernels (Graham et al., 2018)."""
+    """A submanifold convolution: outputs are the input sites. Kernels are odd (Graham et al., 2018).
+
+    The weight is [out_channels, kernel..., in_channels].
+    """
 
     dimensions = 3
 
@@ -210,7 +213,9 @@ class SparseConv2d(_SparseConv):
 
 
 class SparseConv3d(_SparseConv):
-    """What torch.nn.Conv3d computes at the sites that a window leads to, in ascending order of their indices."""
+    """A convolution like torch.nn.Conv3d whose outputs are all sites that a window reaches, in ascending order of their
+    indices.
+    """
 
     dimensions = 3
 
@@ -234,7 +239,7 @@ class SparseConvTranspose2d(_SparseConvTranspose):
 
 
 class SparseConvTranspose3d(_SparseConvTranspose):
-    """What torch.nn.ConvTranspose3d computes at the sites that a window leads to, in ascending order of their indices."""
+    """A convolution like torch.nn.ConvTranspose3d whose outputs are all sites that a window reaches, in ascending order."""
 
     dimensions = 3
 
@@ -258,7 +263,9 @@ class SparseInverseConv2d(_SparseInverseConv):
 
 
 class SparseInverseConv3d(_SparseInverseConv):
-    """What torch.nn.ConvTranspose3d computes at the sites that the convolution with this indice_key came from."""
+    """A convolution like torch.nn.ConvTranspose3d whose outputs are the input sites of the convolution with the same
+    `indice_key`.
+    """
 
     dimensions = 3
 
@@ -270,7 +277,7 @@ class SparseInverseConv4d(_SparseInverseConv):
 
 
 class SparseSequential(nn.Sequential, SparseModule):
-    """Modules one after the other; what is no SparseModule (norms, activations, nn.Linear) takes and gives the features."""
+    """Runs modules one after the other. Modules that are no SparseModule (norms, activations, nn.Linear) get the features."""
 
     def forward(self, input: Any) -> Any:
         for module in self:
@@ -282,7 +289,7 @@ class SparseSequential(nn.Sequential, SparseModule):
 
 
 class ToDense(SparseModule):
-    """SparseConvTensor.dense as a module."""
+    """Makes a dense tensor of a SparseConvTensor: its method `dense` as a module."""
 
     def forward(self, x: SparseConvTensor) -> Tensor:
         return x.dense()

@@ -15,13 +15,15 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 
 
 def neighbours(x: SparseConvTensor, offsets: Sequence[Sequence[int]] | Tensor) -> SparseTensor:
-    """[offsets, N, N]: 1 at [k, o, i] where site i lies at the place of site o plus offset k, in the type of the features.
+    """Returns the pairs of neighbouring sites as a SparseTensor [offsets, N, N].
 
-    offsets  whole numbers, one a dimension of the grid: a ball, a cross, whatever a kernel is to reach
+    Element [k, o, i] is 1 if site i is at the place of site o plus offset k. Its type is that of the features.
 
-    A convolution with weight [offsets, C, D] is `gossamer.einsum("koi,ic,kcd->od", neighbours, features, weight)`; values
-    other than 1 (`with_values`) weigh pairs. To be made outside of graphs, for how many pairs there are is not known in them.
-    GossamerError if offsets do not fit, or coordinates are wrong.
+    offsets  whole numbers, one for each dimension of the grid; they may form a ball, a cross, or any other kernel
+
+    A convolution with weight [offsets, C, D] is `gossamer.einsum("koi,ic,kcd->od", neighbours, features, weight)`. Other values
+    than 1 (`with_values`) weigh pairs. Call it outside of compiled graphs, because the number of pairs is unknown in them.
+    GossamerError if offsets do not fit, or if coordinates are wrong.
     """
     level = x.level
     rows = _whole(offsets, len(level.shape))

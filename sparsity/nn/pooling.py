@@ -74,13 +74,13 @@ class _GlobalPool(SparseModule):
 
 
 class SparseGlobalMaxPool(_GlobalPool):
-    """The largest of each channel; equals share the gradient."""
+    """The maximum of each channel over all sites of a grid. Equal maxima share the gradient."""
 
     way = "amax"
 
 
 class SparseGlobalAvgPool(_GlobalPool):
-    """The mean of each channel."""
+    """The mean of each channel over all sites of a grid."""
 
     way = "mean"
 
@@ -98,7 +98,9 @@ class SparseMaxPool2d(_MaxPool):
 
 
 class SparseMaxPool3d(_MaxPool):
-    """What torch.nn.MaxPool3d computes of the sites that there are, at those that the window leads to."""
+    """Pools by the maximum of the sites in each window, like torch.nn.MaxPool3d. Outputs are all sites that a window
+    reaches.
+    """
 
     dimensions = 3
 
@@ -122,7 +124,7 @@ class SparseAvgPool2d(_AvgPool):
 
 
 class SparseAvgPool3d(_AvgPool):
-    """The mean of the sites that a window shows, at those that it leads to."""
+    """Pools by the mean of the sites in each window. The divisor is the number of sites, not the size of the window."""
 
     dimensions = 3
 

@@ -38,15 +38,15 @@ class Level:
 
 
 class SparseConvTensor:
-    """Features at some places of a batch of grids, with spconv's names.
+    """Features at the sites of a batch of grids, with spconv's names.
 
     features       [N, C], float32, float64, bfloat16 or float16
-    indices        int32 [N, 1 + D]: the number in the batch, then the coordinates; no row twice
-    spatial_shape  the sizes of a grid, D of them, 1 to 4
-    batch_size     how many there are
+    indices        int32 [N, 1 + D]: the number in the batch, then the coordinates; no row may occur twice
+    spatial_shape  the D sizes of a grid, D from 1 to 4
+    batch_size     the number of grids
 
-    GossamerError if types or shapes do not fit; rows outside of the grids and rows that repeat are found by the first
-    convolution.
+    GossamerError if types or shapes do not fit. The first convolution raises it for rows outside of the grids, and for rows
+    that occur twice.
     """
 
     def __init__(self, features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int) -> None:
@@ -115,7 +115,7 @@ def _count(name: str, value: Any) -> int:
     try:
         counted: Any = value if isinstance(value, (int, torch.SymInt)) else index(value)
     except TypeError as error:
-        raise GossamerError(f"{name}: {value!r} is no whole number") from error
+        raise GossamerError(f"{name}: {value!r} is not a whole number") from error
     if isinstance(counted, int) and counted < 0:
         raise GossamerError(f"{name}: {counted} is negative")
     found: int = counted

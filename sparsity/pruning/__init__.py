@@ -1,1 +1,1 @@
-"""From a dense model to an accurate sparse one: which weights to keep, and what they become."""
+"""Makes an accurate sparse model of a dense one: which weights to keep, and which values they get."""

@@ -61,7 +61,7 @@ def call_of(model: nn.Module, batch: Any) -> Call:
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         kwargs = {name: _moved(value, place) for name, value in batch.items() if anything or name in taken}
         if not kwargs:
-            raise OptionError(f"a batch has {', '.join(map(str, batch)) or 'nothing'}, of which forward takes nothing")
+            raise OptionError(f"a batch has {', '.join(map(str, batch)) or 'nothing'}; forward has no argument of these names")
         mask = kwargs.get("attention_mask")
         return Call((), kwargs | plain, mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None)
     batch = (batch,) if isinstance(batch, Tensor) else batch

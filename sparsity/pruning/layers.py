@@ -111,7 +111,7 @@ def _check(layer: Layer) -> None:
             "makes it plain first, or `skip` it"
         )
     if is_stored(module):
-        raise OptionError(f"'{layer.name}' stores its nonzeros alone: gossamer.finalize(model) makes it plain first")
+        raise OptionError(f"'{layer.name}' stores only its nonzeros: call gossamer.finalize(model) first, which makes it plain")
     weight = layer.parameter
     if weight.is_meta or not weight.is_floating_point():
         raise OptionError(

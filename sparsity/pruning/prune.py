@@ -48,37 +48,39 @@ def prune(
     sequential: bool = True,
     resume: str | os.PathLike[str] | None = None,
 ) -> PruningReport:
-    """Set weights of a model's linear layers to 0, and the others so that the model computes nearly what it did; in place.
+    """Sets weights of a model's linear layers to zero, and adapts the others so that the outputs change least. In place.
 
-    No labels and no training: `data`, batches as the model takes them (dictionaries of Hugging Face with their attention
-    mask, tuples, tensors), show what the layers are given; a few hundred samples of what the model is for are enough.
-    Layers are pruned one after another, each for the inputs that the pruned layers before it give, toward what the dense layer
-    computed; biases are corrected. Where the model is a chain of blocks, one block at a time is calibrated, and only its inputs
-    are kept.
+    It needs no labels and no training. It prunes layer by layer: each layer sees what the pruned layers before it compute, and
+    aims at the output of the dense layer. It corrects biases. If the model is a chain of blocks, only the inputs of one block
+    at a time are kept in memory.
 
-    What is wanted, one of
-      sparsity  the share of zeros in all pruned weights together; implied by the patterns N:M and V:N:M
-      latency   microseconds that the pruned layers together may take for `tokens` tokens, as the cost model predicts
-      loss      the largest predicted relative squared change of the model's output
-    and how
-      pattern     "unstructured", "rows" (equally many in each), "2:4", "32x1" (blocks), "64:2:8" (V:N:M)
-      method      "best" (of SparseGPT and ADMM, by error), "admm", "sparsegpt", "wanda", "magnitude"
-      budget      "uniform": all layers equally sparse; "sensitivity": those more dense whose error the output shows more.
-                  `latency` and `loss` imply it
-      only, skip  which layers, as for `sparsify`; `only=nn.Conv2d` takes convolutions (Conv1d and Conv3d,
-                  too, of any groups and padding)
-      damping     added to the diagonal of each Hessian, as a share of its mean
-      sequential  False calibrates on the dense model's activations instead
-      resume      a folder that keeps what is done: the same call with the same folder goes on where it was broken off, with
-                  the model as it was before or as it was left
+    data      batches as the model takes them: tensors, tuples, or dictionaries of Hugging Face with their attention mask. A few
+              hundred samples of the model's task are enough
 
-    Returns a report that can be printed. `torch.compile(model, backend="sparse")` finds the zeros. Layers that the data do not
-    reach stay dense, which the report says, as it counts what else of the model has weights. The projections of
-    nn.MultiheadAttention are layers called `q_proj`, `k_proj`, `v_proj` (parts of its `in_proj_weight`) and `out_proj`. So
-    are the products of each expert of a model of transformers, `experts.3.gate_up_proj` and `experts.3.down_proj` (parts of its
-    `gate_up_proj` and `down_proj`): an expert is calibrated with the tokens that are routed to it.
-    OptionError for what makes no sense, before anything is changed; for data that make NaN or infinity within the model, when
-    the blocks before that are pruned.
+    Give one of these:
+    sparsity  the share of zeros in all pruned weights together; not needed for the patterns N:M and V:N:M
+    latency   microseconds that the pruned layers may take together for `tokens` tokens, by the cost model's prediction
+    loss      the largest predicted relative squared change of the model's output
+
+    And choose how:
+    pattern     "unstructured", "rows" (equally many in each row), "2:4", "32x1" (blocks), "64:2:8" (V:N:M)
+    method      "best" (SparseGPT or ADMM, whichever has the smaller error), "admm", "sparsegpt", "wanda", "magnitude"
+    budget      "uniform": all layers are equally sparse. "sensitivity": layers whose error shows more in the output stay
+                denser; `latency` and `loss` imply it
+    only, skip  which layers, as for `sparsify`. `only=nn.Conv2d` takes convolutions, also Conv1d and Conv3d, with any groups
+                and padding
+    damping     added to the diagonal of each Hessian, as a share of its mean
+    sequential  False uses the activations of the dense model instead
+    resume      a folder that keeps finished work. Call again with the same folder to go on after an interruption. The model may
+                be as before the first call, or as the interruption left it
+
+    Returns a report that can be printed. It names the layers that the data do not reach, which stay dense, and counts the other
+    parts of the model with weights. The projections of nn.MultiheadAttention are called `q_proj`, `k_proj`, `v_proj` (parts of
+    its `in_proj_weight`) and `out_proj`. The products of each expert of transformers are layers, too, such as
+    `experts.3.gate_up_proj`. An expert is calibrated with the tokens that are routed to it.
+
+    OptionError for bad arguments, before anything changes. OptionError also if the data make NaN or infinity within the model;
+    the blocks before that place are then pruned.
     Sources: SparseGPT (2023), Wanda (2023), ALPS (2024); see the files of this folder.
     """
     wanted, solve = pattern_of(pattern), method_of(method)
@@ -161,7 +163,10 @@ def _check_layers(layers: Sequence[Layer]) -> None:
     """OptionError for layers that cannot be pruned."""
     for layer in layers:
         if isinstance(layer.module, nn.MultiheadAttention):
-            raise OptionError(f"'{layer.name}' is of attention with a `forward` of its own, which reads it itself: `skip` it")
+            raise OptionError(
+                f"'{layer.name}' is of a subclass of nn.MultiheadAttention with its own `forward`, which cannot be pruned: "
+                "`skip` it"
+            )
         if not bool(layer.weight.isfinite().all()):
             raise OptionError(f"the weight of '{layer.name}' has a NaN or an infinity: repair it, or `skip` the layer")
 

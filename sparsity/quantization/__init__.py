@@ -1,1 +1,1 @@
-"""From a sparse model to a quantized one: layers of int8."""
+"""Makes a quantized model of a sparse one: layers with integer weights."""

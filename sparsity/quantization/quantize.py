@@ -53,33 +53,33 @@ def quantize(
     only: Layers | None = None,
     skip: Layers = (),
 ) -> Model:
-    """Give linear layers weights of integers, after pruning; changes the model in place and returns it.
+    """Gives linear layers integer weights, after pruning. Changes the model in place and returns it.
 
-    With `group=16`, for the few tokens of a decoder: `weights` of "int8" or "int4" in groups of 16 along the inputs, each with
-    a scale, kept where it has a nonzero (`prune(..., pattern="1x16")`); inputs stay floats. See `GroupedLinear`. "int4" has no
-    other way. Otherwise int8 throughout:
+    weights  "int8", or "int4", which needs `group`
+    group    16 gives groups of 16 weights along the inputs a scale each, and keeps only groups with a nonzero. Prune with
+             `pattern="1x16"`. Inputs stay floats. It is meant for the few tokens of a decoder; see `GroupedLinear`
+    data     batches as for `prune`: each layer gets one scale and zero point for all inputs (static quantization), by the least
+             squared error (Nagel et al., 2021). Larger inputs are clipped. Use it only if you need fixed ranges; it is not
+             faster
+    aware    True keeps float weights, and rounds weights and inputs at every call, so that you can train the model (`distill`,
+             `GradualMasks`, `train_sparse`; start these after this call). Another `quantize(model)` makes the weights int8
+    only, skip  which layers, as for `sparsify`. Without `only`: linear layers with a tenth of zeros or more
 
-    - Weights: symmetric, a scale for each output, rounded to nearest; zeros stay zeros. Inputs: symmetric, a scale for each
-      token, found at every call, so there is nothing to calibrate. Sums of products are exact (int32).
-    - With `data`, batches as for `prune`, a layer has one scale and zero point for all that it is given (static quantization):
-      those of the least squared error over the batches (Nagel et al., 2021); what lies beyond is clipped. For who wants fixed
-      ranges, as other static quantizers have them: kernels find the scale of a token in passing, so that this is not faster.
-      A few hundred samples are enough; layers that they do not reach are as without.
-    - Without `only`, the layers that have a tenth of zeros or more; `only`, `skip` as for `sparsify`. Masks are multiplied in,
-      and so is what else computes a weight. A warning says how many layers of which kinds stay floats although they are pruned,
-      or asked for, and why: convolutions, nn.MultiheadAttention, which reads its weights itself, tied weights, and subclasses
-      of nn.Linear that compute something else.
-    - A layer stays the same object and is an nn.Linear then (`QuantizedLinear`), `Conv1D` of transformers, too: `weight_int8`
-      and `weight_scale` are buffers, `weight` is computed from them and has no gradient; that of the input goes straight
-      through. A token with a NaN or an infinity gives NaN.
-    - `aware=True` keeps the weights floats and rounds them, and the inputs, at every call as they will be, so that the model
-      can be trained for it (`distill`, `GradualMasks` or `train_sparse`, begun after this, hold its zeros): see
-      `QuantizationAwareLinear`. `quantize(model)` again makes them int8.
-    - `torch.compile(model, backend="sparse")` gives these layers, alone or in chains, int8 kernels where the CPU has AVX2 and
-      they are predicted to be faster than torch's own (`torch._int_mm`), which computes the others; on NVIDIA GPUs, too, alone.
+    Without `group`:
+    - Weights are symmetric, with a scale for each output, rounded to nearest. Zeros stay zeros. Masks are multiplied in.
+    - Inputs are symmetric, with a scale for each token that is found at every call. Sums are exact (int32).
+    - A layer stays the same object and becomes a `QuantizedLinear`, which is an nn.Linear; Conv1D of transformers, too.
+      `weight_int8` and `weight_scale` are buffers. `weight` is computed from them and has no gradient. The gradient of the
+      input goes straight through.
+    - A token with NaN or infinity gives NaN.
+    - `torch.compile(model, backend="sparse")` gives these layers int8 kernels, alone or in chains, if the CPU has AVX2 and they
+      are predicted to be faster than `torch._int_mm`, which runs the other layers. NVIDIA GPUs have kernels for single layers.
 
-    OptionError if a name or pattern is no layer's, for other weights and groups, or for data that are none or not finite;
-    GossamerError for a weight that is not finite, or has too many columns for groups, before anything is changed.
+    Some layers stay floats: convolutions, nn.MultiheadAttention, tied weights, and subclasses of nn.Linear that compute
+    something else. A warning counts those that are pruned or were asked for.
+
+    OptionError if `only` or `skip` name no layer, for other weights and groups, and for data that are empty or not finite.
+    GossamerError for a weight that is not finite, or that has too many columns for groups, before anything changes.
     """
     check_model(model)
     if on_meta := next((name for name, parameter in model.named_parameters() if parameter.is_meta), None):

@@ -19,7 +19,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 class EinsumError(GossamerError, ValueError, RuntimeError):
-    """An expression that cannot be read, or operands that do not fit it."""
+    """The expression of an einsum cannot be read, or its operands do not fit it."""
 
 
 def plain(expression: str, operands: tuple[Tensor, ...]) -> tuple[str, tuple[Tensor, ...]]:

@@ -44,13 +44,13 @@ _ALIASES = frozenset(getattr(each, "__name__", "") for each in vars(F).values() 
 
 
 class strict(ContextDecorator):
-    """Within it, an operation that would make a SparseTensor dense raises a GossamerError instead of warning once.
+    """Within this context, an operation that would make a SparseTensor dense raises a GossamerError instead of one warning.
 
         with gossamer.strict():
             y = model(a, x)
 
-    Also a decorator. torch.compile asks when it compiles, so what matters there is where a function is called first.
-    `to_dense()`, and operations whose result is dense by nature, such as a + 1, are no such thing.
+    It is also a decorator. A compiled function asks when it is compiled, so its first call counts. `to_dense()`, and operations
+    whose result is always dense, such as a + 1, raise nothing.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -97,13 +97,13 @@ def _tell(func: Callable[..., Any]) -> None:
             "weights by gossamer.fully_shard, which keeps their nonzeros on every process and averages their gradients, or "
             "deal them by gossamer.ColwiseParallel and gossamer.RowwiseParallel"
         )
-    message = f"SparseTensor has no sparse {name}: all its elements, zeros too, are computed for it and the result is dense"
+    message = f"SparseTensor has no sparse {name}, so it is computed on all elements, zeros too, and the result is dense"
     if _strict.get():
-        raise GossamerError(f"{message}. Use to_dense() where that is meant, or gossamer.implements({name}) to add it")
+        raise GossamerError(f"{message}. Write to_dense() if you want that, or add it by gossamer.implements({name})")
     if name not in _told:
         _told.add(name)
         warnings.warn(
-            f"{message}. Use to_dense() where that is meant; gossamer.strict() makes this an error", UserWarning, stacklevel=5
+            f"{message}. Write to_dense() if you want that; gossamer.strict() makes this an error", UserWarning, stacklevel=5
         )
 
 

@@ -30,17 +30,19 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like,
 
 
 def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"] | None = None) -> Tensor:
-    """The sum of products that `expression` says, as torch.einsum, of sparse and dense operands of one dtype.
+    """Returns the sum of products of an einsum expression, as torch.einsum does. Operands are sparse or dense, of one dtype.
 
-    expression  letters for the dimensions of each operand, "->", letters of the result; without "->" the result has the
-                letters that come once, in alphabetic order. A letter that stands twice in an operand is its diagonal; "..." are
+    expression  letters for the dimensions of each operand, "->", letters of the result. Without "->" the result has the letters
+                that occur once, in alphabetic order. A letter that occurs twice in an operand means its diagonal. "..." means
                 all further dimensions, where sizes of 1 broadcast
-    format      of the result: a Format, "dense", or None to infer it: the pattern of the sparse operand if there is one only
-                and it has the letters of the result, in that order; the format of the first if all are sparse (without
-                blocks: CSR or CSF) and the result is a matrix or more, but no sum of one operand; else dense
+    format      of the result: a Format, "dense", or None to infer it:
+                - one sparse operand, and the result has its letters in its order: the pattern of the operand
+                - all operands sparse, at least two, and the result a matrix or more: the format of the first (CSR or CSF if
+                  that has blocks)
+                - otherwise dense
 
     Gradients flow to dense operands and to the values of sparse ones.
-    EinsumError if operands and expression do not fit, FormatError if the result cannot be stored in `format`.
+    EinsumError if operands and expression do not fit, FormatError if `format` cannot store the result.
     """
     if not isinstance(expression, str) or not all(isinstance(operand, Tensor) for operand in operands):
         kinds = ", ".join(type(each).__name__ for each in (expression, *operands))

@@ -15,13 +15,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def implements(*functions: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Registers a function as what these functions of torch do if an argument is a SparseTensor, eager and compiled.
+    """Decorator: the function defines what these torch functions do with a SparseTensor, eager and compiled.
 
         @gossamer.implements(torch.sinc, torch.Tensor.sinc)
         def sinc(input): ...
 
-    It is called with their arguments. Written in terms of other operations on SparseTensors, `values()` and `with_values()`,
-    it is differentiable and traced as they are. The functions may be torch's, and methods such as torch.Tensor.sinc.
+    It gets the arguments of the torch function, or of a method such as torch.Tensor.sinc. If it uses other operations on
+    SparseTensors, `values()` and `with_values()`, it has gradients and torch.compile traces it.
     """
 
     def register(function: Function) -> Function:
@@ -32,18 +32,18 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Function], Function]
 
 
 def register_format(name: str, levels: str | Format, pack: stored_entries.Pack | None = None) -> Format:
-    """A format of your own, made of levels; every operation takes it from then on.
+    """Defines a storage format by its levels, and returns it. All operations then take it.
 
         ELL = gossamer.register_format("ELL", "(i, j) -> (i : dense, j : loose_compressed)", pack=fill_rows)
 
     name    what `repr` prints
-    levels  the map of a #sparse_tensor.encoding, or a whole one, or a Format
-    pack    for formats that store more than the nonzeros they are given: pack(format, shape, at, values) gives the entries to
-            store, `at` a list of coordinates (int64, one tensor a dimension) and values to match, in any order. It may add
-            zeros at coordinates that have no entry, and nothing else. Without it a format stores what it is given.
+    levels  the map of a #sparse_tensor.encoding, a whole encoding, or a Format
+    pack    only for formats that store more than the nonzeros: pack(format, shape, at, values) returns the entries to store, in
+            any order. `at` is a list of coordinates (int64, one tensor for each dimension). It may add zeros at coordinates
+            that have no entry, and nothing else
 
-    What is stored reads as the levels say, so there is no function to unpack. FormatError if MLIR cannot use the levels, or if
-    they, or the name, are those of another format.
+    No function for unpacking is needed, because the levels say how to read the arrays. FormatError if MLIR cannot use the
+    levels, or if another format has these levels or this name.
     """
     if isinstance(levels, str):
         text = levels if levels.lstrip().startswith("#") else f"#sparse_tensor.encoding<{{ map = {levels} }}>"

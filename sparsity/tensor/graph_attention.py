@@ -30,25 +30,27 @@ def graph_attention(
     dropout: float = 0.0,
     weighted: bool = False,
 ) -> Tensor:
-    """out[i, h] = sum over the entries p = (i, j) of row i of softmax_p(z[p, h]) * values[j, h], in one pass over the rows.
+    """Computes attention over the edges of a graph in one pass over the rows of a sparse matrix.
+
+    out[i, h] = sum over the entries p = (i, j) of row i of softmax_p(z[p, h]) * values[j, h], where
 
     z[p, h] = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale * <queries[i, h], keys[j, h]>, slope)
-    or, with a direction,
+    or, if `direction` is given,
     z[p, h] = target[i, h] + source[j, h] + edge[p, h] + scale * <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)>
 
-    pattern        [rows, columns] in any format; its values are not used unless `weighted`, which multiplies the products of
-                   queries and keys with them
-    values         [columns, heads, features] of a float type, as all terms
+    pattern        SparseTensor [rows, columns] in any format. Its values are not used, unless `weighted`: they multiply the
+                   products of queries and keys then
+    values         [columns, heads, features] of a float type; all terms have the same type
     target         [rows, heads]               source  [columns, heads]
     edge           [nnz, heads] or [nnz], in the order of the pattern in CSR
     queries        [rows, heads, size]         keys    [columns, heads, size]
     direction      [heads, size]
-    slope          of leaky_relu, 1 for none
-    dropout        the share of weights in [0, 1) that are set to 0, the others divided by what is left; drawn at every call by
-                   torch's generator
+    slope          of leaky_relu; 1 for no leaky_relu
+    dropout        the share of weights in [0, 1) that are set to 0; the others are divided by the remaining share. torch's
+                   generator draws them at every call
 
-    [rows, heads, features] comes out; rows without entries give 0. Neither this nor its gradient, in any of the terms, has
-    an array of nnz x heads. GossamerError for shapes and types that do not fit.
+    Returns [rows, heads, features]. Rows without entries give 0. Neither the result nor its gradients need an array of
+    nnz x heads. GossamerError if shapes or types do not fit.
     """
     if not isinstance(pattern, SparseTensor):
         kind = type(pattern).__name__

@@ -91,7 +91,7 @@ def address(*_: Any, **__: Any) -> NoReturn:
 def storage(input: SparseTensor) -> NoReturn:
     """It is what safetensors writes."""
     raise NoMemoryError(
-        "a SparseTensor has no storage, of which safetensors, and so save_pretrained and transformers.Trainer, write files: "
+        "a SparseTensor has no storage, which safetensors, save_pretrained and transformers.Trainer need to write files: "
         "gossamer.finalize(copy.deepcopy(model)).save_pretrained(folder) writes plain weights, gossamer.save(model, file) the "
         "nonzeros, torch.save(model.state_dict(), file) what training goes on with; Trainer needs save_strategy='no', and a "
         "callback that saves"

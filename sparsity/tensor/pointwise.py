@@ -119,8 +119,8 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         )
     name = func._schema.name.removeprefix("aten::")
     raise PatternError(
-        f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for what concerns the "
-        f"stored values alone. {_BY_VALUES}"
+        f"SparseTensor has no {name}: use to_dense(), gossamer.einsum, or values() and from_parts() for work on the "
+        f"stored values. {_BY_VALUES}"
     )
 
 

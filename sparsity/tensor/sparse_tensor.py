@@ -46,13 +46,13 @@ class SparseTensor(torch.Tensor):
         a = SparseTensor.from_dense(x, Format.CSR)
         y = a @ x                                  # dense; gradients flow to x and to the values of a
 
-    It is made by `from_dense`, `from_torch`, `from_scipy`, `from_edge_index` or `from_parts`, which check the structure. Its
-    positions and coordinates must not be written to afterwards. In-place arithmetic works on the stored values.
+    Make one by `from_dense`, `from_torch`, `from_scipy`, `from_edge_index` or `from_parts`, which check the structure. Do not
+    write to its positions and coordinates afterwards. In-place arithmetic works on the stored values.
 
-    Products with vectors keep a copy of the values of a matrix that is used again. Writes to them are noticed if torch counts
-    them, and any others too where another tensor, NumPy or SciPy is over the same memory; products then have to look at all
-    values, which `clone()` saves. Writes through a storage, or through `values().data`, an import by DLPack or, in compiled
-    code, `.data` that are let go before the next product may go unseen, as autograd does not see them.
+    Products with vectors keep a copy of the values of a matrix that is used again. Writes that torch counts are noticed. If
+    another tensor, NumPy or SciPy shares the memory, every product compares all values; `clone()` avoids this cost. As in
+    autograd, writes may go unnoticed through a storage, `values().data`, DLPack, or `.data` in compiled code, if these are
+    gone before the next product.
     """
 
     functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
@@ -88,7 +88,7 @@ class SparseTensor(torch.Tensor):
 
     @classmethod
     def from_dense(cls, dense: Tensor, format: Format = Format.CSR) -> "SparseTensor":
-        """The nonzeros of `dense` (NaN is one) in `format`. FormatError if it cannot hold them."""
+        """Stores the nonzeros of `dense` in `format`. NaN counts as a nonzero. FormatError if the format cannot hold them."""
         dense, format = tensor_of(dense, "what from_dense stores"), format_of(format)
         if dense.layout != torch.strided:
             return cls.from_torch(dense).to_format(format)
@@ -97,11 +97,11 @@ class SparseTensor(torch.Tensor):
 
     @classmethod
     def from_torch(cls, tensor: Tensor, *, check: bool = True) -> "SparseTensor":
-        """A torch.sparse tensor of any layout, sharing its memory where the format is the same.
+        """Converts a torch.sparse tensor of any layout. It shares memory if the format is the same.
 
-        COO (coalesced first if it is not), CSR, CSC, BSR and BSC become the format of that name. Dense dimensions of a hybrid
-        tensor become dense levels, batches of the compressed layouts a dense level in front. A strided tensor becomes CSR.
-        check=False promises that the indices are in bounds and in order, without duplicates.
+        COO, CSR, CSC, BSR and BSC become the format of that name; COO is coalesced first. Dense dimensions of a hybrid tensor
+        become dense levels. Batches of compressed layouts become a dense level in front. A strided tensor becomes CSR.
+        check=False promises that indices are in bounds, in order, and without duplicates.
         """
         tensor = tensor_of(tensor, "what from_torch stores")
         if tensor.layout == torch.strided:
@@ -110,10 +110,10 @@ class SparseTensor(torch.Tensor):
 
     @classmethod
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> "SparseTensor":
-        """A SciPy sparse array or matrix: csr, csc, bsr and coo keep their format (coo sorted), the others become CSR.
+        """Converts a SciPy sparse array or matrix: csr, csc, bsr and coo keep their format (coo is sorted), others become CSR.
 
-        Positions and coordinates stay where they are, values are copied, so that torch sees all writes to them.
-        check=False promises that the indices are in bounds and in order, without duplicates.
+        Positions and coordinates share memory. Values are copied, so that torch counts all writes to them.
+        check=False promises that indices are in bounds, in order, and without duplicates.
         """
         return _checked(*interchange.from_scipy(matrix), check)
 
@@ -125,11 +125,11 @@ class SparseTensor(torch.Tensor):
         size: int | tuple[int, int] | None = None,
         format: Format = Format.CSR,
     ) -> "SparseTensor":
-        """The adjacency of a graph: row target, column source of each edge, so that `a @ x` sums the features of neighbours.
+        """Makes the adjacency of a graph: targets are rows, sources are columns, so `a @ x` sums the features of neighbours.
 
         edge_index  [2, edges] of integers, sources first, as in PyTorch Geometric
-        weight      [edges], 1.0 if left out; the weights of parallel edges are summed
-        size        (targets, sources) or their common number; if left out, the largest index + 1
+        weight      [edges], by default 1.0; the weights of parallel edges are summed
+        size        (targets, sources), or one number for both; by default the largest index + 1
         """
         weight = None if weight is None else tensor_of(weight, "weight")
         return _adjacency(tensor_of(edge_index, "edge_index"), weight, size, str(format_of(format)))
@@ -181,7 +181,7 @@ class SparseTensor(torch.Tensor):
         return self._stored.numel()
 
     def values(self) -> Tensor:
-        """The stored values: [entries], or [entries, *block] where each entry is a dense block. Gradients flow through it."""
+        """The stored values: [entries], or `[entries, *block]` if each entry is a dense block. Gradients flow through it."""
         with torch.DisableTorchFunctionSubclass():
             shape = self.shape
         block = block_sizes(self._format, shape)

@@ -1,1 +1,1 @@
-"""Calls of torch's functions with SparseTensors: spellings, refusals, methods that write, steps of optimizers."""
+"""Calls of torch functions with SparseTensors: spellings, refusals, in-place methods, steps of optimizers."""

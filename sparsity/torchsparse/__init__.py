@@ -1,1 +1,1 @@
-"""TorchSparse's names (2.1) for convolutions of points, on the maps and kernels of `nn`."""
+"""TorchSparse's names (2.1) for convolutions of points, with the maps and kernels of `nn`."""

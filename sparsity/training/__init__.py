@@ -1,1 +1,1 @@
-"""Sparsity that is made in training: what to keep, when, where and in which pattern, beside any optimizer."""
+"""Sparse training with any optimizer: which weights to keep, when to choose them, and in which pattern."""

@@ -18,13 +18,13 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
-    """DistributedDataParallel(model, **options) in which gradients of stored weights are averaged by their values.
+    """Returns `DistributedDataParallel(model, **options)` that also averages the gradients of stored weights.
 
-    DistributedDataParallel by itself puts gradients into flat buffers, which a SparseTensor does not have. Here all
-    processes get the values of the first, and a gradient of stored values (4 bytes a nonzero in f32) is averaged as soon as it
-    is there; in `no_sync()` it stays as it is, as those of other parameters. `train_sparse` takes what is returned.
+    DistributedDataParallel itself needs flat arrays of all elements, and a SparseTensor has none. Here every process gets the
+    values of the first process. The gradients of stored values (4 bytes for each nonzero in f32) are averaged as soon as they
+    are computed, but not within `no_sync()`. `train_sparse` takes the returned model.
 
-    OptionError where processes store other elements than the first one.
+    OptionError if a process stores other elements than the first one.
     """
     stored = {name: weight for name, weight in model.named_parameters() if isinstance(weight, SparseTensor)}
     ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *stored]

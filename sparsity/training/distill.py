@@ -30,14 +30,14 @@ _WARM_UP = 20
 
 @dataclass(frozen=True)
 class DistillationLoss:
-    """Weights of the parts of the loss.
+    """The weights of the parts of a distillation loss. At least one of `logits`, `hidden` and `embeddings` must be above 0.
 
-    logits, temperature  of outputs with `logits`, or of tensors that a model gives
-    hidden               of `hidden_states` of models of Hugging Face, asked for by output_hidden_states=True; of those of
-                         encoder and decoder
-    embeddings           of the tensor that `embed` makes of an output and a call: by default its first tensor
-    Tokens that a batch masks out do not count. OptionError for outputs without such parts, or of other sizes than the
-    teacher's.
+    logits, temperature  compares the field `logits` of the outputs, or the tensor that the model returns
+    hidden               compares `hidden_states` of models of Hugging Face, of the encoder and of the decoder
+    embeddings           compares the tensors that `embed` makes of an output and its call; by default the first tensor
+
+    Tokens that the attention mask of a batch hides do not count. OptionError if the outputs have no such part, or if student
+    and teacher have other sizes.
     """
 
     logits: float = 0.0
@@ -48,7 +48,7 @@ class DistillationLoss:
 
     def __post_init__(self) -> None:
         if min(self.logits, self.hidden, self.embeddings) < 0 or not self.logits + self.hidden + self.embeddings:
-            raise OptionError("logits, hidden and embeddings are weights: none below 0, one of them above")
+            raise OptionError("logits, hidden and embeddings are weights: none may be negative, and one must be positive")
 
     def __call__(self, student: nn.Module, teacher: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch (as `prune` takes them), with gradients for the student."""
@@ -98,16 +98,17 @@ def distill(
     skip: Layers = (),
     on_step: Callable[[int, float], None] | None = None,
 ) -> Model:
-    """Train a sparse model toward its dense teacher, in place; zeros stay zeros. Returns it, in the modes that it had.
+    """Trains a sparse model toward its dense teacher, in place. Zeros stay zeros. Returns the model, in the modes that it had.
 
-    data           batches as for `prune`, gone through again as long as `steps` last
-    sparsity       where to go from the model's zeros, by the cubic schedule of `GradualMasks`; None stays where it is
-    learning_rate  of AdamW without weight decay: it warms up for 20 steps and falls to 0 linearly
-    on_step        hears of each step's number and loss
+    data           batches as for `prune`; they are repeated until `steps` are done
+    sparsity       the share of zeros to reach, by the cubic schedule of `GradualMasks`. None keeps the zeros of the model
+    learning_rate  of AdamW without weight decay. It rises for 20 steps, then falls linearly to 0
+    on_step        a function that is called with the number and the loss of each step
 
-    Dropout is off, since the teacher has none. For a loop of one's own there are `DistillationLoss`, and `GradualMasks.step()`
-    after each step of the optimizer; for transformers.Trainer, `GradualMasks.callback()`. OptionError for a loss that is no
-    number, before the model learns from it.
+    Dropout is off, because the teacher has none. OptionError if the loss is NaN or infinite, before the model learns from it.
+
+    In a loop of your own, use `DistillationLoss`, and call `GradualMasks.step()` after each step of the optimizer. In
+    transformers.Trainer, use `GradualMasks.callback()`.
     """
     check_least("steps", steps, 1, integer=True)
     masks, calls = GradualMasks(model, sparsity, steps=steps, only=only, skip=skip), calls_of(model, data)

@@ -21,15 +21,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def fully_shard(module: Module, *, mesh: DeviceMesh | None = None, **options: Any) -> Module:
-    """torch's fully_shard(module, mesh=mesh, **options), in which stored weights stay whole on every process.
+    """Runs torch's `fully_shard(module, mesh=mesh, **options)`, and keeps stored weights whole on every process.
 
-    FSDP2 gathers and scatters flat arrays of all elements, which a stored weight does not have. Here a process keeps all of its
-    nonzeros, starts with the values of the first process, and gets the mean of all gradients by their values (4 bytes a nonzero
-    in f32) after each backward pass; everything else is sharded. An optimizer with `fused=True` or `foreach=True` needs stored
-    weights in a group of parameters of their own, for torch has no operation on both kinds.
+    FSDP2 itself needs flat arrays of all elements, and a stored weight has none. Here every process holds all nonzeros. It
+    starts with the values of the first process, and gets the mean of the gradients (4 bytes for each nonzero in f32) after each
+    backward pass. All other parameters are sharded. An optimizer with `fused=True` or `foreach=True` needs stored weights in a
+    parameter group of their own, because torch has no operation on both kinds.
 
-    OptionError where processes store other elements than the first one, or a policy computes in another type than stored
-    weights have.
+    OptionError if a process stores other elements than the first one, or if a policy computes in another type than that of the
+    stored weights.
     """
     weights = {name: p for name, p in module.named_parameters() if isinstance(p, SparseTensor)}
     stored = {name: weight for name, weight in weights.items() if averaging_of(weight) is None}

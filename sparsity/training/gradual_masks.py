@@ -15,11 +15,14 @@ from gossamer.sparsity.training.schedules import once
 
 
 class GradualMasks:
-    """Masks of a model's layers; call `step` after each step of an optimizer.
+    """Masks that keep the zeros of a model's layers, for a training loop that calls `step()` after each step of the optimizer.
 
-    Zeros stay zeros, as they do by themselves in weights that `store_sparse` has made. With a `sparsity`, each layer goes from
-    its own to that one over the first 70 % of `steps`, by magnitude, every `every` steps, by the recipe "gradual" of
-    `train_sparse`, which does this by itself. A layer that is sparser already stays as it is.
+    `train_sparse` does the same without such calls; prefer it where the loop is yours.
+
+    model      its zeros stay. Weights of `store_sparse` need no mask and are left out
+    sparsity   None keeps the zeros as they are. Otherwise each layer goes to this share of zeros by magnitude, over the first
+               70 % of `steps`, every `every` steps (the recipe "gradual"). A sparser layer stays as it is
+    only, skip which layers, as for `sparsify`
     """
 
     def __init__(

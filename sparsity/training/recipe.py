@@ -18,19 +18,23 @@ _PRUNED = ("stay", "return", "train", "fade")
 
 @dataclass(frozen=True)
 class Sparsifier:
-    """What to keep, and what becomes of the rest.
+    """Says which weights to keep, and what happens to the pruned weights.
 
-    saliency  "magnitude"     |w|
+    saliency  the score of a weight; those with the largest scores are kept
+              "magnitude"     |w|
               "first-order"   the mean of (w g)^2 over steps (Molchanov et al., 2019, section 3.1, formula 8)
               "second-order"  w^2 / 2 times the mean of g^2, Fisher's diagonal (LeCun et al., 1990; Theis et al., 2018)
-              "random"        any
-              "zeros"         what is not zero when training starts
-    grows     where nonzeros come back: "gradient" (Evci et al., 2020), "random" (Mocanu et al., 2018), or None
-    pruned    "stay" zero; "return" to training once they were set to zero (He et al., 2018); "train" on beneath a mask, their
-              gradients straight through; "fade" beneath a mask, by what it leaves of them
-    decay     of weights that are pruned: decay * w is added to their gradient (Zhou et al., 2021)
-    frozen_variance  the first and the last step at which masks may begin, as the variance of Adam settles (recipe "step")
-    backward_mask    every how many steps the N:M mask of the way back is made (recipe "bi-mask"), 0 for none
+              "random"        a random number
+              "zeros"         keeps what is not zero when training starts
+    grows     where new nonzeros appear: "gradient" (Evci et al., 2020), "random" (Mocanu et al., 2018), or None for nowhere
+    pruned    what pruned weights do:
+              "stay"    they stay zero
+              "return"  they are set to zero once, then train on (He et al., 2018)
+              "train"   they train on under a mask; gradients go straight through it
+              "fade"    they train on under a mask that fades; gradients are scaled by it
+    decay     decay * w is added to the gradient of pruned weights (Zhou et al., 2021)
+    frozen_variance  the first and the last step at which masks may begin, once Adam's variance has settled (recipe "step")
+    backward_mask    the N:M mask of the backward pass is computed every so many steps (recipe "bi-mask"); 0 for no such mask
     """
 
     saliency: str = "magnitude"
@@ -48,11 +52,13 @@ class Sparsifier:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sparsifier x Schedule x distribution x pattern, and the share of zeros. OptionError for what makes no sense together.
+    """A sparsifier, a schedule, a distribution, a pattern, and a share of zeros: what `train_sparse` follows.
 
-    pattern       "unstructured", "rows" (equally many a row), "2:4", "32x1" (blocks), "64:2:8" (V:N:M)
+    pattern       "unstructured", "rows" (equally many in each row), "2:4", "32x1" (blocks), "64:2:8" (V:N:M)
     distribution  "uniform", "global", "erdos-renyi", "erdos-renyi-kernel"
-    sparsity      of all layers together; None where the pattern says it, or the zeros that are there
+    sparsity      the share of zeros in all layers together. None if the pattern determines it, or to keep existing zeros
+
+    OptionError if the parts contradict each other.
     """
 
     sparsifier: Sparsifier

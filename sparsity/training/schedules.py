@@ -15,7 +15,7 @@ from gossamer.dialects.option_check import check_share
 
 @dataclass(frozen=True)
 class Schedule:
-    """When masks are made anew: at `begin`, then every `every` steps up to `end`."""
+    """Says when masks are computed anew: at step `begin`, then every `every` steps until `end`."""
 
     begin: int = 0
     end: int = 0
@@ -32,19 +32,19 @@ class Schedule:
         return self.begin <= step <= self.end and ((step - self.begin) % self.every == 0 or step == self.end)
 
     def sparsity(self, step: int, first: float, final: float) -> float:
-        """The share of zeros from a step on, on the way from one to another."""
+        """The share of zeros from this step on, between the first and the final share."""
         return final if step >= self.begin else first
 
     def exchanged(self, step: int) -> float:
-        """The share of the nonzeros that changes places at a step."""
+        """The share of the nonzeros that move at this step."""
         return 0.0
 
     def fading(self, step: int) -> float:
-        """By what pruned weights are multiplied, from 1 (dense) to 0."""
+        """The factor of pruned weights at this step, from 1 (dense) to 0."""
         return 0.0 if step >= self.begin else 1.0
 
     def kept(self, step: int, n: int, m: int) -> int:
-        """How many of every m are kept on the way to n."""
+        """How many of every m neighbours are kept at this step, on the way to n."""
         return n if step >= self.begin else m
 
 
@@ -55,7 +55,7 @@ def once(at: int = 0) -> Schedule:
 
 @dataclass(frozen=True)
 class Cubic(Schedule):
-    """sparsity(t) = final + (first - final) (1 - (t - begin) / (end - begin))^3: Zhu and Gupta, 2017, section 3."""
+    """Sparsity rises as final + (first - final) (1 - (t - begin) / (end - begin))^3 (Zhu and Gupta, 2017, section 3)."""
 
     def sparsity(self, step: int, first: float, final: float) -> float:
         left = 1 - (min(max(step, self.begin), self.end) - self.begin) / max(1, self.end - self.begin)
@@ -64,10 +64,10 @@ class Cubic(Schedule):
 
 @dataclass(frozen=True)
 class Exchange(Schedule):
-    """A share of the nonzeros moves at each change.
+    """Some nonzeros move to other places at each change. No nonzero moves at step 0.
 
-    With `anneal` it falls as f(t) = fraction / 2 (1 + cos(pi t / end)): Evci et al., 2020, section 3 (2). None moves
-    at the start.
+    `fraction` is the share of the nonzeros that move. With `anneal` it falls as fraction / 2 (1 + cos(pi t / end))
+    (Evci et al., 2020, section 3, formula 2).
     """
 
     fraction: float = 0.3
@@ -85,7 +85,10 @@ class Exchange(Schedule):
 
 @dataclass(frozen=True)
 class Fading(Schedule):
-    """Pruned weights are multiplied by 1 - t', or by exp(-rate t'); t' goes from 0 at `begin` to 1 at `end`, then by 0."""
+    """Pruned weights fade: they are multiplied by 1 - t, or by exp(-rate t) if `rate` is given.
+
+    t rises from 0 at step `begin` to 1 at step `end`. From then on the factor is 0.
+    """
 
     rate: float | None = None
 
@@ -98,7 +101,7 @@ class Fading(Schedule):
 
 @dataclass(frozen=True)
 class Stepwise(Schedule):
-    """N falls from M - 1 over M / 2, M / 4, … to the one asked for at step `settled`: Kao et al., 2022, structure decay."""
+    """N falls in steps: M - 1, M / 2, M / 4, …, and the wanted N at step `settled` (structure decay, Kao et al., 2022)."""
 
     settled: int = 0
 

@@ -38,30 +38,33 @@ def train_sparse(
     model: nn.Module, optimizer: Optimizer, recipe: str | Recipe, *, steps: int = 0, only: Layers | None = None,
     skip: Layers = (), seed: int = 0, store: bool = False, **options: Any,
 ) -> "SparseTraining":  # fmt: skip
-    """Train a model sparse: from here on every `optimizer.step()` goes by a recipe. Returns what detaches it again.
+    """Makes each `optimizer.step()` follow a recipe from now on, so that the model becomes or stays sparse.
 
-    recipe   "fixed", "one-shot", "gradual", "random", "set", "rigl", "sr-ste", "mask-decay", "progressive-gradient-flow",
-             "structure-decay", "step", "bi-mask", "soft" with its `options` and the `steps` that training takes in all (see
-             gossamer/sparsity/training/recipes.py for papers and defaults), or a `Recipe`. "fixed", "one-shot" and "random"
-             need no `steps`
-    only, skip  which layers, as for `sparsify`; without `only` all linear ones, Conv2d and nn.MultiheadAttention
-    seed     of what is random; the same on all processes
-    store    whether linear layers store their nonzeros alone until `detach`, from when half of all elements are zeros
+    Returns a `SparseTraining`, whose `detach()` ends it.
 
-    Before or after torch.compile, with GradScaler, accumulated and clipped gradients. Where pruned weights stay zero, weights
-    stay plain parameters, and their gradients are masked as they come. Recipes whose pruned weights train on put a
-    parametrization on the weight, whose parameter stays the same object. For DistributedDataParallel give the wrapped model;
-    recipes with parametrizations are attached before it is wrapped. "fixed" takes over the masks of gossamer.sparsify and
-    prepare. OptionError for what makes no sense together.
+    recipe   "fixed", "one-shot", "gradual", "random", "set", "rigl", "soft", "sr-ste", "mask-decay",
+             "progressive-gradient-flow", "structure-decay", "step" or "bi-mask", with its `options`; or a `Recipe`.
+             gossamer/sparsity/training/recipes.py has their papers and defaults
+    steps    the number of steps that the training takes in all; "fixed", "one-shot" and "random" do not need it
+    only, skip  which layers, as for `sparsify`. Without `only`: all linear layers, Conv2d and nn.MultiheadAttention
+    seed     of random choices; it must be the same on all processes
+    store    linear layers store only their nonzeros until `detach`, from when half of all their elements are zeros
 
-    With `store` a step costs what the nonzeros cost, in time and in memory: forward, backward and optimizer. It is for "fixed",
-    "one-shot", "gradual", "random", "set" and "rigl". Weight, gradient and what the optimizer remembers of them become
-    SparseTensors, in the optimizer too, and what is in `model.parameters()` changes: ask for it anew, for instance to clip
-    gradients. The plain parameters have no elements meanwhile; `detach` gives the same objects their places back.
+    - Call it before or after torch.compile. Gradient scaling, accumulation and clipping work.
+    - If pruned weights stay zero, weights stay plain parameters, and gradients are masked when they are computed. Recipes whose
+      pruned weights train on put a parametrization on the weight; its parameter stays the same object.
+    - With DistributedDataParallel, pass the wrapped model. Attach recipes with parametrizations before you wrap it.
+    - "fixed" takes over the masks of `gossamer.sparsify` and `gossamer.prepare`.
 
-    Weights that store their nonzeros alone (gossamer.store_sparse) go with "fixed", "one-shot", "gradual", "random", "set" and
-    "rigl": their nonzeros are dropped and move, with what the optimizer remembers of them. They start where they are stored,
-    as many a layer. For "rigl" the gradients of all elements are computed in the steps before nonzeros move.
+    With `store` the time and the memory of a step depend on the number of nonzeros: forward, backward and optimizer. The
+    recipes for it are "fixed", "one-shot", "gradual", "random", "set" and "rigl". Weights, gradients and the optimizer's state
+    become SparseTensors, so call `model.parameters()` again, for instance to clip gradients. The plain parameters are empty
+    meanwhile; `detach` puts the same objects back.
+
+    The same recipes take weights of `gossamer.store_sparse`. Nonzeros start where they are stored, and move with their state in
+    the optimizer. "rigl" computes gradients of all elements in the steps before nonzeros move.
+
+    OptionError if arguments contradict each other.
     """
     if isinstance(recipe, str):
         recipe = recipe_of(recipe, steps, **options)
@@ -71,10 +74,12 @@ def train_sparse(
 
 
 class SparseTraining:
-    """A recipe at work. `step` is the number of the optimizer's steps, `masks` are the layers with their masks.
+    """A recipe at work, as `train_sparse` returns it.
 
-    `state_dict()` has what the model's and the optimizer's do not: attach the same recipe, load all three, and training goes on
-    bit for bit.
+    `step` counts the optimizer's steps, and `masks` has the layers with their masks.
+
+    `state_dict()` has what the states of model and optimizer lack. To go on later, attach the same recipe and load all three:
+    training continues bit for bit.
     """
 
     def __init__(
@@ -119,7 +124,7 @@ class SparseTraining:
         return {layer.name: layer.density for layer in self.masks.layers}
 
     def detach(self) -> None:
-        """Ends it: weights are plain parameters with zeros, the same objects as before."""
+        """Ends the training: weights are plain parameters with zeros, the same objects as before."""
         for hook in self._hooks:
             hook.remove()
         self._look_no_more()
@@ -132,12 +137,12 @@ class SparseTraining:
         self._hooks = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Step, masks, and what else the recipe remembers; it loads with torch.load(weights_only=True)."""
+        """The step, the masks, and what else the recipe remembers. torch.load(weights_only=True) reads it."""
         variance = None if self._variance is None else self._variance.state_dict()
         return {"step": self.step, "variance": variance, **self.masks.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state, after model and optimizer have theirs. OptionError for another recipe or other layers."""
+        """Goes on from a state. Load those of model and optimizer first. OptionError for another recipe or other layers."""
         self.masks.load_state_dict(state)
         self._swap()
         self.step = state["step"]
@@ -309,7 +314,7 @@ def _check_storable(model: nn.Module, recipe: Recipe) -> None:
         )
     if not _lives_on_nonzeros(recipe):
         raise OptionError(
-            'store=True keeps nonzeros alone, and this recipe needs the others, too: take "fixed", "one-shot", "gradual", '
+            'store=True keeps only nonzeros, and this recipe also needs the zeros: take "fixed", "one-shot", "gradual", '
             '"random", "set" or "rigl", by magnitude'
         )
 
@@ -333,13 +338,13 @@ def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight 
         return None
     if not _lives_on_nonzeros(recipe):
         raise OptionError(
-            f'\'{layer.name}\' stores its nonzeros alone, and this recipe needs the others, too: take "fixed", "one-shot", '
+            f'\'{layer.name}\' stores only its nonzeros, and this recipe also needs the zeros: take "fixed", "one-shot", '
             '"gradual", "random", "set" or "rigl", or gossamer.finalize(model) first, which makes weights plain'
         )
     found = StoredWeight(layer.name, layer.module, optimizer)
     if isinstance(recipe.schedule, Exchange) and recipe.sparsity is not None and abs(found.first - recipe.sparsity) > 0.3:
         raise OptionError(
-            f"'{layer.name}' stores {1 - found.first:.1%} of its elements, as many as it goes on having where nonzeros move: "
+            f"'{layer.name}' stores {1 - found.first:.1%} of its elements, and their number stays the same when nonzeros move: "
             f"give sparsity={found.first:.2f}"
         )
     return found

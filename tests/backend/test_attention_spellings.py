@@ -171,7 +171,7 @@ def test_what_is_added_to_replaced_scores_has_no_gradient_of_ours() -> None:
 
     given = tensors((4, LENGTH, LENGTH))
     run = compile_and_run(function, *given, regions=0, grad=True)
-    assert "replaced has a gradient" in run.decisions[0].reason
+    assert "masked scores has a gradient" in run.decisions[0].reason
 
 
 class Scaled(torch.autograd.Function):

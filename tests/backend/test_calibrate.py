@@ -130,7 +130,7 @@ def test_a_record_without_sense_is_ignored_and_said_so_once(
     record.write_text(json.dumps({**json.loads(record.read_text()), "call_us": math.nan}))
     calibrated._recorded.cache_clear()
     assert all(calibrated.this_machine().measured == frozenset() for _ in range(3))
-    assert len([r for r in caplog.records if "makes no sense (nan is no speed)" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "has impossible values (nan is no speed)" in r.getMessage()]) == 1
 
 
 def test_decisions_follow_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,4 +201,4 @@ def test_the_report_says_why_a_softmax_stays_apart(gradient: bool) -> None:
     report = gossamer.explain(KEPT["weights are used twice"], inputs()[0], *given, options={"dense": "eager"})
     (decision,) = {(d.sparse, d.reason) for d in report.decisions if d.op == "attention"}
     reason = "its gradient is computed in part by something else" if gradient else "its weights are used elsewhere"
-    assert decision == (False, f"softmax and product stay apart: {reason}")
+    assert decision == (False, f"softmax and product run separately: {reason}")

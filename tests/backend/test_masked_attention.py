@@ -393,9 +393,9 @@ def test_what_the_kernel_does_not_compute_says_why() -> None:
     mask = torch.ones(256, 256, dtype=torch.bool).tril()
     run = compile_and_run(given_mask, q, k, v, mask, regions=0, dynamic=True)
     assert [d.reason for d in run.decisions] == [
-        "the size of its heads is open: compile without dynamic=True, and sizes that change are found"
+        "the size of its heads is dynamic: compile without dynamic=True, then torch finds the sizes that change"
     ]
     torch._dynamo.reset()
     q, k, v = (made(1, 2, 64, 512) for _ in range(3))
     run = compile_and_run(given_mask, q, k, v, mask[:64, :64], regions=0)
-    assert run.decisions[0].reason.startswith("its heads have 512 numbers")
+    assert run.decisions[0].reason.startswith("its heads have 512 features")

@@ -279,7 +279,7 @@ def test_large_edge_lists_of_any_size_say_that_sorting_takes_the_gain() -> None:
     x, index = torch.randn(nodes, 32), edges(nodes, count)
     run = compile_and_run(aggregated, x, index, dynamic=True, min_gain=1.5, regions=0)
     assert [d.reason for d in run.decisions] == [
-        "edges that may be others at every call: to sort them each time leaves no gain of 1.5x"
+        "the edges may change at every call, and sorting them each time leaves no gain of 1.5x"
     ]
     assert_same(run.output, aggregated(x, index))
 

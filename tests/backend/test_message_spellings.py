@@ -122,7 +122,7 @@ def test_a_division_of_zero_by_zero_stays() -> None:
     given = torch.randn(NODES, HEADS, SIZE), torch.randn(NODES, HEADS), torch.randn(NODES, HEADS), edges()
     run, *_ = trained(Layer(attended), *given)
     assert "graph attention" not in operations(run)
-    assert "softmax and sums stay apart: a target without edges divides zero by zero" in {d.reason for d in run.decisions}
+    assert "softmax and sums run separately: a target without edges divides zero by zero" in {d.reason for d in run.decisions}
     assert_same(run.output, attended(*given))
 
 
@@ -149,7 +149,7 @@ def test_gradients_that_autograd_did_not_make_are_kept() -> None:
     given = torch.randn(NODES, HEADS, SIZE), torch.randn(NODES, HEADS), torch.randn(NODES, HEADS), edges()
     run, ours, expected = trained(Layer(attended), *given)
     (reason,) = [d.reason for d in run.decisions if d.op == "graph attention"]
-    assert reason.startswith("softmax and sums stay apart: ")
+    assert reason.startswith("softmax and sums run separately: ")
     for mine, eager in zip(ours, expected, strict=True):
         assert_same(mine, eager)
 

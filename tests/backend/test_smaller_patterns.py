@@ -90,7 +90,7 @@ def test_empty_lines_stay_where_a_pattern_would_be_lost(name: str) -> None:
     # What a sparse kernel takes has that as its reason.
     assert (
         not label
-        or f"20 of 256 {'columns' if dim else 'rows'} are zeros, and without them its {label} would be lost" in reasons
+        or f"20 of 256 {'columns' if dim else 'rows'} are zeros, but without them the weight would lose its {label}" in reasons
     )
 
 

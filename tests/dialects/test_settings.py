@@ -1,8 +1,6 @@
 """Environment variables: what they mean, and that there are no others."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,10 +45,13 @@ def test_an_empty_dump_directory_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert DUMP_IR.get() is None
 
 
-def test_the_module_prints_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
-    (tmp_path / "k.o").write_bytes(bytes(1_200_000))
-    run = subprocess.run([sys.executable, "-m", "gossamer"], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    assert f"{tmp_path}, 1 files, 1.2 MB" in run.stdout
-    assert [each.name for each in SETTINGS if each.name not in run.stdout] == []
+def test_a_setting_has_another_text_within_a_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOSSAMER_DUMP_IR", raising=False)
+    with pytest.raises(ZeroDivisionError), DUMP_IR.set_to("here"):
+        assert DUMP_IR.get() == "here"
+        raise ZeroDivisionError
+    assert DUMP_IR.text is None
+    monkeypatch.setenv("GOSSAMER_DUMP_IR", "there")
+    with DUMP_IR.set_to(""):
+        assert DUMP_IR.get() is None
+    assert DUMP_IR.get() == "there"

@@ -101,8 +101,8 @@ def test_the_schedule_suits_pattern_type_and_tokens(schedule: str, weight: Any, 
 def test_an_open_number_of_tokens_takes_a_kernel_for_few_and_one_for_many(
     gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_cost, "_CALL_US", 0)  # which is most of what so small a layer takes
-    monkeypatch.setattr(cuda_cost, "_KERNEL_US", 0)
+    # Launches are most of what so small a layer takes.
+    monkeypatch.setattr(cuda_cost, "EXPECTED", cuda_cost.Rates(kernel_us=0, call_us=0))
     model = Layer(pruned(48, 64))
     run = compile_and_run(model, torch.randn(37, 64), dynamic=True)
     (decision,) = run.regions

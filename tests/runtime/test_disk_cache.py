@@ -220,8 +220,8 @@ def test_a_directory_that_others_may_write_is_not_used(directory: Path, caplog: 
     assert disk_cache.read("k") is None
     disk_cache.write("other", ENTRY)
     assert not (directory / "other.o").exists()
-    assert [r.getMessage() for r in caplog.records if "may be written by others" in r.getMessage()] == [
-        f"kernel cache: {directory} may be written by others, it is not used (chmod go-w {directory})"
+    assert [r.getMessage() for r in caplog.records if "other users may write to it" in r.getMessage()] == [
+        f"the cache {directory} is not used, because other users may write to it (chmod go-w {directory})"
     ]
 
 

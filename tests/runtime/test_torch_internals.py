@@ -215,7 +215,7 @@ def test_without_it_what_needs_it_is_off_and_says_so(name: str, without: dict[st
 def test_the_stand_in_of_each_name_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     private = replace(PRIVATE[name], path=f"{PRIVATE[name].path}_that_is_gone")
     monkeypatch.setattr(torch_internals, "_off", {})
-    with pytest.warns(UserWarning, match=f"gossamer: {re.escape(private.feature)}: off, for torch .*_that_is_gone"):
+    with pytest.warns(UserWarning, match=f"gossamer: {re.escape(private.feature)}: off, because torch .*_that_is_gone"):
         found = torch_internals._found(private)
     if private.stand_in is None:
         with pytest.raises(GossamerError, match=re.escape(private.feature)):

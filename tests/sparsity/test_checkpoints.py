@@ -253,7 +253,7 @@ def test_what_no_file_has_is_said(tmp_path: Path) -> None:
     gossamer.save(Rotary(), tmp_path / "x.safetensors")
     with torch.device("meta"):
         model = Rotary()
-    with pytest.warns(UserWarning, match="angles is on the meta device still"):
+    with pytest.warns(UserWarning, match="angles is still on the meta device"):
         gossamer.load(model, tmp_path / "x.safetensors")
     assert not model.weight.is_meta
 

@@ -61,7 +61,7 @@ def test_names_and_levels_are_taken_once() -> None:
     gossamer.register_format("Mine", "(i, j) -> (i : dense, j : loose_compressed)")
     with pytest.raises(FormatError, match="is called CSR already, so it cannot become Mine"):
         gossamer.register_format("Mine", Format.CSR)
-    with pytest.raises(FormatError, match="'Mine' is no name for a format, or is that of another one"):
+    with pytest.raises(FormatError, match="'Mine' cannot name a format, or names another one already"):
         gossamer.register_format("Mine", "(i, j) -> (j : dense, i : loose_compressed)")
     with pytest.raises(OptionError, match="there is a sparsifier called 'nm' already"):
         gossamer.register_sparsifier("nm")(sparsifiers.magnitude)
@@ -96,10 +96,12 @@ def test_sparsifiers_keep_the_largest(how: str, options: dict[str, float], densi
 
 def test_what_has_no_sparse_form_is_said_once_or_raised() -> None:
     a = sparse(matrix(4, 6))
-    with pytest.warns(UserWarning, match=r"SparseTensor has no sparse cos: all its elements, zeros too") as told:
+    with pytest.warns(
+        UserWarning, match=r"SparseTensor has no sparse cos, so it is computed on all elements, zeros too"
+    ) as told:
         torch.cos(a), a.cos()
     assert len(told) == 1
-    with gossamer.strict(), pytest.raises(GossamerError, match=r"no sparse sinc: .* Use to_dense\(\) where that is meant"):
+    with gossamer.strict(), pytest.raises(GossamerError, match=r"no sparse sinc, so .* Write to_dense\(\) if you want that"):
         torch.sinc(a)
     with gossamer.strict(), gossamer.strict(False), pytest.warns(UserWarning, match="no sparse sinc"):
         torch.sinc(a)

@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: convolve_sites(x[:2], torch.ones(1, 4, 1), None, indices, (5, 5), 1, (), (1, 1, 1, 1, 0, 0, 1, 1), "same", 3),
          r"x is torch.float32 \[2, 4\], must be f32 or f64 \[3, 4\]"),
         (lambda: spconv.SparseConvTensor(x, indices, [5, -5], 1), "spatial_shape: -5 is negative"),
-        (lambda: spconv.SparseConvTensor(x, indices, [5, 5.5], 1), "spatial_shape: 5.5 is no whole number"),
+        (lambda: spconv.SparseConvTensor(x, indices, [5, 5.5], 1), "spatial_shape: 5.5 is not a whole number"),
         (lambda: spconv.SparseConvTensor(x.tolist(), indices, [5, 5], 1), "features are list"),
         (lambda: with_parameters(weight=torch.ones(4, 3, 3, 3))(tensor), "4 channels come in, the weight takes 3"),
         (lambda: with_parameters(weight=torch.ones(4, 1, 1, 4))(tensor), r"weight is .*\[1, 4, 4\], must be .* \[9, 4, 4\]"),

@@ -210,7 +210,9 @@ def test_attention_with_a_forward_of_its_own_stays() -> None:
     report = gossamer.prune(model, batches(), 0.5)
     assert [line.name for line in report.layers if "reads the weight itself" in line.note] == ["other.out_proj"]
     assert all(torch.equal(before[name], after) for name, after in model.other.state_dict().items())
-    with pytest.raises(gossamer.OptionError, match=r"'other\.in_proj_weight' is of attention with a `forward` of its own"):
+    with pytest.raises(
+        gossamer.OptionError, match=r"'other\.in_proj_weight' is of a subclass of nn.MultiheadAttention with its own `forward`"
+    ):
         gossamer.prune(model, batches(), 0.5, only=nn.MultiheadAttention)
     alone = nn.MultiheadAttention(16, 4)
     assert len(gossamer.prune(alone, [(x, x, x) for x, _ in batches()], 0.5).layers) == 4

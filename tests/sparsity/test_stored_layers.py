@@ -110,7 +110,7 @@ def test_distilled_ones_keep_their_pattern(x: Tensor) -> None:
     ids=["prune", "sparsify", "distill"],
 )
 def test_other_patterns_want_plain_weights(change: Callable[[nn.Module], object]) -> None:
-    with pytest.raises(OptionError, match=r"gossamer\.finalize\(model\) makes it plain first"):
+    with pytest.raises(OptionError, match=r"call gossamer\.finalize\(model\) first"):
         change(stored())
 
 

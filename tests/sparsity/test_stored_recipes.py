@@ -251,9 +251,9 @@ def test_what_needs_the_other_elements_is_refused() -> None:
         "one-shot": {"saliency": "first-order", "sparsity": 0.9, "at": 1},
     }
     for recipe, options in refused.items():
-        with pytest.raises(OptionError, match=r"'0' stores its nonzeros alone, and this recipe needs the others"):
+        with pytest.raises(OptionError, match=r"'0' stores only its nonzeros, and this recipe also needs the zeros"):
             gossamer.train_sparse(model, adam(model.parameters()), recipe, steps=9, **options)
     with pytest.raises(
-        OptionError, match=r"'0' stores (19|20)\.\d% of its elements, as many as it goes on .* give sparsity=0\.[78]"
+        OptionError, match=r"'0' stores (19|20)\.\d% of its elements, and their number stays .* give sparsity=0\.[78]"
     ):
         gossamer.train_sparse(model, adam(model.parameters()), "rigl", steps=9, sparsity=0.3)

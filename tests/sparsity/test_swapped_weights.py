@@ -136,5 +136,5 @@ def test_refusals() -> None:
         ("soft", {"sparsity": 0.9}),
         ("gradual", {"sparsity": 0.9, "saliency": "first-order", "begin": 1}),
     ):
-        with pytest.raises(OptionError, match="store=True keeps nonzeros alone"):
+        with pytest.raises(OptionError, match="store=True keeps only nonzeros"):
             gossamer.train_sparse(model, adam(model.parameters()), recipe, steps=10, store=True, **options)
