@@ -11,6 +11,7 @@ from gossamer.backend.compile_module import Compiler
 from gossamer.backend.dense import check_mode
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.eval_mode import in_eval_mode
+from gossamer.backend.experts.trace_experts import trace_experts
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
@@ -58,6 +59,7 @@ def sparse(
     return compiled if apart is None else apart.beside(compiled, twice is not None)
 
 
+trace_experts(sparse)
 trace_flex_gradients(sparse)
 watch_for_generate(sparse)
 watch_packages(ahead_of_time)

@@ -41,14 +41,14 @@ GRAPH_PASSES = {
     "dequantized-products": "weights.dequantized_products:DequantizedProducts",
     # before `sparse-weights`, whose chains hold attention as one operation
     "written-attention": "attention.written_attention:WrittenAttention",
+    # before `sparse-weights` takes the products of single experts, and `silu-gradients` changes gradients
+    "routed-experts": "experts.routed_experts:RoutedExperts",
     # before `sparse-weights`, whose regions grow over the derivative
     "silu-gradients": "weights.silu_gradients:SiluGradients",
     # the first that takes dense products, with chains and what follows them
     "sparse-weights": "weights.sparse_weights:SparseWeights",
     # after it: the gradient of a weight is the product of its layer that is no region
     "masked-gradients": "weights.masked_gradients:MaskedGradients",
-    # reads grouped products alone, which no other pass takes
-    "routed-experts": "weights.routed_experts:RoutedExperts",
     # reads FlexAttention alone, which no other pass takes
     "flex-attention": "attention.flex_attention:FlexAttention",
     # reads look-ups alone, which no other pass takes; before `tall-products` reads what is left

@@ -25,6 +25,7 @@ from gossamer.sparsity.pruning.parametrizations import register_parametrization
 from gossamer.sparsity.pruning.patterns import NM, Block, Unstructured
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.torch_functions.open_experts import expert_weights
 from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 Sparsifier = Callable[..., SparseTensor]
@@ -46,6 +47,12 @@ def register_sparsifier(name: str) -> Callable[[Named], Named]:
         return function
 
     return register
+
+
+def _mask(sparsifier: Sparsifier, rows: Tensor, options: dict[str, Any]) -> Tensor:
+    """Ones where a sparsifier keeps a matrix [outputs, inputs], zeros elsewhere."""
+    kept = sparsifier(rows, **options)
+    return kept.with_values(torch.ones_like(kept.values())).to_dense()
 
 
 @overload
@@ -70,7 +77,8 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
 
     Without `only`, all linear layers get masks, also `Conv1D` of transformers (GPT-2), but not one that shares its weight with
     an embedding. A type in `only` may be any module with a `weight` whose first dimension is the outputs. It may also be
-    nn.MultiheadAttention, for its `in_proj_weight`; its `out_proj` is a linear layer.
+    nn.MultiheadAttention, for its `in_proj_weight`; its `out_proj` is a linear layer. Experts of
+    transformers, whose weights are parts of one parameter, get a mask for each expert.
 
     OptionError for an unknown name, a name that is no layer's, and options that the sparsifier does not take.
     """
@@ -86,7 +94,7 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
         raise OptionError(f"{problem}{hint}: sparsifier '{how}' takes {', '.join(known)}") from None
     if isinstance(target, Tensor):
         return sparsifier(target, **options)
-    layers = chosen_layers(target, only, skip)
+    layers = chosen_layers(target, only, skip, experts=True)
     if not layers:
         warnings.warn(f"gossamer.sparsify has changed nothing: {none_chosen(target, only, skip)}", stacklevel=2)
     names = {module: plain_name(name) for name, module in plain_model(target).named_modules()}
@@ -103,10 +111,14 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
         parametrize_pruned(layer)
         for part in weight_names(layer):
             weight = getattr(layer, part).detach()
-            rows = weight.t() if is_transposed(layer) else weight.flatten(1)
-            kept = sparsifier(rows, **options)
-            mask = kept.with_values(torch.ones_like(kept.values())).to_dense()
-            mask = mask.t().contiguous() if is_transposed(layer) else mask.view_as(weight)
+            if expert_weights(layer):
+                turned = layer.is_transposed
+                masks = [_mask(sparsifier, each.t() if turned else each, options) for each in weight]
+                mask = torch.stack([each.t() if turned else each for each in masks])
+            elif is_transposed(layer):
+                mask = _mask(sparsifier, weight.t(), options).t().contiguous()
+            else:
+                mask = _mask(sparsifier, weight.flatten(1), options).view_as(weight)
             register_parametrization(layer, part, Mask(mask))
     return target
 

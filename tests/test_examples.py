@@ -54,6 +54,27 @@ def test_a_compiled_graph_network_trains_like_the_eager_one(monkeypatch: pytest.
     assert ours.accuracy == theirs.accuracy
 
 
+def test_a_mixture_of_experts_trains_and_writes_like_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = example("mixture_of_experts", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["mixture_of_experts.py", "--experts", "4", "--layers", "1", "--width", "32"])
+    given, (ids, letters) = experts.arguments(), experts.text()
+    model = experts.model_of(letters, given)
+    other = copy.deepcopy(model)
+    torch._dynamo.reset()
+    options = {"dense": "eager", "strict": True}
+    compiled = torch.compile(other.forward, backend="sparse", fullgraph=True, options=options)
+    counters.clear()
+    experts.train(model, model, ids, 2)
+    experts.train(other, compiled, ids, 2)
+    assert counters["gossamer"]["regions"] >= 2
+    starts = torch.arange(2)
+    with torch.no_grad():
+        ours, theirs = (experts.loss_of(each.eval(), ids, starts).item() for each in (other, model))
+    assert ours == pytest.approx(theirs, rel=1e-3)
+    written, _ = experts.write(model, ids[: experts.TOKENS], 3)
+    assert written.shape == (3,)
+
+
 def test_products_on_a_mesh_are_those_of_scipy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     mesh = example("spgemm_mesh", monkeypatch)
     monkeypatch.setattr(sys, "argv", ["spgemm_mesh.py", "--nodes", "200", "--boxes", "3"])

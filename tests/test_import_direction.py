@@ -21,7 +21,7 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains",
+        "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains",
         "measuring", "regions", "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import ATTENTION, InstructionTranslator, off, validate_flex_device
+from gossamer.backend.graph.traced_by_us import is_traced_for
+from gossamer.runtime.torch_internals import ATTENTION, off, validate_flex_device
 
 
 def trace_flex_gradients(backend: object) -> None:
@@ -23,11 +24,7 @@ def trace_flex_gradients(backend: object) -> None:
 
     @torch.compiler.assume_constant_result
     def is_traced_by_us() -> bool:
-        compiler = getattr(InstructionTranslator.current_tx().output, "compiler_fn", None)
-        compiler = getattr(getattr(compiler, "__self__", None), "backend_compile_fn", compiler)  # DDP splits graphs before
-        while compiler is not backend and (inner := getattr(compiler, "compiler_fn", None)) is not None:
-            compiler = inner
-        return compiler is backend
+        return is_traced_for(backend)
 
     @torch.compiler.substitute_in_graph(validate_flex_device)
     def _validate_device(query: Tensor, key: Tensor, value: Tensor) -> None:

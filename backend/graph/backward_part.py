@@ -81,7 +81,7 @@ class JointGraph:
                 self._backward[_number(node)].append(node)
             elif node not in self._gradients:
                 forward[_number(node)].append(node)
-        self._operations = {number: _pieces(forward[number]) for number in self._backward if forward[number]}
+        self._operations = {number: found for number in self._backward if (found := _pieces(forward[number]))}
 
     def operation(self, node: fx.Node) -> list[fx.Node]:
         """All forward nodes of the operation that a node is, or is a piece of."""
@@ -222,9 +222,12 @@ def _number(node: fx.Node) -> int:
 def _pieces(alike: list[fx.Node]) -> list[fx.Node]:
     """Of the forward nodes of one number, the pieces of the operation that has it. They come first, in a row.
 
-    Autograd copies what an operation overwrites before it, under the same number.
+    Autograd copies what an operation overwrites before it, under the same number. Values without gradients own no number: a
+    view that is made again after a write comes behind them.
     """
-    alike = list(dropwhile(lambda n: n.target in COPIES, alike)) or alike
+    alike = [*dropwhile(lambda n: n.target in COPIES or not _has_gradient(n), alike)] or [n for n in alike if _has_gradient(n)]
+    if not alike:
+        return []
     origin = _origin(first := alike[0])
     if str(first.target) == origin:  # it was not decomposed
         return [first, *(n for n in alike if n.args[:1] == (first,) and n.target is operator.getitem)]

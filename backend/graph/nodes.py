@@ -161,10 +161,11 @@ def depending(graph: fx.Graph, on: Collection[fx.Node]) -> set[fx.Node]:
 
 
 def between(inputs: Collection[fx.Node], output: fx.Node) -> list[fx.Node]:
-    """The nodes that are computed from some inputs on the way to an output, which is one of them."""
+    """The nodes that are computed from some inputs on the way to an output, which is one of them. Sizes are none of them."""
     found: dict[fx.Node, None] = {}
     for node in ancestors([output], inputs.__contains__):
-        if node not in inputs and any(n in inputs or n in found for n in node.all_input_nodes):
+        size = isinstance(node.meta.get("val"), torch.SymInt)
+        if node not in inputs and not size and any(n in inputs or n in found for n in node.all_input_nodes):
             found[node] = None
     return list(found)
 

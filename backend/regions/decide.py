@@ -27,7 +27,7 @@ _REMEDIES = {
 }
 """What makes something else of an operation that has no sparse kernel."""
 
-_REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm")
+_REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm", "routed_mlp", "routed_product", "region")
 """What the passes `convolutions` and `routed-experts` report."""
 
 

@@ -17,6 +17,7 @@ from gossamer.sparsity.pruning.mask import is_pruned_by_hook
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.torch_functions.check_model import check_model
 from gossamer.sparsity.torch_functions.open_attention import PROJECTIONS, is_open
+from gossamer.sparsity.torch_functions.open_experts import are_open, expert_weights
 from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 Choice = str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
@@ -26,12 +27,14 @@ _MOST_NAMES = 12  # in a message
 
 
 def chosen_layers(
-    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), tied: bool = False
-) -> list[nn.Module]:
+    model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), tied: bool = False,
+    experts: bool = False,
+) -> list[nn.Module]:  # fmt: skip
     """The layers of a model with a weight (or several: attention of torch.nn) that `only` takes and `skip` does not.
 
-    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones too if they are asked for. A name in
-    `only` may be that of any layer with a weight, a pattern takes linear layers and convolutions of 1 to 3 dimensions.
+    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones and of `experts` (of transformers,
+    whose weights are [experts, rows, columns]) too if they are asked for. A name in `only` may be that of any layer with a
+    weight, a pattern takes linear layers, experts and convolutions of 1 to 3 dimensions.
     OptionError where a name or pattern is no layer's.
     """
     check_model(model)
@@ -39,7 +42,8 @@ def chosen_layers(
     types = (*kinds, *(choice for choice in taken if isinstance(choice, type)))
     modules = {plain_name(name): module for name, module in plain_model(model).named_modules()}
     weighted = {name: module for name, module in modules.items() if _is_linear(module) or weight_names(module)}
-    layers = {n: m for n, m in weighted.items() if _is_linear(m) or isinstance(m, types) or _is_named(taken, n, m)}
+    wanted = lambda module: _is_linear(module) or isinstance(module, types) or (experts and expert_weights(module))
+    layers = {name: module for name, module in weighted.items() if wanted(module) or _is_named(taken, name, module)}
     for choice in (*taken, *left):
         if isinstance(choice, str | re.Pattern) and not any(_fits(choice, name, layer) for name, layer in weighted.items()):
             raise OptionError(_no_layer(choice, modules, weighted))
@@ -81,9 +85,12 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def weight_names(layer: nn.Module) -> tuple[str, ...]:
-    """The names of a layer's weights: one, or what stands in front of attention of torch.nn while nothing has opened it."""
+    """The names of a layer's weights: one, what stands in front of attention of torch.nn while nothing has opened it, or those
+    of experts."""
     if has_weight(layer):
         return ("weight",)
+    if (experts := expert_weights(layer)) and not are_open(layer):
+        return experts
     if not isinstance(layer, nn.MultiheadAttention) or is_open(layer):
         return ()
     names = (f"{each}_weight" for each in ("in_proj", *PROJECTIONS))
@@ -109,10 +116,10 @@ def _tied(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_named(taken: tuple[Choice, ...], name: str, layer: nn.Module) -> bool:
-    """Whether `only` means a layer that is not linear: by its name, or as a convolution by a pattern."""
-    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    """Whether `only` means a layer that is not linear: by its name, or as a convolution or experts by a pattern."""
+    by_pattern = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) or bool(expert_weights(layer))
     patterns = any(isinstance(c, str | re.Pattern) and _fits(c, name, layer) for c in taken)
-    return name in taken or (isinstance(layer, convolutions) and patterns)
+    return name in taken or (by_pattern and patterns)
 
 
 def _no_layer(choice: str | re.Pattern[str], modules: dict[str, nn.Module], weighted: dict[str, nn.Module]) -> str:

@@ -13,6 +13,7 @@ from gossamer.sparsity.pruning.mask import has_one_original, is_masked, is_prune
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.pruning.unfolding import Convolution, patches
+from gossamer.sparsity.torch_functions.open_experts import expert_weights
 from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 
@@ -68,11 +69,12 @@ class Layer:
 
 def layers_of(
     model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), *, stored: bool = False,
-    masked: bool = False,
+    masked: bool = False, experts: bool = False,
 ) -> list[Layer]:  # fmt: skip
-    """The layers to prune, linear ones and those of other `kinds` without `only`. OptionError for those that cannot be, and
-    for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will do."""
-    chosen = chosen_layers(model, only, skip, kinds)
+    """The layers to prune, linear ones and those of other `kinds`, and `experts`, without `only`. OptionError for those that
+    cannot be, and for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will
+    do."""
+    chosen = chosen_layers(model, only, skip, kinds, experts=experts)
     names = {id(module): plain_name(name) for name, module in plain_model(model).named_modules()}
     layers = [
         Layer(names[id(module)] if weight == "weight" else f"{names[id(module)]}.{weight}".lstrip("."), module, weight)
@@ -115,7 +117,9 @@ def _check(layer: Layer) -> None:
         raise OptionError(
             f"the weight of '{layer.name}' is {weight.dtype} on {weight.device}, must be floats in memory: load or `skip` it"
         )
-    if not (isinstance(module, nn.Linear | nn.MultiheadAttention | Convolution) or is_transposed(module)):
+    if not (
+        isinstance(module, nn.Linear | nn.MultiheadAttention | Convolution) or is_transposed(module) or expert_weights(module)
+    ):
         raise OptionError(
             f"'{layer.name}' is a {type(module).__name__}: linear layers, Conv1d, Conv2d and Conv3d can be pruned; `skip` it"
         )

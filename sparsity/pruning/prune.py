@@ -27,6 +27,7 @@ from gossamer.sparsity.pruning.progress_file import Done, ProgressFile
 from gossamer.sparsity.pruning.report import PrunedLayer, PruningReport
 from gossamer.sparsity.torch_functions.check_model import check_model
 from gossamer.sparsity.torch_functions.open_attention import is_open
+from gossamer.sparsity.torch_functions.open_experts import are_open
 from gossamer.sparsity.torch_functions.plain_model import called_openly, evaluating, plain_model
 
 
@@ -75,7 +76,8 @@ def prune(
 
     Returns a report that can be printed. It names the layers that the data do not reach, which stay dense, and counts the other
     parts of the model with weights. The projections of nn.MultiheadAttention are called `q_proj`, `k_proj`, `v_proj` (parts of
-    its `in_proj_weight`) and `out_proj`.
+    its `in_proj_weight`) and `out_proj`. The products of each expert of transformers are layers, too, such as
+    `experts.3.gate_up_proj`. An expert is calibrated with the tokens that are routed to it.
 
     OptionError for bad arguments, before anything changes. OptionError also if the data make NaN or infinity within the model;
     the blocks before that place are then pruned.
@@ -184,7 +186,7 @@ def _report(
         earlier = [kept.done[layer.name] for layer in layers if layer.name in kept.done.keys() - done]
         lines = [*(PrunedLayer(**each.line) for each in earlier), *lines]
     pruned = {layer.module for layer in layers}
-    others = [each for each in weight_holders(model) if each not in pruned and not is_open(each)]
+    others = [each for each in weight_holders(model) if each not in pruned and not is_open(each) and not are_open(each)]
     lines = [*lines, *_left_dense(layers, {line.name for line in lines}, goal)]
     return PruningReport(goal.tokens, lines, dict(Counter(type(each).__name__ for each in others)))
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from gossamer.sparsity.torch_functions.open_attention import open_attention
+from gossamer.sparsity.torch_functions.open_experts import open_experts
 
 _COMPILED = "_orig_mod"
 
@@ -44,8 +45,8 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 @contextmanager
 def called_openly(model: nn.Module) -> Iterator[None]:
     """Inside, hooks see what each module of a model is given: nothing runs compiled, which may have forgotten to look for
-    hooks, TransformerEncoder makes no nested tensor of padded batches, which only its own kernels take, and attention of
-    torch.nn calls its projections (open_attention.py)."""
+    hooks, TransformerEncoder makes no nested tensor of padded batches, which only its own kernels take, attention of
+    torch.nn calls its projections (open_attention.py), and experts of transformers their products (open_experts.py)."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
 
     def change(module: nn.Module, name: str, value: Any) -> None:
@@ -61,7 +62,7 @@ def called_openly(model: nn.Module) -> Iterator[None]:
                 change(module, "forward", eager)
             if isinstance(module, nn.TransformerEncoder) and own.get("use_nested_tensor"):
                 change(module, "use_nested_tensor", False)
-        with open_attention(model):
+        with open_attention(model), open_experts(model):
             yield
     finally:
         for own, name, value in reversed(changed):

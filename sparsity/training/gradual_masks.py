@@ -35,7 +35,7 @@ class GradualMasks:
         check_least("every", every, 1, integer=True)
         kept = Recipe(Sparsifier("zeros"), once())
         recipe = kept if sparsity is None else recipe_of("gradual", steps, sparsity=sparsity, every=every)
-        layers = layers_of(model, only, skip, (nn.MultiheadAttention,), stored=sparsity is None)
+        layers = layers_of(model, only, skip, (nn.MultiheadAttention,), stored=sparsity is None, experts=True)
         self._masks, self._step = Masks([layer for layer in layers if not is_stored(layer.module)], recipe), 0
 
     def step(self) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import is_transposed
+from gossamer.sparsity.torch_functions.open_experts import expert_weights
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 
 
@@ -37,11 +38,15 @@ class Masked:
         return count_nonzeros(self.mask) / self.mask.numel()
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """[outputs, inputs] of a tensor of the weight's shape."""
+        """[outputs, inputs] of a tensor of the weight's shape; of experts [experts x outputs, inputs]."""
+        if expert_weights(self.module):
+            return (tensor.mT if self.module.is_transposed else tensor).flatten(0, 1)
         return tensor.t() if is_transposed(self.module) else tensor.flatten(1)
 
     def unfolded(self, matrix: Tensor) -> Tensor:
         """The tensor of the weight's shape of a matrix."""
+        if expert_weights(self.module) and self.module.is_transposed:
+            return matrix.view(len(self.parameter), -1, matrix.shape[1]).mT
         return matrix.t() if is_transposed(self.module) else matrix.view(self.parameter.shape)
 
     def weight(self) -> Tensor:

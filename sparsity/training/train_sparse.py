@@ -90,7 +90,7 @@ class SparseTraining:
             _check_storable(model, recipe)
         model, together = _of_this_process(model, recipe)
         keeps_zeros = recipe.sparsifier.saliency == "zeros"
-        layers = layers_of(model, only, skip, (nn.Conv2d, nn.MultiheadAttention), stored=True, masked=keeps_zeros)
+        layers = layers_of(model, only, skip, (nn.Conv2d, nn.MultiheadAttention), stored=True, masked=keeps_zeros, experts=True)
         _check_trained(layers, optimizer)
         self.optimizer, self.recipe, self.step = optimizer, recipe, 0
         kept = {layer.name: _take_masks(layer) for layer in layers if is_masked(layer.module, layer.weight_name)}

@@ -92,19 +92,19 @@ def test_tokens_behind_the_last_end_give_zeros() -> None:
     assert run.output[:6].any()
 
 
-def test_experts_that_would_not_gain_stay_dense() -> None:
+def test_experts_that_would_not_gain_are_dense_products() -> None:
     model, x, ends = Mixture(), torch.randn(8, K), ends_of(2, 2, 2, 2)
-    run = compile_and_run(model, x, ends, regions=0, min_gain=1.1)
-    assert all(d.op == "experts" and d.reason.startswith("too small") for d in run.decisions)
+    run = compile_and_run(model, x, ends, regions=2, min_gain=1.1)
+    assert all(d.op == "experts" and d.schedule == "routed" for d in run.decisions)
     with torch.no_grad():
         assert_same(run.output, dense(model, x, ends))
 
 
-def test_in_training_they_stay_dense() -> None:
+def test_in_training_they_are_dense_products() -> None:
     torch.manual_seed(0)
     model, x, ends = Mixture(), torch.randn(8, K), ends_of(3, 0, 4, 1)
-    run = compile_and_run(model, x, ends, grad=True, regions=0)
-    assert all(d.reason == "trained dense: experts are sparse in inference only" for d in run.decisions)
+    run = compile_and_run(model, x, ends, grad=True, regions=2)
+    assert all(d.schedule == "routed" for d in run.decisions)
     run.output.sum().backward()
     found = model.up.grad
     model.up.grad = None

@@ -3,6 +3,7 @@
 quantized   `gossamer.quantize`, calibrated or not, by the formula in integers
 masked      training steps of parameters under masks, some of which change on the way
 experts     `grouped_mm` with pruned weights, for any share of the tokens
+mixtures    layers of a mixture of experts in all spellings, with their gradients
 points      convolutions of points, one after the other, with their gradients
 low-rank    pruned layers with adapters, or sums of a sparse matrix and factors, with their gradients
 routed      `gossamer.routed_mlp` and `routed_linear`, with their gradients
@@ -158,6 +159,51 @@ def experts(chance: random.Random) -> str:
     return "\n".join(lines)
 
 
+def mixtures(chance: random.Random) -> str:
+    """A spelling, and batches of different sizes; maybe all tokens go to few experts, maybe with gradients."""
+    kinds = ("Sorted", "SortedAndAdded", "SortedTwice", "Gathered", "Einsum", "Masked", "Where", "Assigned", "OneHot")
+    kind = chance.choice(kinds)
+    experts = chance.choice((2, 3, 5, 8, 17))
+    top = chance.choice([n for n in (1, 2, 3, 8) if n <= experts])
+    columns, hidden = chance.choice((8, 16, 24, 33, 64)), chance.choice((4, 8, 17, 32))
+    act = chance.choice(("F.silu", "F.silu", "F.gelu", "F.relu", "torch.tanh", "torch.sigmoid", "F.elu"))
+    trains, opens = chance.random() < 0.4, kind in ("Where", "Assigned", "OneHot")
+    lines = [
+        "import transformers.integrations.moe",
+        "from tests.backend import experts_in_models as models",
+        f"model = models.{kind}({top}, {experts}, {columns}, {hidden}, {act})",
+        chance.choice(("", "with torch.no_grad(): model.router.weight.copy_(model.router.weight[:, :1] * 3)")),
+        "wide = copy.deepcopy(model).double()",
+        f"torch._dynamo.config.capture_dynamic_output_shape_ops = {opens}",
+        f"compiled = torch.compile(model, dynamic={'None' if opens else chance.choice((None, True))}, {OPTIONS})",
+    ]
+    for call in range(4):
+        tokens = chance.choice((1, 2, 5, 9, 16, 31, 64, 130))
+        lines += [
+            f"x = (torch.randn({tokens}, {columns}) * {chance.choice((1, 1, 0.01, 10))}).requires_grad_({trains})",
+            "far = x.detach().double().requires_grad_()",
+            f"with torch.set_grad_enabled({trains}):",
+            "    y = compiled(x)",
+            "z = models.exact(wide, far)",
+            "found.append(y)",
+            "expected.append(z.float())",
+        ]
+        if trains:
+            lines += [
+                "upstream = torch.randn_like(y)",
+                "y.backward(upstream)",
+                "z.backward(upstream.double())",
+                "of = zip((x, *model.parameters()), (far, *wide.parameters()))",
+                "pairs = [(a.grad.clone(), b.grad.float()) for a, b in of]",
+                "found += [a for a, _ in pairs]",
+                "expected += [b for _, b in pairs]",
+                "model.zero_grad(); wide.zero_grad()",
+            ]
+        if call == 1 and chance.random() < 0.4:
+            lines += ["with torch.no_grad(): [each.down.mul_(-2) for each in (model, wide)]"]
+    return "\n".join(lines)
+
+
 def points(chance: random.Random) -> str:
     """Convolutions of the same sites, of coarser ones, and back, eager or in a graph."""
     dims, batch = chance.choice((1, 2, 2, 3, 3)), chance.randint(1, 3)
@@ -224,7 +270,7 @@ def points(chance: random.Random) -> str:
 
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
-    "quantized": quantized, "masked": masked, "experts": experts, "points": points, "routed": routed,
+    "quantized": quantized, "masked": masked, "experts": experts, "mixtures": mixtures, "points": points, "routed": routed,
     "low-rank": lambda chance: low_rank(chance, OPTIONS),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""routed-experts: products of tokens, sorted by expert, with weights of experts that are mostly zeros, as sparse kernels.
+"""Products of tokens, sorted by expert, with weights of experts that are mostly zeros, as sparse kernels.
 
     %y = grouped_mm(%x, transpose(%w), %ends)    →    %y = gossamer::region([%x, %ends, %w], "5c01…")
 
@@ -10,7 +10,7 @@ has one; there are kernels for few and for many tokens, because how many an expe
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -32,8 +32,6 @@ from gossamer.backend.run.expert_regions import ExpertRegions
 from gossamer.dialects.errors import CompileError
 
 aten = torch.ops.aten
-
-_GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
 
 
 @dataclass(frozen=True)
@@ -62,48 +60,60 @@ class Expert(Contraction):
         return "experts"
 
 
-class RoutedExperts:
-    """Grouped products with sparse weights become regions."""
-
-    name: ClassVar[str] = "routed-experts"
-
-    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each weight of experts that has zeros."""
-        statics = context.inputs.match(graph)
-        values = {node: static.tensor for node, static in statics.items()}
-        decisions, failures = list[Decision](), list[CompileError]()
-        for node in [n for n in graph.nodes if str(n.target) in _GROUPED]:
-            main = _weight(node, statics)
-            if main is None or (not zero_heavy(values[main]) and context.options.min_gain > 0):
-                continue
-            reason, gain, built = _refused(node), None, list[Built]()
-            if reason is None:
-                experts = _experts(node, values)
-                reason, gain = _judged(experts, context)
-                if reason is None:
-                    try:
-                        built = _built(experts, statics, context)
-                    except CompileError as error:
-                        if context.options.strict:
-                            raise
-                        failures.append(error)
-                        reason = FAILED
-                leaves = experts[0].weight.leaves
-                for each in experts:
-                    _forget(each.node)
-                if reason is None:
-                    _replace(node, leaves, built)
-            decisions.append(_decision(statics[main], reason, gain, built))
-        if failures:
-            warnings.warn(f"{failures[0]}\nThese experts stay dense.", stacklevel=3)
-        graph.eliminate_dead_code()
-        return decisions
-
-
-def _weight(node: fx.Node, statics: Mapping[fx.Node, Static]) -> fx.Node | None:
-    """The static tensor that the experts' weights are computed from, if there is one."""
-    static = computed_from(node.graph, {n: s.tensor for n, s in statics.items()})
+def judged(node: fx.Node, statics: Mapping[fx.Node, Static], context: GraphContext) -> "Judged | None":
+    """What becomes of a grouped product with weights that have zeros; None for others."""
     weight: Any = node.args[1]
+    static = main_weight(weight, statics)
+    values = {node: static.tensor for node, static in statics.items()}
+    if static is None or not (zero_heavy(static.tensor) or (context.options.min_gain == 0 and density(static.tensor) <= 0.9)):
+        return None
+    reason, gain = _refused(node), None
+    experts = _experts(node, values) if reason is None else []
+    if reason is None:
+        reason, gain = _judged(experts, context)
+    return Judged(node, static, experts, reason, gain)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A grouped product with pruned weights: why it stays dense, or None, and the gain that is predicted."""
+
+    node: fx.Node
+    static: Static
+    experts: list[Expert]
+    reason: str | None
+    gain: float | None
+
+    def dense(self, reason: str) -> Decision:
+        """The decision where it stays as it is."""
+        return _decision(self.static, reason, self.gain, [])
+
+    def put(self, statics: Mapping[fx.Node, Static], context: GraphContext) -> Decision:
+        """Replaces it by a region for each expert, or says that one of them failed to compile."""
+        leaves = self.experts[0].weight.leaves
+        try:
+            built = _built(self.experts, statics, context)
+        except CompileError as error:
+            if context.options.strict:
+                raise
+            warnings.warn(f"{error}\nThese experts stay dense.", stacklevel=3)
+            return _decision(self.static, FAILED, self.gain, [])
+        finally:
+            self.forget()
+        _replace(self.node, leaves, built)
+        return _decision(self.static, None, self.gain, built)
+
+    def forget(self) -> None:
+        """Takes the nodes of `_experts` out of the graph."""
+        for each in self.experts:
+            selected = arguments(each.node)[1]
+            each.node.graph.erase_node(each.node)
+            selected.graph.erase_node(selected)
+
+
+def main_weight(weight: fx.Node, statics: Mapping[fx.Node, Static]) -> Static | None:
+    """The largest static tensor that the experts' weights are computed from, if they are from such alone."""
+    static = computed_from(weight.graph, {n: s.tensor for n, s in statics.items()})
     if weight not in static or weight.meta["val"].dim() != 3 or weight.meta["val"].shape[0] == 0:
         return None
     behind, pending = list[fx.Node](), [weight]
@@ -113,7 +123,9 @@ def _weight(node: fx.Node, statics: Mapping[fx.Node, Static]) -> fx.Node | None:
             behind.append(each)
         else:
             pending += each.all_input_nodes
-    return max(behind, key=lambda n: statics[n].tensor.numel(), default=None)
+    order = lambda node: (statics[node].tensor.numel(), isinstance(statics[node].tensor, torch.nn.Parameter))  # before masks
+    largest = max(behind, key=order, default=None)
+    return None if largest is None else statics[largest]
 
 
 def _refused(node: fx.Node) -> str | None:
@@ -164,13 +176,6 @@ def _built(experts: list[Expert], statics: Mapping[fx.Node, Static], context: Gr
         build_region(region, f"{name}[{number}]", values, context.options, context.dump)
         for number, region in enumerate(regions)
     ]
-
-
-def _forget(product: fx.Node) -> None:
-    """Takes a node of `_experts` out of the graph."""
-    selected = arguments(product)[1]
-    product.graph.erase_node(product)
-    product.graph.erase_node(selected)
 
 
 def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> None:

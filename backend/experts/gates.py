@@ -1,0 +1,102 @@
+"""What experts do between their products, recognised by what it computes.
+
+    %gate, %up = split(%sums, 48, -1)
+    %hidden = mul(silu(%gate), %up)          →   Gate("silu", "halves")
+
+The nodes between are run on numbers of all sizes in float64, and compared with every activation that the operation has. So it
+does not matter how a model, or a decomposition, spells them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gossamer.backend.graph.fusable import ELEMENTWISE
+from gossamer.backend.graph.layout import is_view
+from gossamer.backend.graph.nodes import between, function_of, hint
+from gossamer.backend.graph.patterns import CONVERTS, number_of
+from gossamer.sparsity.experts.activations import ACTIVATIONS, CLAMPED, LAYOUTS, activated
+
+_MOST = 200
+"""Nodes between two products, above which they are no activation."""
+
+_OPEN = 64
+"""Stands for a size that nobody knows."""
+
+_RELATIVE, _ABSOLUTE = 1e-9, 1e-12
+"""Of float64: an activation that is another function differs somewhere by far more."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """An activation and a layout, as `sparsity/experts/activations.py` names them."""
+
+    activation: str
+    layout: str
+
+
+def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -> Gate | None:
+    """The activation that makes a value with so many columns of the sums of a product, whose rows lie innermost in a dimension;
+    None if the operation has none such."""
+    if hidden is sums:
+        return Gate("identity", "up")
+    nodes = between([sums], hidden)
+    if len(nodes) > _MOST or not all(n.target in ELEMENTWISE or is_view(n) or _is_split(n) for n in nodes):
+        return None
+    shape = [hint(size) or _OPEN for size in sums.meta["val"].shape]
+    repeated = shape.pop(dim) // rows
+    given = _numbers([*shape, repeated, rows])
+    found = _run(nodes, sums, given.flatten(-2).movedim(-1, dim), hidden)
+    if found is None:
+        return None
+    for layout in LAYOUTS:
+        if rows != (columns if layout == "up" else 2 * columns):
+            continue
+        for activation in (*ACTIVATIONS, CLAMPED):
+            if activation == CLAMPED and layout == "up":
+                continue
+            expected = activated(given, activation, layout)
+            if expected.numel() == found.numel() and _same(found.reshape(expected.shape), expected):
+                return Gate(activation, layout)
+    return None
+
+
+def _is_split(node: fx.Node) -> bool:
+    return str(node.target).startswith("aten.split")
+
+
+def _numbers(shape: list[int]) -> Tensor:
+    """Numbers of both signs from very small to very large ones, most of them about 1."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(shape, generator=generator, dtype=torch.float64)
+    large = 10.0 ** (torch.rand(shape, generator=generator, dtype=torch.float64) * 8 - 4)
+    return torch.where(torch.rand(shape, generator=generator) < 0.5, wide * 3, wide.sign() * large)
+
+
+def _run(nodes: list[fx.Node], sums: fx.Node, given: Tensor, hidden: fx.Node) -> Tensor | None:
+    """What nodes compute of these sums; None if that depends on something else."""
+    values: dict[fx.Node, Any] = {sums: given}
+    unknown = False
+
+    def value(node: fx.Node) -> Any:
+        nonlocal unknown
+        if node in values:
+            return values[node]
+        meta = node.meta.get("val")
+        found = hint(meta) if isinstance(meta, int | torch.SymInt) else number_of(node)
+        unknown |= found is None
+        return found
+
+    for node in nodes:
+        args, named = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
+        if unknown:
+            return None
+        values[node] = args[0] if node.target in CONVERTS else function_of(node)(*args, **named)
+    result = values[hidden]
+    return result if isinstance(result, Tensor) else None
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return bool(torch.allclose(found, expected, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True))

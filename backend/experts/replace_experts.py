@@ -1,0 +1,224 @@
+"""Puts the operations of experts where a graph has them written out, with their gradients.
+
+gossamer::routed_mlp(%x, %experts, %scores, %gate_up, ..., %down, ..., "silu", "halves", keep)     for a whole layer
+gossamer::routed_product(%rows, %ids, %weight, None, %bias)                                       for a product alone
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.experts.layers import Layer
+from gossamer.backend.experts.products import Product
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.nodes import between, equal, equal_sizes
+from gossamer.backend.graph.refused import Refused
+from gossamer.sparsity.experts import routed_mlp as _  # noqa: F401  # defines the operations
+
+aten, prims = torch.ops.aten, torch.ops.prims
+mixture, mixture_backward = torch.ops.gossamer.routed_mlp.default, torch.ops.gossamer.routed_mlp_backward.default
+routed_product, routed_outer = torch.ops.gossamer.routed_product.default, torch.ops.gossamer.routed_outer.default
+
+
+def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | None:
+    """What a joint graph has of a layer's gradients; None in inference. Raises Refused."""
+    if joint is None:
+        return None
+    inputs = [each for each in _leaves(layer) if each is not None]
+    if layer.added is not None:
+        inputs.append(layer.added)
+    return joint.part(_on_the_way(inputs, layer.routing.experts, layer.node), inputs, layer.node)
+
+
+def _leaves(layer: Layer) -> list[fx.Node | None]:
+    """What has gradients, in the order of the operation's."""
+    return [layer.x, layer.scores, layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias]
+
+
+def put_layer(layer: Layer, backward: BackwardPart | None) -> None:
+    """Replaces a layer."""
+    _keep_sizes(layer)
+    emit = Emitter(layer.node)
+    weights = [_stored(emit, product) for product in (layer.up, layer.down)]
+    experts = _matrix(emit, layer.routing.experts)
+    scores = emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
+    exists = None
+    if not layer.routing.all_exist(layer.up.experts):  # others get no rows, so that their tokens get nothing for them
+        exists = emit(aten.lt.Scalar, experts, layer.up.experts)
+        experts = emit(aten.clamp_max.default, experts, layer.up.experts - 1)
+        scores = _where(emit, exists, scores)
+    given = [
+        layer.x, experts, scores, weights[0], None, layer.up.bias, weights[1],
+        None, layer.down.bias, layer.gate.activation, layer.gate.layout,
+    ]  # fmt: skip
+    trains = backward is not None and backward.upstream is not None
+    made = emit(mixture, *given, trains)
+    y = _as(emit, emit(operator.getitem, made, 0), layer.node)
+    if layer.added is not None:
+        y = emit(aten.add.Tensor, layer.added, y)
+    if trains:
+        assert backward is not None
+        _put_gradients(layer, backward, given, emit(operator.getitem, made, 1), exists)
+    layer.node.replace_all_uses_with(y)
+
+
+def _keep_sizes(layer: Layer) -> None:
+    """Has sizes that are read from values of the layer be computed from those of the experts, so that the values can go."""
+    inputs = [layer.x, layer.routing.experts, layer.scores]
+    for node in between(inputs, layer.node):
+        for user in list(node.users):
+            if user.target is aten.sym_size.int and equal(user.meta["val"], layer.routing.pairs):
+                emit = Emitter(user)
+                tokens = emit(aten.sym_size.int, layer.routing.experts, 0)
+                user.replace_all_uses_with(emit(operator.mul, tokens, layer.routing.top))
+
+
+def _where(emit: Emitter, condition: fx.Node, value: fx.Node) -> fx.Node:
+    """A value where a condition holds, zeros elsewhere."""
+    return emit(aten.where.self, condition, value, emit(aten.full.default, [], 0.0, dtype=value.meta["val"].dtype))
+
+
+def _put_gradients(layer: Layer, backward: BackwardPart, given: list[Any], kept: fx.Node, exists: fx.Node | None) -> None:
+    emit = Emitter(_first(backward))
+    leaves = _leaves(layer)
+    wanted = [leaf is not None and bool(backward.gradients[leaf]) for leaf in leaves]
+    if layer.added is not None and backward.gradients[layer.added]:
+        _put(emit, backward.gradients[layer.added], _as(emit, backward.upstream, layer.added))
+    if not any(wanted):
+        return
+    x = layer.x.meta["val"]
+    gradient = emit(aten.view.default, backward.upstream, [*emit.sizes(layer.x, (0,)), layer.down.outputs])
+    gradient = _of_type(emit, gradient, x.dtype)
+    made = emit(mixture_backward, gradient, kept, *given, wanted)
+    number = 0
+    for leaf, want, product in zip(leaves, wanted, (None, None, layer.up, None, layer.down, None), strict=True):
+        if not want:
+            continue
+        value = emit(operator.getitem, made, number)
+        number += 1
+        assert leaf is not None
+        if leaf is layer.scores and exists is not None:
+            value = _where(emit, exists, value)
+        if product is not None and product.turned:
+            value = emit(aten.permute.default, value, [0, 2, 1])
+        _put(emit, backward.gradients[leaf], value)
+
+
+def _put(emit: Emitter, places: Sequence[fx.Node], value: fx.Node) -> None:
+    """Puts a gradient in the place of the first value that leaves for an operand, and zeros in those that are added to it."""
+    first, *others = places
+    first.replace_all_uses_with(_as(emit, value, first))
+    for other in others:
+        other.replace_all_uses_with(emit.zeros(other))
+
+
+def _first(backward: BackwardPart) -> fx.Node:
+    places = {node for found in backward.gradients.values() for node in found}
+    return next(node for node in next(iter(places)).graph.nodes if node in places)
+
+
+def product_backward(product: Product, joint: JointGraph | None) -> BackwardPart | None:
+    """What a joint graph has of a product's gradients; None in inference. Raises Refused."""
+    if joint is None:
+        return None
+    chosen = product.ends if product.routing is None else product.routing.experts
+    assert chosen is not None
+    inputs = [each for each in (product.source, product.weight, product.bias) if each is not None]
+    return joint.part(_on_the_way(inputs, chosen, product.node), inputs, product.node)
+
+
+def _on_the_way(inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> list[fx.Node]:
+    """What is computed of values that have gradients. How rows are sorted is not, and may serve several products."""
+    found, reached = list[fx.Node](), set(inputs)
+    for node in between([*inputs, chosen], output):
+        if not reached.isdisjoint(node.all_input_nodes):
+            found.append(node)
+            reached.add(node)
+    return found
+
+
+def put_product(product: Product, backward: BackwardPart | None) -> None:
+    """Replaces a product whose rows lie one after the other."""
+    emit = Emitter(product.node)
+    rows = emit(aten.reshape.default, product.source, [-1, product.columns])
+    ids, hit = _ids(emit, product)
+    weight = _stored(emit, product)
+    y = emit(routed_product, rows, ids, weight, None, product.bias)
+    if hit is not None:
+        y = _where(emit, hit, y)
+    y = _as(emit, y, product.node)
+    if backward is not None and backward.upstream is not None:
+        _put_product_gradients(product, backward, rows, ids, hit, weight)
+    product.node.replace_all_uses_with(y)
+
+
+def _ids(emit: Emitter, product: Product) -> tuple[fx.Node, fx.Node | None]:
+    """The experts of what is multiplied [rows, 1], or [tokens, top]; and which rows have one, where some may have none."""
+    if product.routing is not None and product.per_token:
+        return _matrix(emit, product.routing.experts), None
+    if product.ends is None:
+        assert product.routing is not None
+        return emit(aten.reshape.default, product.routing.experts, [-1, 1]), None
+    (count,) = emit.sizes(product.rows, (0,))
+    places = emit(aten.arange.default, count, dtype=product.ends.meta["val"].dtype, device=product.ends.meta["val"].device)
+    ids = emit(aten.bucketize.Tensor, places, product.ends, right=True)
+    ids = emit(aten.unsqueeze.default, ids, 1)
+    hit = emit(aten.unsqueeze.default, emit(aten.lt.Scalar, ids, product.experts), 2)
+    return emit(aten.clamp_max.default, ids, product.experts - 1), hit
+
+
+def _put_product_gradients(
+    product: Product, backward: BackwardPart, rows: fx.Node, ids: fx.Node, hit: fx.Node | None, weight: fx.Node
+) -> None:
+    emit = Emitter(_first(backward))
+    top = product.routing.top if product.routing is not None and product.per_token else 1
+    gradient = emit(aten.reshape.default, backward.upstream, [-1, top, product.outputs])
+    if hit is not None:
+        gradient = _where(emit, hit, gradient)
+    gradient = _of_type(emit, gradient, rows.meta["val"].dtype)
+    if places := backward.gradients[product.source]:
+        turned = emit(aten.permute.default, weight, [0, 2, 1])
+        _put(emit, places, emit(aten.sum.dim_IntList, emit(routed_product, gradient, ids, turned, None, None), [1]))
+    if places := backward.gradients[product.weight]:
+        value = emit(routed_outer, gradient, rows, ids, product.experts)
+        _put(emit, places, emit(aten.permute.default, value, [0, 2, 1]) if product.turned else value)
+    if product.bias is not None and (places := backward.gradients[product.bias]):
+        zeros = emit.zeros(product.bias)
+        flat, each = emit(aten.reshape.default, ids, [-1]), emit(aten.reshape.default, gradient, [-1, product.outputs])
+        _put(emit, places, emit(aten.index_add.default, zeros, 0, flat, each))
+
+
+def _stored(emit: Emitter, product: Product) -> fx.Node:
+    """The weight as [experts, rows, columns]."""
+    return emit(aten.permute.default, product.weight, [0, 2, 1]) if product.turned else product.weight
+
+
+def _matrix(emit: Emitter, node: fx.Node) -> fx.Node:
+    """One number for each token as [tokens, 1]."""
+    return emit(aten.unsqueeze.default, node, 1) if node.meta["val"].dim() == 1 else node
+
+
+def _as(emit: Emitter, value: Any, node: fx.Node) -> fx.Node:
+    """A value in the shape and the type of another."""
+    shape = node.meta["val"].shape
+    if not equal_sizes(value.meta["val"].shape, shape):
+        value = emit(aten.reshape.default, value, list(shape))
+    made: fx.Node = _of_type(emit, value, node.meta["val"].dtype)
+    return made
+
+
+def _of_type(emit: Emitter, value: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return value if value.meta["val"].dtype == dtype else emit(prims.convert_element_type.default, value, dtype)
+
+
+def check(product: Product) -> None:
+    """Raises Refused for what the operations do not compute."""
+    x, weight = product.source.meta["val"], product.weight.meta["val"]
+    if not x.is_cpu:
+        raise Refused("experts are one operation on CPUs only")
+    if not (weight.dtype == x.dtype and weight.is_floating_point()):
+        raise Refused(f"tokens of {x.dtype} and weights of {weight.dtype}")

@@ -1,0 +1,133 @@
+"""routed-experts: mixtures of experts become one operation, or a sparse region for each expert where these are pruned.
+
+    %sums = grouped_mm(%sorted, transpose(%gate_up), %ends)
+    %each = grouped_mm(silu(%gate) * %up, ...)                 →    %y = gossamer::routed_mlp(%x, %experts, %scores, ...)
+    %y = sum(view(index(%each * %scores, [%inverse])), [1])
+
+Products that are part of no such layer become gossamer::routed_product. Routers, shared experts and losses stay as they are.
+"""
+
+from typing import ClassVar
+
+from torch import fx
+
+from gossamer.backend.experts.cost import predicted_gain
+from gossamer.backend.experts.layers import Layer, Mixtures
+from gossamer.backend.experts.loops import loops
+from gossamer.backend.experts.products import GROUPED, Product
+from gossamer.backend.experts.replace_experts import check, layer_backward, product_backward, put_layer, put_product
+from gossamer.backend.experts.sparse_experts import Judged, judged, main_weight
+from gossamer.backend.graph.backward_part import JointGraph
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import density, zero_heavy
+from gossamer.backend.graph.nodes import hint, in_training
+from gossamer.backend.graph.refused import Refused
+from gossamer.backend.report.report import Decision
+
+
+class RoutedExperts:
+    """Mixtures of experts, and products with the weights of experts."""
+
+    name: ClassVar[str] = "routed-experts"
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """A decision for each weight of experts."""
+        mixtures = Mixtures(graph)
+        taking = _Taking(graph, context)
+        for layer in (*mixtures.layers, *loops(graph)):
+            taking.take_layer(layer)
+        for product in mixtures.products:
+            taking.take_product(product)
+        taking.leave_others()
+        if taking.decisions:
+            graph.eliminate_dead_code()
+        return taking.decisions
+
+
+class _Taking:
+    """The replacements in one graph."""
+
+    def __init__(self, graph: fx.Graph, context: GraphContext) -> None:
+        self.decisions: list[Decision] = []
+        self._context, self._statics = context, context.inputs.match(graph)
+        self._joint = JointGraph(graph) if in_training(graph) else None
+        grouped = [node for node in graph.nodes if str(node.target) in GROUPED]
+        self._pruned: dict[fx.Node, Judged] = {
+            node: found for node in grouped if (found := judged(node, self._statics, context)) is not None
+        }
+        self._taken: set[fx.Node] = set()
+
+    def take_layer(self, layer: Layer) -> None:
+        """Replaces a whole layer, unless its weights are so sparse that their products are regions."""
+        products = (layer.up, layer.down)
+        if any(self._is_sparse(product) or self._is_loop_of_sparse(product) for product in products):
+            return
+        try:
+            for product in products:
+                check(product)
+                self._check_gain(product)
+            backward = layer_backward(layer, self._joint)
+        except Refused:
+            return  # its products are taken one by one
+        put_layer(layer, backward)
+        for product in products:
+            self._note(product, layer.routing.top, f"{layer.gate.activation}, one operation for the layer")
+
+    def take_product(self, product: Product) -> None:
+        """Replaces a product that is part of no layer that was taken."""
+        if product.bare in self._taken:
+            return
+        if self._is_sparse(product):
+            self.decisions.append(self._pruned.pop(product.bare).put(self._statics, self._context))
+            return
+        try:
+            check(product)
+            self._check_gain(product)
+            if not product.flat:
+                raise Refused("its rows do not lie one after the other")
+            backward = product_backward(product, self._joint)
+        except Refused as problem:
+            self.decisions.append(self._decision(product, f"left to torch: {problem}", None))
+            return
+        put_product(product, backward)
+        self._note(product, product.routing.top if product.routing else None, "its product alone")
+
+    def leave_others(self) -> None:
+        """Notes the products with pruned weights that nothing is known of, and why they stay."""
+        for found in self._pruned.values():
+            found.forget()
+            reason = found.reason or "no kernel for grouped_mm of other than a matrix, with a bias or another type of result"
+            self.decisions.append(found.dense(reason))
+
+    def _check_gain(self, product: Product) -> None:
+        """Raises Refused where torch is predicted to be as fast, or the reference is asked for."""
+        if self._context.options.schedule == "reference":
+            raise Refused("the option schedule asks for the reference")
+        gain, least = predicted_gain(product), self._context.options.min_gain
+        if gain is not None and gain < least:
+            raise Refused(f"so few rows leave no gain of {least:g}x")
+
+    def _is_sparse(self, product: Product) -> bool:
+        found = self._pruned.get(product.bare)
+        return found is not None and found.reason is None
+
+    def _is_loop_of_sparse(self, product: Product) -> bool:
+        """Whether it is of a loop over pruned experts, each of which may become a region of its own."""
+        static = main_weight(product.weight, self._statics) if product.x is None and self._joint is None else None
+        return static is not None and zero_heavy(static.tensor)
+
+    def _note(self, product: Product, top: int | None, how: str) -> None:
+        """The decision about a product that is part of an operation now."""
+        chosen = f", {top} for each token" if top is not None else ""
+        self.decisions.append(self._decision(product, f"{product.experts} experts{chosen}, {how}", "routed rows"))
+        self._taken.add(product.bare)
+
+    def _decision(self, product: Product, reason: str, format: str | None) -> Decision:
+        pruned = self._pruned.pop(product.bare, None)
+        if pruned is not None:
+            pruned.forget()
+        static = main_weight(product.weight, self._statics)
+        shape = tuple(hint(size) or 0 for size in product.weight.meta["val"].shape)
+        name, share = (product.weight.name, 1.0) if static is None else (static.name, density(static.tensor))
+        schedule = None if format is None else "routed"
+        return Decision(name, "experts", shape, share, format, schedule, format is not None, reason, predicted_gain(product))
