@@ -21,7 +21,7 @@ from torch import fx
 
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.nodes import ancestors
-from gossamer.backend.graph.writing_nodes import writes
+from gossamer.backend.graph.purity import writes
 from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.remembered import Made
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass, weight_norm

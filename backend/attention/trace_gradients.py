@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.backend.graph.traced_by_us import is_traced_for
+from gossamer.backend.report.compilation import is_traced_for
 from gossamer.runtime.torch_internals import ATTENTION, off, validate_flex_device
 
 

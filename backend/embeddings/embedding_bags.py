@@ -51,7 +51,7 @@ class EmbeddingBags:
             gradients += [bags for node in graph.nodes if (bags := gradient_of(node)) is not None and bags.bytes >= least]
         backward = {bags.node: each for bags in found if (each := table_gradients(bags)) is not None}
         for group in _at_the_first(graph, [bags for bags in found if bags.node in backward]):
-            reason = _reason_against(group, least)
+            reason = _reason_against(group, training, least)
             decisions += [_decision(bags, group, reason, context) for bags in group]
             if reason is not None:
                 continue
@@ -122,8 +122,10 @@ def _at_the_last(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
     return groups
 
 
-def _reason_against(group: Sequence[Bags], least: int) -> str | None:
+def _reason_against(group: Sequence[Bags], training: bool, least: int) -> str | None:
     """Why torch computes them better; compiles the kernel if it does not."""
+    if least > 0 and not training:
+        return "without gradients, memory bounds torch's own kernel as well as ours"
     if len(group) == 1 and group[0].bytes < least:
         return f"it reads {group[0].bytes / 1024:.3g} KB of rows: a call takes longer than that"
     bags, weights = group[0], group[0].weights

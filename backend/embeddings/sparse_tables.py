@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.writing_nodes import writes
+from gossamer.backend.graph.purity import writes
 from gossamer.backend.report.report import Decision, record
 from gossamer.sparsity.bags.sparse_lookups import Lookup, look_up
 from gossamer.sparsity.bags.steps import watch_optimizers

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gossamer.backend.graph.traced_by_us import is_traced_for
+from gossamer.backend.report.compilation import is_traced_for
 from gossamer.runtime.modules.when_loaded import when_loaded
 
 _MODULE = "transformers.integrations.moe"

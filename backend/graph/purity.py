@@ -1,5 +1,6 @@
-"""Whether what a traced graph returns is a function of its inputs alone, so that it may be computed a second time."""
+"""Whether a graph or a node of Dynamo has effects: whether it may be computed a second time, and whether it writes."""
 
+import operator
 from typing import Any
 
 import torch
@@ -56,3 +57,11 @@ def _viewed(node: object) -> object:
 
 def _has_gradients(value: torch.Tensor | None) -> bool:
     return value is not None and value.requires_grad
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a node of Dynamo's graph may write to an argument. Functions that do so have names that say it."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    inplace = name.endswith("_") or (name.startswith("i") and getattr(operator, name, None) is node.target)
+    mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    return inplace or mutable or name == "setitem" or "out" in node.kwargs or bool(node.kwargs.get("inplace"))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gossamer.runtime.torch_internals import callback_handler
+from gossamer.runtime.torch_internals import InstructionTranslator, callback_handler
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,15 @@ def compilation_in_progress() -> Compilation | None:
             return Compilation(getattr(backend, "compiler_fn", backend), found["code"].co_name, found["one_graph"])
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def is_traced_for(backend: object) -> bool:
+    """Whether Dynamo traces for `backend` now. To be asked within torch.compiler.assume_constant_result."""
+    compiler = getattr(InstructionTranslator.current_tx().output, "compiler_fn", None)
+    compiler = getattr(getattr(compiler, "__self__", None), "backend_compile_fn", compiler)  # DDP splits graphs before
+    while compiler is not backend and (inner := getattr(compiler, "compiler_fn", None)) is not None:
+        compiler = inner
+    return compiler is backend
 
 
 @contextmanager

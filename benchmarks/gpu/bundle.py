@@ -25,7 +25,7 @@ from gossamer.sparsity.compiler import segment_ir
 from gossamer.sparsity.compiler.contract_ir import Operand, einsum, sample
 from gossamer.sparsity.compiler.gpu_kernels import GpuRegionKernel, compile_gpu_region
 
-_SHIPPED = ("cases", "kernels", "checks", "timings", "open_products", "run", "end_to_end")
+_SHIPPED = ("cases", "kernels", "checks", "timings", "open_products", "run")
 _NEEDED = ("gossamer.runtime.gpu_kernel", "gossamer.runtime.packing")
 _RUN = '''"""Checks and timings of GPU kernels: `python run.py --help`."""
 

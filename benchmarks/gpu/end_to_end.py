@@ -4,9 +4,8 @@
     python end_to_end.py --device cpu       # a rehearsal without a GPU: the same checks, no times
     python end_to_end.py --few              # one number of tokens for each case
 
-It imports nothing of its neighbours: those of a bundle come with a part of gossamer only. Each record is a line of the file at
-once and says in `ok` whether it is right. What raises is a record, too, and the rest goes on. The exit status is 1 if one is
-not right.
+Each record is a line of the file at once and says in `ok` whether it is right. What raises is a record, too, and the rest goes
+on. The exit status is 1 if a record is not right.
 """
 
 import argparse
@@ -15,7 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -28,58 +27,13 @@ from torch._dynamo.utils import counters
 
 import gossamer
 import gossamer.nn as points_nn
+from benchmarks.gpu.networks import CASES, TOLERANCE, Case, Convolution, encoder
 from gossamer.backend import sparse
 from gossamer.runtime import cache_files
 from gossamer.runtime.torch_internals import known_off
-from gossamer.sparsity.pruning.patterns import mask_of, pattern_of
 
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest result
 _SAMPLES, _CALLS = 15, 20
 _GPU: dict[str, Any] = {"gpu": "untested"}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A feed-forward network of a transformer, pruned in some way, and maybe quantized to int8. `pattern` is that of prune."""
-
-    name: str
-    dtype: torch.dtype
-    density: float
-    pattern: str = "unstructured"
-    tokens: tuple[int, ...] = (1, 33, 512)
-    width: int = 1024
-    inner: int = 4096
-    int8: bool = False
-
-    def model(self) -> nn.Module:
-        """On the CPU."""
-        model = nn.Sequential(nn.Linear(self.width, self.inner), nn.GELU(), nn.Linear(self.inner, self.width))
-        model = pruned(model, self.density, self.pattern).to(self.dtype)
-        return gossamer.quantize(model) if self.int8 else model
-
-    @property
-    def tolerance(self) -> float:
-        """Of the largest result; what is a little more or less may be rounded to another integer."""
-        return 2e-2 if self.int8 else _TOLERANCE[self.dtype]
-
-
-CASES = (
-    Case("unstructured f32", torch.float32, 0.1),
-    Case("unstructured bf16", torch.bfloat16, 0.1),
-    Case("2:4 f16", torch.float16, 0.5, "2:4"),
-    Case("blocks of 64 bf16", torch.bfloat16, 0.2, "64x64"),
-    Case("unstructured int8", torch.float32, 0.1, tokens=(1, 8, 33, 512), int8=True),
-    Case("V:N:M bf16", torch.bfloat16, 0.25, "128:2:8"),
-    Case("blocks of 64 int8", torch.float32, 0.2, "64x64", int8=True),
-)
-
-
-def pruned(model: nn.Module, density: float, pattern: str = "unstructured") -> nn.Module:
-    """The model, of whose linear layers the largest weights are left."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            layer.weight.data *= mask_of(pattern_of(pattern), layer.weight.detach().abs(), density)
-    return model
 
 
 def compiled(model: nn.Module, fullgraph: bool = True, **options: Any) -> Any:
@@ -96,7 +50,7 @@ def compared(actual: Tensor, expected: Tensor, regions: int | None, tolerance: f
     scale = max(expected.abs().max().item(), 1e-6)
     error = (actual.double().cpu() - expected.cpu()).abs().max().item() / scale
     found = counters["gossamer"]["regions"]
-    most = _TOLERANCE[actual.dtype] if tolerance is None else tolerance
+    most = TOLERANCE[actual.dtype] if tolerance is None else tolerance
     return {"error": error, "regions": found, "ok": error <= most and regions in (None, found)}
 
 
@@ -218,19 +172,6 @@ def sparse_tensors(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"check": "graph attention", **compared(result, attended, 0)}
 
 
-class Convolution(nn.Module):
-    """Message passing as graph networks spell it: weighted rows of the sources of edges, summed at their targets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lift = nn.Linear(64, 32)
-
-    def forward(self, x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
-        """[nodes, 32]"""
-        rows = self.lift(x)
-        return torch.zeros_like(rows).index_add(0, edges[1], rows.index_select(0, edges[0]) * weight[:, None])
-
-
 def points(device: torch.device) -> Iterator[dict[str, Any]]:
     """A submanifold and a strided convolution of points, forward and backward, beside torch's dense convolutions."""
     sites = torch.rand(8, 8, 8) < 0.3
@@ -263,24 +204,15 @@ def graph_layers(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"check": type(layer).__name__, **record, "ok": record["ok"] and record["regions"] > 0}
 
 
-def encoder(dtype: torch.dtype) -> nn.Module:
-    """A transformer of MiniLM's sizes with 90 % zeros."""
-    from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    model = BertModel(BertConfig(vocab_size=1000, attn_implementation="sdpa", **sizes), add_pooling_layer=False)
-    return pruned(model, 0.1).to(dtype).eval()
-
-
 def encoders(device: torch.device) -> Iterator[dict[str, Any]]:
     """Encoders of all types, beside f64."""
     ids = torch.randint(0, 1000, (8, 128))
-    for dtype in _TOLERANCE:
+    for dtype in TOLERANCE:
         model = encoder(dtype)
         with torch.no_grad():
             expected = copy.deepcopy(model).double()(ids).last_hidden_state
             out = compiled(model.to(device), fullgraph=False)(ids.to(device)).last_hidden_state
-        record = compared(out, expected, None, 8 * _TOLERANCE[dtype])  # six layers of rounding
+        record = compared(out, expected, None, 8 * TOLERANCE[dtype])  # six layers of rounding
         yield {"check": f"encoder {dtype}", **record, "ok": record["ok"] and record["regions"] >= 12}
 
 
@@ -324,9 +256,18 @@ def machine_code(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"check": "machine code on disk", "files": len(kept), "ok": bool(kept) or device.type != "cuda"}
 
 
-def times(name: str, model: nn.Module, inputs: Sequence[Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
+def one_of_two(device: torch.device) -> int:
+    """What each of them does. Returns the exit status."""
+    model, x = CASES[0].model().to(device), torch.randn(33, CASES[0].width, device=device)
+    with torch.no_grad():
+        record = compared(compiled(model)(x), exactly(model, x), 2)
+    print(json.dumps(record))
+    return int(not record["ok"])
+
+
+def times(name: str, make: Callable[[], nn.Module], inputs: Sequence[Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
     """Microseconds of a call, dense and sparse as predicted to pay, on the device's own clock."""
-    model = model.to(device).eval()
+    model = make().to(device).eval()
     for x in inputs:
         x, found = x.to(device), {}
         for backend in ("eager", "inductor", "sparse"):
@@ -363,10 +304,10 @@ def attempts(device: torch.device, few: bool) -> Iterator[tuple[str, Callable[[]
     if device.type == "cuda":
         for case in CASES:
             inputs = [torch.randn(tokens, case.width, dtype=case.dtype) for tokens in case.tokens]
-            yield case.name, lambda case=case, inputs=inputs: times(case.name, case.model(), inputs, device)
-        for dtype in _TOLERANCE:
+            yield case.name, partial(times, case.name, case.model, inputs, device)
+        for dtype in TOLERANCE:
             ids = [torch.randint(0, 1000, (batch, 128)) for batch in (1, 8)]
-            yield f"encoder {dtype}", lambda dtype=dtype, ids=ids: times(f"encoder {dtype}", encoder(dtype), ids, device)
+            yield f"encoder {dtype}", partial(times, f"encoder {dtype}", partial(encoder, dtype), ids, device)
 
 
 def attempted(name: str, attempt: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
@@ -391,11 +332,7 @@ def main() -> int:
     device = torch.device(options.device)
     torch.manual_seed(0)
     if options.child:
-        model, x = CASES[0].model().to(device), torch.randn(33, CASES[0].width, device=device)
-        with torch.no_grad():
-            record = compared(compiled(model)(x), exactly(model, x), 2)
-        print(json.dumps(record))
-        return int(not record["ok"])
+        return one_of_two(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, as a rehearsal"
     right = True
     with options.out.open("w") as file:

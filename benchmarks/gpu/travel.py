@@ -8,6 +8,7 @@ There, torch, numpy, scipy and llvmlite must be installed. transformers, torch_g
 """
 
 import argparse
+import lzma
 import shutil
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def _entry_points() -> str:
 
 def archive(file: Path, folder: Path, preset: int) -> None:
     """A folder as an archive of its own name."""
-    with tarfile.open(file, "w:xz", preset=preset) as archive:
+    with lzma.open(file, "w", preset=preset) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(folder, folder.name)
 
 
