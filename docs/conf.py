@@ -35,7 +35,16 @@ autodoc_member_order = "bysource"
 suppress_warnings = ["myst.header"]
 
 NAVIGATION = {
-    "Guide": ["docs/guide", "docs/api", "docs/training", "docs/low_rank", "docs/extending", "docs/troubleshooting"],
+    "Guide": [
+        "docs/guide",
+        "docs/api",
+        "docs/training",
+        "docs/low_rank",
+        "docs/experts",
+        "docs/embeddings",
+        "docs/extending",
+        "docs/troubleshooting",
+    ],
     "Tutorials": [f"docs/tutorials/{name}" for name in ("prune_digits", "graph_network", "read_ir")],
     "How to": ["docs/ecosystem", "docs/scaling", "docs/gpu"],
     "From other libraries": [
