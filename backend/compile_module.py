@@ -10,7 +10,7 @@ from torch import fx
 
 from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, with_inductor
 from gossamer.backend.devices.unproven import stays_dense
-from gossamer.backend.embeddings.sparse_tables import compile_apart
+from gossamer.backend.embeddings.has_sparse_gradients import has_sparse_gradients
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
@@ -41,8 +41,12 @@ class Compiler:
         compile_ = partial(self._compile, pure=pure)
         if stays_dense(values, self.options):
             return compile_(module, values)
-        if (apart := compile_apart(module, values, compile_, partial(self.compile, pure=pure))) is not None:
-            return apart
+        if has_sparse_gradients(module.graph):
+            from gossamer.backend.embeddings.sparse_tables import compile_apart  # loads kernels, which other models need not
+
+            apart = compile_apart(module, values, compile_, partial(self.compile, pure=pure))
+            if apart is not None:
+                return apart
         return compile_smaller(module, values, self.options, compile_)
 
     def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:

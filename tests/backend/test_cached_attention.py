@@ -100,7 +100,7 @@ def test_appends_to_a_cache(outputs: bool, dynamic: bool) -> None:
         return [made(2, 4, 1, 16), *past, made(2, 2, 1, 16), made(2, 2, 1, 16) - 1]
 
     run = compile_and_run(step, *given(70), regions=1)
-    assert "put behind" in attention(run)[0].reason
+    assert "new ones are appended" in attention(run)[0].reason
     for length in (70, 131) if dynamic else (70,):
         inputs = given(length)
         found, expected = run.function(*inputs), step(*inputs)
