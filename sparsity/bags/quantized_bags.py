@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.bags.bag_lists import bag_list
@@ -71,6 +72,28 @@ def quantized_bags(
     return outs
 
 
+def _by_torch(
+    tables: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor | None],
+    weights: Sequence[Tensor | None],
+    kind: str,
+    padding: Sequence[int],
+    last: bool,
+    columns: int,
+) -> list[Tensor]:
+    """The same by torch's operation on the floats that tables stand for."""
+    floats = [floats_of(table, scale, columns) for table, scale in zip(tables, scales, strict=True)]
+    return [
+        functional.embedding_bag(
+            each, table, begins, mode=kind, per_sample_weights=factors, include_last_offset=last,
+            padding_idx=None if hidden < 0 else hidden,
+        )
+        for table, each, begins, factors, hidden in zip(floats, indices, offsets, weights, padding, strict=True)
+    ]  # fmt: skip
+
+
 def _in_pairs(codes: Tensor) -> Tensor:
     half = -(-codes.shape[1] // 2)
     high = torch.nn.functional.pad(codes[:, half:], (0, 2 * half - codes.shape[1]))
@@ -98,5 +121,6 @@ Operation(
     "quantized_bags(Tensor[] tables, Tensor[] scales, Tensor[] indices, Tensor?[] offsets, Tensor?[] weights, str kind, "
     "int[] padding, bool last, int columns) -> Tensor[]",
     quantized_bags,
+    cuda=_by_torch,
     fake=_traced,
 ).register()

@@ -81,4 +81,4 @@ def test_static_tensors_without_content_stay_dense_and_say_so() -> None:
     with collect() as collected:
         gossamer.backend.sparse(inputs.module, given, options={"dense": "eager"})
     assert [(d.name, d.sparse) for d in collected.decisions] == [("weight", False)]
-    assert "not known" in collected.decisions[0].reason
+    assert "unknown at compile time" in collected.decisions[0].reason
