@@ -232,10 +232,11 @@ def _compute_bags_of_entries(node: fx.Node, bags: Bags) -> None:
     emit = Emitter(node)
     grad, table, indices, offsets, _, *rest = arguments(node)
     begins = emit(aten.slice.Tensor, offsets, 0, 0, -1) if bags.last else offsets
-    entries = emit(aten.arange.default, *emit.sizes(indices, (0,)), dtype=torch.int64, device=torch.device("cpu"))
+    (count,) = emit.sizes(indices, (0,))
+    entries = emit(aten.arange.start_step, 0, count, 1, dtype=torch.int64, device=torch.device("cpu"))
     behind = emit(aten.bucketize.Tensor, entries, begins, right=True)
     own = emit(aten.sub.Tensor, behind, 1)
     if indices.meta["val"].dtype is not torch.int64:
-        own = emit(aten._to_copy.default, own, dtype=indices.meta["val"].dtype)
+        own = emit(torch.ops.prims.convert_element_type.default, own, indices.meta["val"].dtype)
     made = emit(node.target, grad, table, indices, begins, own, *rest)
     node.replace_all_uses_with(made)

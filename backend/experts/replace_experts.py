@@ -164,7 +164,8 @@ def _ids(emit: Emitter, product: Product) -> tuple[fx.Node, fx.Node | None]:
         assert product.routing is not None
         return emit(aten.reshape.default, product.routing.experts, [-1, 1]), None
     (count,) = emit.sizes(product.rows, (0,))
-    places = emit(aten.arange.default, count, dtype=product.ends.meta["val"].dtype, device=product.ends.meta["val"].device)
+    ends = product.ends.meta["val"]
+    places = emit(aten.arange.start_step, 0, count, 1, dtype=ends.dtype, device=ends.device)
     ids = emit(aten.bucketize.Tensor, places, product.ends, right=True)
     ids = emit(aten.unsqueeze.default, ids, 1)
     hit = emit(aten.unsqueeze.default, emit(aten.lt.Scalar, ids, product.experts), 2)
@@ -189,7 +190,7 @@ def _put_product_gradients(
     if product.bias is not None and (places := backward.gradients[product.bias]):
         zeros = emit.zeros(product.bias)
         flat, each = emit(aten.reshape.default, ids, [-1]), emit(aten.reshape.default, gradient, [-1, product.outputs])
-        _put(emit, places, emit(aten.index_add.default, zeros, 0, flat, each))
+        _put(emit, places, emit(aten.index_put.default, zeros, [flat], each, True))
 
 
 def _stored(emit: Emitter, product: Product) -> fx.Node:

@@ -166,7 +166,7 @@ def test_text_that_is_no_contract() -> None:
 
 def test_a_region_without_a_sparse_operand_has_no_kernel_of_ours() -> None:
     text = Region(24, 40).text().replace(", #CSR>", ">")
-    with pytest.raises(CompileError, match=r"no schedule for linalg.generic"):
+    with pytest.raises(CompileError, match="cannot compile the region"):
         compile_region(text, schedule="broadcast")
 
 
