@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gossamer
-from gossamer.backend.embeddings import embedding_bags
 from gossamer.dialects.errors import IndexRangeError
 from gossamer.sparsity.bags.steps import unwatched
 from tests.backend.harness import assert_same, compile_and_run
