@@ -5,7 +5,7 @@ tokens and nothing is transposed between products.
 
     stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps, sums
              and greatest values of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend
-             · unpack (which a product does by itself if nothing else reads what it gives)
+             · unpack (which a single product does by itself if nothing else reads what it gives)
     regroup  is no stage: rows that come position by position are packed and unpacked a step apart
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
              before the next begins
@@ -338,8 +338,10 @@ def _round_at_once(chain: Chain) -> None:
 
 
 def _unpack_at_once(chain: Chain) -> None:
-    """Where nothing but the unpacking of a result reads what a product gives, the product does that by itself: while some rows
-    are stored, the next ones are multiplied."""
+    """A chain of one product, which nothing but the unpacking of the result reads, does that by itself: while some rows are
+    stored, the next ones are multiplied. Where several products follow each other, their tiles are in the cache anyway."""
+    if sum(stage.kind == "product" for stage in chain.stages) > 1:
+        return
     for stage in [stage for stage in chain.stages if stage.kind == "unpack" and not stage.strided]:
         assert stage.value is not None
         readers = [each for each in chain.stages if stage.value in tile_operands(each)]

@@ -140,47 +140,52 @@ def emit_product(
     with loop(low, high, step) as chunks:
         start = chunks.induction_variable
         end = arith.minui(arith.addi(start, step), high)
-        with (
-            loop(index(0), index(product.panels), index(1)) as panels,
-            loop(start, end, index(cuts) if whole else step) as shares,
-        ):
-            panel, share = panels.induction_variable, shares.induction_variable
-            share_end = arith.minui(arith.addi(share, index(cuts)), end) if whole else end
+        with loop(index(0), index(product.panels), index(1)) as panels:
+            panel = panels.induction_variable
             is_last = arith.cmpi(arith.CmpIPredicate.eq, panel, index(product.panels - 1))
-            with loop(share, share_end, index(1)) as groups:
-                group = groups.induction_variable
-                first = arith.muli(group, index(height)) if height > 1 else group
-                rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
-                sums = [zeros(sums_of)] * len(types)
-                if product.panels > 1:
-                    old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
-                    with ir.InsertionPoint(old.then_block):
-                        scf.YieldOp(sums)
-                    with ir.InsertionPoint(old.else_block):
-                        scf.YieldOp([vector.bitcast(sums_of, frame.load(result, rows[r], v)) for r, v in places])
-                    sums = list(old.results)
-                totals = inner.add(panel, group, sums)
-                if epilogue.inner:
-                    _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
-                elif product.panels > 1:
-                    last = scf.IfOp(is_last, has_else=True)
-                    with ir.InsertionPoint(last.else_block):
-                        _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
-                        scf.YieldOp([])
-                    with ir.InsertionPoint(last.then_block):
-                        _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
-                        scf.YieldOp([])
-                else:
-                    _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
-            if whole:
-                done = scf.IfOp(is_last)
-                with ir.InsertionPoint(done.then_block):
-                    bounds = [arith.minui(arith.muli(bound, index(height)), index(size)) for bound in (share, share_end)]
+
+            def multiply(low: ir.Value, high: ir.Value) -> None:
+                with loop(low, high, index(1)) as groups:
+                    group = groups.induction_variable
+                    first = arith.muli(group, index(height)) if height > 1 else group
+                    rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
+                    sums = [zeros(sums_of)] * len(types)
+                    if product.panels > 1:
+                        old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)
+                        with ir.InsertionPoint(old.then_block):
+                            scf.YieldOp(sums)
+                        with ir.InsertionPoint(old.else_block):
+                            scf.YieldOp([vector.bitcast(sums_of, frame.load(result, rows[r], v)) for r, v in places])
+                        sums = list(old.results)
+                    totals = inner.add(panel, group, sums)
                     if epilogue.inner:
-                        _finish(epilogue, frame, product, result, target, sums_of, *bounds)
-                    if unpack is not None:
-                        unpack(*bounds)
-                    scf.YieldOp([])
+                        _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
+                    elif product.panels > 1:
+                        last = scf.IfOp(is_last, has_else=True)
+                        with ir.InsertionPoint(last.else_block):
+                            _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
+                            scf.YieldOp([])
+                        with ir.InsertionPoint(last.then_block):
+                            _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+                            scf.YieldOp([])
+                    else:
+                        _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+
+            if not whole:
+                multiply(start, end)
+            else:
+                with loop(start, end, index(cuts)) as shares:
+                    share = shares.induction_variable
+                    share_end = arith.minui(arith.addi(share, index(cuts)), end)
+                    multiply(share, share_end)
+                    done = scf.IfOp(is_last)
+                    with ir.InsertionPoint(done.then_block):
+                        bounds = [arith.minui(arith.muli(bound, index(height)), index(size)) for bound in (share, share_end)]
+                        if epilogue.inner:
+                            _finish(epilogue, frame, product, result, target, sums_of, *bounds)
+                        if unpack is not None:
+                            unpack(*bounds)
+                        scf.YieldOp([])
 
 
 def _finish(

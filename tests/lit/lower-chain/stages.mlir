@@ -1,32 +1,33 @@
 // A chain of two products and what stands between them.
 // RUN: gossamer-opt %s -p 'expose-storage,lower-chain,canonicalize,cse' --split-input-file | filecheck %s
 
-// With a tile for each thread, one parallel loop does all stages tile by tile, in this thread's scratch memory. The last product
-// stores its result while it multiplies. With fewer tiles each stage is a loop of its own, rows shared out.
+// With a tile for each thread, one parallel loop does all stages tile by tile, in this thread's scratch memory; the two products
+// differ in their operands only and share a function. With fewer tiles each stage is a loop of its own, rows shared out.
 // CHECK:       kernel.tile_workspace = [4, 0, 0]
 // CHECK-LABEL: func.func private @twice_pack_tile4(
 // CHECK:         vector.maskedload
 // CHECK:       func.func private @twice_product_tile4(
 // CHECK:         vector.fma
 // CHECK:         arith.negf
-// CHECK-NOT:     vector.maskedstore
-// CHECK:       func.func private @twice_product1_tile4(
-// CHECK:         arith.negf
+// CHECK:       func.func private @twice_unpack_tile4(
 // CHECK:         vector.maskedstore
+// CHECK-NOT:   @twice_product1
 // CHECK-LABEL: func.func @twice(
 // CHECK:         scf.if
 // CHECK:           scf.parallel
 // CHECK:             call @twice_pack_tile4
 // CHECK:             call @twice_product_tile4
-// CHECK:             call @twice_product1_tile4
+// CHECK:             call @twice_product_tile4
+// CHECK:             call @twice_unpack_tile4
 // CHECK:         } else {
 // CHECK:           scf.parallel
 // CHECK:             call @twice_pack_tile4
 // CHECK:           scf.parallel
 // CHECK:             call @twice_product_tile4
 // CHECK:           scf.parallel
-// CHECK:             call @twice_product1_tile4
-// CHECK-NOT:       call @twice_unpack
+// CHECK:             call @twice_product_tile4
+// CHECK:           scf.parallel
+// CHECK:             call @twice_unpack_tile4
 func.func @twice(%x: tensor<?x8xf32>, %v: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">, %w: tensor<8x8xf32, "rowpairs(reduction=1, width=16)">) -> tensor<?x8xf32> {
   %h = "kernel.spmm"(%x, %v) ({
   ^bb0(%sum: f32):
