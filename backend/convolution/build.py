@@ -31,6 +31,9 @@ aten = torch.ops.aten
 
 CONVOLVE, REFERENCE = "convolve", "reference"
 
+_DENSEST = 0.9
+"""Density above which no convolution stays sparse, whatever it gained with its zeros: weights may lose them in training."""
+
 
 def build(
     name: str,
@@ -53,7 +56,7 @@ def build(
     verify, format = noticed(weight.leaves, options.verify), next(f for f in kernel.formats if f is not None)
     assert isinstance(format, Format)
     packings = Packings.of(weight.key, weight.evaluate, format)
-    densest = 1.0 if options.min_gain == 0 else max(weight.density, weight.density * (gain or 0.0))
+    densest = 1.0 if options.min_gain == 0 else max(weight.density, min(weight.density * (gain or 0.0), _DENSEST))
     dims = found.x.meta["val"].dim()
     key = content_hash(kernel.key, weight.key, format, found.window, dims, densest, verify, signature(region.body), rows)
     known = region_op.find(key)
