@@ -93,9 +93,12 @@ def test_a_model_whose_zeros_came_back_becomes_dense(name: str, training: bool, 
     assert decided(3) == [] and lost_zeros._times == 1
 
 
-def test_weights_that_lose_their_zeros_in_training_run_densely_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("torch_us", [TRAINED_US, 50 * TRAINED_US], ids=["some gain", "much gain"])
+def test_weights_that_lose_their_zeros_in_training_run_densely_from_then_on(
+    torch_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing holds the zeros, so that the first step of an optimizer fills them."""
-    monkeypatch.setattr(cost, "torch_us", lambda *_, **__: TRAINED_US)
+    monkeypatch.setattr(cost, "torch_us", lambda *_, **__: torch_us)
     torch.manual_seed(0)
     model, x = convolutions(), torch.randn(2, 16, 14, 14)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
