@@ -53,10 +53,16 @@ def sparse(
     compiler = Compiler(parsed, mode)
     if stays_dense(inputs.values, parsed):
         return compiler.compile(gm, example_inputs)
+    checked = None
+    if parsed.check:
+        from gossamer.backend.checking.checked_graph import CheckedGraph  # other models need none of it
+
+        checked = CheckedGraph(gm, inputs, parsed)
     apart = split_static_results(gm, inputs)
     twice = compile_eval(gm, inputs, compiler) if in_eval_mode(gm.graph, inputs.values) else None
     compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__
-    return compiled if apart is None else apart.beside(compiled, twice is not None)
+    beside = compiled if apart is None else apart.beside(compiled, twice is not None)
+    return beside if checked is None else checked.around(beside)
 
 
 trace_experts(sparse)
