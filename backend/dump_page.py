@@ -8,7 +8,6 @@ from gossamer.backend.page import saved
 from gossamer.backend.page.render import write_index
 from gossamer.backend.pictures import patterns_of
 from gossamer.backend.report.options import Options
-from gossamer.backend.report.page_data import data_of
 from gossamer.backend.report.report import Collector
 from gossamer.backend.report.table import Report
 from gossamer.runtime.torch_internals import known_off
@@ -28,7 +27,7 @@ def add_to_page(report: Report, options: Options) -> None:
     if options.dump_ir is None:
         return
     try:
-        saved.add(Path(options.dump_ir), data_of(report))
+        saved.add(Path(options.dump_ir), report.data())
         write_index(Path(options.dump_ir))
     except Exception as problem:  # whatever a disk, or data that no page was made of before, may raise
         if options.strict:

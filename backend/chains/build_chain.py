@@ -37,7 +37,7 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
         request = signature_of(chain)
         schedule, place = SEQUENCE if is_sequence(chain) else CHAIN, contractions[0].weight.device
         name, contract = f"{names[0]} to {names[-1]}", partial(_contract, chain)
-        kernel = compiled_kernel("chain", name, request, schedule, place, contract, dump, partial(_text, chain))
+        kernel = compiled_kernel("chain", name, request, schedule, place, contract, dump, partial(_text, chain, names))
         formats = [format for format in kernel.formats if format is not None]
         verify = noticed([leaf for c in contractions for leaf in c.weight.leaves], options.verify)
         weights, at = list[Weight](), 1
@@ -78,10 +78,10 @@ def _contract(chain: Chain) -> str:
     return import_chain(chain, weights, rounded_tokens(chain.contractions[0].tokens))
 
 
-def _text(chain: Chain) -> str:
+def _text(chain: Chain, names: list[str]) -> str:
     from gossamer.backend.chains.chain_importer import chain_text
 
-    return chain_text(chain)
+    return chain_text(chain, names)
 
 
 def signature_of(chain: Chain) -> str:

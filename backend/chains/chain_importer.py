@@ -47,13 +47,15 @@ def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None)
         return printed(module)
 
 
-def chain_text(chain: Chain) -> str:
-    """The stages of a chain as functions: the text whose lines are the origins of its contract IR."""
-    return "\n".join(text for _, text in _shown(chain))
+def chain_text(chain: Chain, weights: Sequence[str]) -> str:
+    """The stages of a chain as functions, with the names of its weights: the text whose lines are the origins of its contract
+    IR."""
+    return "\n".join(text for _, text in _shown(chain, weights))
 
 
-def _shown(chain: Chain) -> Iterator[tuple[int, str]]:
+def _shown(chain: Chain, weights: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
     """For each stage the line at which its text begins, counted from 1, and the text."""
+    named = iter(weights)
     names = {i.node: f"input{n}" for n, i in enumerate(chain.inputs)}
     names |= {s.output: f"y{n}" for n, s in enumerate(chain.stages)}
     line = 1
@@ -61,7 +63,8 @@ def _shown(chain: Chain) -> Iterator[tuple[int, str]]:
         given = ", ".join(names[operand.node] for operand in stage.operands)
         text = "" if stage.body is None else stage.body.code.strip().replace("def forward", f"def stage{number}", 1) + "\n"
         called = f"stage{number}" if stage.step is None else stage.step.operation
-        text += f"y{number} = {called}({given})\n"
+        weight = next(named, "") if stage.contraction is not None else ""
+        text += f"y{number} = {called}({given}){weight and f'  # {weight}'}\n"
         yield line, text
         line += text.count("\n") + 1
 

@@ -41,10 +41,10 @@ def _zeros(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     decisions = report["decisions"]
     unpruned = [each for each in decisions if each["reason"] in _UNPRUNED]
     if unpruned and not any(each["sparse"] for each in decisions):
-        text = "No weight has enough zeros. Prune the model, for example by gossamer.prune(model, batches, sparsity=0.8)."
+        text = "No weight has enough zeros. Prune the model, for example by `gossamer.prune(model, batches, sparsity=0.8)`."
         yield _advice("Prune the model", text, unpruned)
     elif unpruned:
-        text = f"{len(unpruned)} weights have no zeros or hardly any. gossamer.prune takes their names in `only`."
+        text = f"{len(unpruned)} weights have no zeros or hardly any. `gossamer.prune(model, batches, only=[...])` prunes some."
         yield _advice("Prune more weights", text, unpruned)
     for each in decisions:
         if not each["sparse"] and each["reason"].startswith(_TOO_DENSE):
@@ -64,7 +64,7 @@ def _zeros(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _failures(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     failed = [each for each in report["decisions"] if _FAILED in each["reason"]]
     if failed:
-        yield _advice("Report a failure", 'A kernel failed to compile. options={"strict": True} shows the error.', failed)
+        yield _advice("Report a failure", 'A kernel failed to compile. `options={"strict": True}` shows the error.', failed)
 
 
 def _measure(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -72,12 +72,12 @@ def _measure(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     close = [
         each
         for each in report["decisions"]
-        if each["gain"] is not None and not each["measured"] and abs(each["gain"] / wanted - 1) < _CLOSE and wanted > 0
+        if wanted > 0 and each["gain"] is not None and not each["measured"] and abs(each["gain"] / wanted - 1) < _CLOSE
     ]
     if close:
         text = (
             f"{len(close)} decisions are close: their predicted gain is within {_CLOSE:.0%} of {wanted:g}. "
-            'torch.compile(model, backend="sparse", mode="max-autotune") measures them.'
+            '`torch.compile(model, backend="sparse", mode="max-autotune")` measures them.'
         )
         yield _advice("Measure what is close", text, close)
 

@@ -50,7 +50,8 @@ const Code = (() => {
     other.listing.relate(there);
     byId("code-note").textContent = common.size
       ? `Line ${line + 1} of ${side.stage.stage} belongs to ${plural(there.size, "line")} of ${other.stage.stage}.`
-      : `Line ${line + 1} of ${side.stage.stage} comes from no line of the program: the compiler added it, or a pass did not keep its origin.`;
+      : side.stage.stage === "fx" ? `Line ${line + 1} of fx becomes no code of its own.`
+        : `Line ${line + 1} of ${side.stage.stage} comes from no line of the program: the compiler added it, or a pass did not keep its origin.`;
   }
 
   function forget() {
@@ -84,7 +85,7 @@ const Code = (() => {
     side.listing.hot = side.stage.loops.slice(0, 12).map((loop) => [loop.first - 1, loop.last - 1]);
     side.listing.show(code ? code.text : `This stage is not in the page, to keep it small. See ${side.stage.file}.`, code ? side.stage.kind : "py");
     const line = command(side.stage);
-    side.head.replaceChildren(el("span", { class: "code-text path", title: side.stage.file }, side.stage.file), line
+    side.head.replaceChildren(el("span", { class: "code-text path tail", title: side.stage.file }, el("bdi", {}, side.stage.file)), line
       ? el("button", { title: line, "data-command": line, onclick: (event) => copied(event.target, line) }, "Copy as a command") : el("span"));
   }
 
@@ -130,12 +131,11 @@ const Code = (() => {
     const last = kernel.stages.findLast((each) => each.loops.length);
     const members = DATA.decisions.filter((each) => each.details?.stages === kernel.name);
     const about = members.includes(decision) ? decision : members[0];
-    byId("kernel-facts").replaceChildren(...[
+    put(byId("kernel-facts"),
       Kernel.loops(last, async (loop) => { await show(1, kernel.stages.indexOf(last)); sides[1].listing.relate(new Set(), loop.first - 1, false); sides[1].listing.reach(loop.first - 1); }),
       about ? el("div", { class: "figures-grid" }, Kernel.cost(about), Kernel.roofline(about)) : null,
       members.length > 1 ? el("p", {}, el("label", {}, "The figures are about ", el("select", { onchange: (event) => { decision = members[event.target.value]; facts(); } },
-        members.map((each, at) => el("option", { value: at, selected: each === about }, each.name))))) : null,
-    ].filter(Boolean));
+        members.map((each, at) => el("option", { value: at, selected: each === about }, each.name))))) : null);
   }
 
   async function open(chosen) {
@@ -186,13 +186,15 @@ const Code = (() => {
     open(kernels.find((each) => !each.graph) || kernels[0]);
   }
 
-  // Both listings show two stages that follow each other, of those that changed something.
+  // Both listings show two stages that follow each other, of those that changed something: the right one moves on, or back
+  // if the left one stands before it already.
   async function step(direction) {
     const changed = kernel.stages.map((stage, at) => [stage, at]).filter(([stage]) => !stage.same && stage.code !== null).map(([, at]) => at);
-    const from = kernel.stages.indexOf(sides[direction > 0 ? 1 : 0].stage);
-    let at = direction > 0 ? changed.findIndex((each) => each > from) : changed.findLastIndex((each) => each < from) + 1;
-    if (direction > 0 && at < 0) at = 1;
-    if (at < 1 || !changed[at]) return;
+    const [left, right] = sides.map((each) => kernel.stages.indexOf(each.stage));
+    let at = changed.findLastIndex((each) => each <= right);
+    if (direction > 0) at = at + 1 < changed.length ? at + 1 : 1;
+    else if (changed[at - 1] === left) at -= 1;
+    if (at < 1 || at >= changed.length) return;
     await show(0, changed[at - 1]);
     await show(1, changed[at]);
     if (!byId("differences").checked) { byId("differences").checked = differences = true; }

@@ -7,7 +7,7 @@ const Kernel = (() => {
     const head = ["Loop", "Depth", "Loads", "Multiply-adds", "Stores", "Instructions", "Loads for each multiply-add"];
     return el("section", {}, el("h3", {}, "Loops that multiply, counted from the assembly"),
       el("p", { class: "muted" }, "Each figure is for one iteration. Multiply-adds that read memory count as loads, too."),
-      el("div", { class: "scroll" }, el("table", { class: "grid" },
+      el("div", { class: "scroll" }, el("table", { class: "grid compact" },
         el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col", class: at ? "figures" : null }, name)))),
         el("tbody", {}, stage.loops.slice(0, 12).map((loop) => el("tr", {},
           el("td", {}, el("button", { class: "link code-text", onclick: () => jump(loop) }, loop.label)),
@@ -30,11 +30,12 @@ const Kernel = (() => {
     const most = Math.max(...parts.map(([, us]) => us));
     const own = terms.threads > 1 ? ` One of ${plural(terms.threads, "thread")} computes alone what is too little to share.` : "";
     return el("section", {}, el("h3", {}, "What the cost model says"),
-      el("p", { class: "muted" }, `${decision.name}, ${plural(decision.details.tokens, "token")}, schedule ${contender.name}: ${notes?.about || ""}`),
+      el("p", {}, el("span", { class: "code-text" }, decision.name), `, ${plural(decision.details.tokens, "token")}, schedule ${contender.name}.`),
+      notes?.about ? el("p", { class: "muted" }, "Its lowering: ", withCode(notes.about)) : null,
       parts.map(([name, us, why]) => bar(name, us / most, [micros(us), us === most ? el("span", { class: "chosen" }, "counts") : null], us === most ? "fill-chosen" : "fill-other", why)),
       el("p", {}, `On one core the largest of the three counts; the call takes ${micros(terms.call_us)} more.${own} Predicted: ${micros(contender.predicted_us)}` +
         (contender.measured_us !== null ? `, measured: ${micros(contender.measured_us)}.` : ".")),
-      notes?.cost ? el("details", {}, el("summary", {}, "How the cycles are predicted"), el("p", {}, notes.cost)) : null);
+      notes?.cost ? el("details", {}, el("summary", {}, "How the cycles are predicted"), el("p", {}, withCode(notes.cost))) : null);
   }
 
   const WIDTH = { float32: 4, float64: 8, bfloat16: 2, float16: 2, int8: 1 };
@@ -48,7 +49,7 @@ const Kernel = (() => {
     const us = contender.measured_us ?? contender.predicted_us;
     const peak = terms.peak_gflops * terms.threads, band = terms.read_gbs * terms.threads;
     const x = flops / moved, y = flops / us / 1e3, roof = Math.min(peak, band * x), w = 420, h = 240, pad = 46;
-    const xs = [Math.min(0.25, x / 2), Math.max(256, x * 2)], ys = [Math.min(peak / 1000, y / 2), peak * 2];
+    const xs = [Math.min(0.25, x / 2), Math.max(256, x * 2)], ys = [Math.min(peak / 100, y / 2), peak * 2];
     const px = (value) => pad + ((w - pad - 12) * Math.log(value / xs[0])) / Math.log(xs[1] / xs[0]);
     const py = (value) => h - 34 - ((h - 46) * Math.log(value / ys[0])) / Math.log(ys[1] / ys[0]);
     const knee = peak / band, ticks = (from, to) => Array.from({ length: 12 }, (_, at) => 10 ** (at - 4)).filter((each) => each >= from && each <= to);

@@ -114,7 +114,7 @@ const Model = (() => {
       }, cells(row));
     }));
     const head = el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ["Weight", "Use", "Shape", "Zeros", "Gain", "Decision"].map((name, at) =>
-      el("th", { role: "columnheader", scope: "col", class: [1, 2].includes(at) ? `wide${at === 2 ? " figures" : ""}` : at === 3 ? "zeros figures" : at === 4 ? "figures" : null }, name))));
+      el("th", { role: "columnheader", scope: "col", class: ["", "wide", "wide figures", "zeros figures", "figures", "verdict"][at] }, name))));
     byId("tree").replaceChildren(rows.length
       ? el("table", { role: "treegrid", "aria-label": "Weights by module", class: "grid" }, head, body)
       : el("p", { class: "empty" }, query ? `No weight matches “${query}”.` :
@@ -175,12 +175,12 @@ const Model = (() => {
 
   function advice() {
     if (!DATA.advice.length && !DATA.off.length) return;
-    const items = DATA.advice.map((each) => el("li", {}, el("b", {}, `${each.title}. `), each.text, " ",
+    const items = DATA.advice.map((each) => el("li", {}, el("b", {}, `${each.title}. `), withCode(each.text), " ",
       each.weights.length ? el("span", { class: "links" }, each.weights.slice(0, 3).map((name) =>
         el("button", { class: "link", onclick: () => choose(name) }, name)),
         each.weights.length > 3 ? el("span", { class: "muted" }, ` and ${each.weights.length - 3} more`) : null) : null));
     const notes = DATA.off.map((sentence) => el("li", {}, sentence));
-    byId("advice").replaceChildren(el("details", { class: "advice", open: items.length <= 4 },
+    byId("advice").replaceChildren(el("details", { class: "advice", open: items.length <= 6 },
       el("summary", {}, "What to change to win more ", el("span", { class: "count" }, String(items.length + notes.length))),
       el("ul", {}, items, notes)));
   }

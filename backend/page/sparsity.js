@@ -80,7 +80,7 @@ const Sparsity = (() => {
       return el("div", { class: "thumbnail", role: "option", tabindex: name === selected ? 0 : -1, "aria-selected": String(name === selected), "data-name": name,
         title: name, onclick: () => { selected = name; draw(); }, onkeydown: key },
         el("div", { class: "frame" }, picture(pattern)),
-        el("div", { class: "caption" }, el("span", { class: "path" }, name),
+        el("div", { class: "caption" }, el("span", { class: "path" }, el("bdi", {}, name)),
           el("span", { class: "muted" }, `${percent(1 - pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]))} zeros, ${decision?.sparse ? "sparse" : "dense"}`)));
     }));
     const pattern = DATA.patterns[selected];
@@ -90,10 +90,10 @@ const Sparsity = (() => {
       return;
     }
     const decision = decisionOf(selected);
-    byId("pattern").replaceChildren(
+    put(byId("pattern"),
       el("h2", { class: "code-text" }, selected),
       el("p", { class: "muted" }, `${shape(pattern.shape)}, ${plural(pattern.nonzeros, "nonzero")}${decision?.pattern ? `, ${decision.pattern}` : ""}. ` +
-        `A cell of the picture stands for about ${Math.ceil(pattern.shape[0] / pattern.picture.height)} × ${Math.ceil(pattern.shape[1] / pattern.picture.width)} elements; darker cells have more nonzeros.`),
+        `A cell of the picture stands for about ${Math.ceil(pattern.shape[0] / pattern.picture.height)} × ${Math.ceil(pattern.shape[1] / pattern.picture.width)} elements; cells of a stronger colour have more nonzeros.`),
       el("div", { class: "figures-grid" },
         el("figure", { class: "large" }, el("figcaption", {}, "Density"), picture(pattern)),
         el("div", { class: "stack" }, histogram("Nonzeros in a row", pattern.rows, "row"), histogram("Nonzeros in a column", pattern.columns, "column")),

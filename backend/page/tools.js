@@ -18,6 +18,15 @@ function filled(made, attributes = {}, children = []) {
   return made;
 }
 
+// Puts children in the place of what an element has.
+function put(parent, ...children) {
+  parent.replaceChildren();
+  filled(parent, {}, children);
+}
+
+// A text in which `names` are code.
+const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? el("span", { class: "code-text" }, part) : part));
+
 const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 const shape = (sizes) => sizes.join(" × ");
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

@@ -11,9 +11,9 @@ const Weight = (() => {
     const chosen = new Set((decision.schedule || "").split(", "));
     const shown = known.slice(0, 8);
     if (dense && !shown.includes(dense)) shown.push(dense);
-    const rows = shown.map(([each, us]) => bar(
-      [each.name, chosen.has(each.name) || (each.name === "dense" && !decision.sparse) ? el("span", { class: "chosen" }, "taken") : null],
-      us / limit, [micros(us), el("span", { class: "muted" }, each.measured_us !== null ? " measured" : " predicted")],
+    const rows = shown.map(([each, us]) => bar(each.name, us / limit,
+      [micros(us), el("span", { class: "muted" }, each.measured_us !== null ? " measured" : " predicted"),
+        chosen.has(each.name) || (each.name === "dense" && !decision.sparse) ? el("span", { class: "chosen" }, "taken") : null],
       each.name === "dense" ? "fill-dense" : chosen.has(each.name) ? "fill-chosen" : "fill-other",
       each.measured_us !== null && each.predicted_us !== null ? `predicted ${micros(each.predicted_us)}` : null));
     return el("section", {}, el("h3", {}, "Schedules that competed"),
@@ -25,6 +25,7 @@ const Weight = (() => {
     const have = 1 - decision.density, pays = details.pays_from;
     const label = pays === null
       ? "No share of zeros is predicted to be enough for this layer alone."
+      : pays < 0.01 ? "At this size the cost model predicts a gain for any share of zeros."
       : have >= pays ? `Pays from ${percent(pays)} of zeros on. It has ${percent(have)}.`
         : `${percent(have)} zeros: from ${percent(pays)} on it is predicted to pay here.`;
     return el("section", {}, el("h3", {}, "Zeros it needs"),
@@ -41,7 +42,7 @@ const Weight = (() => {
         ? el("p", {}, `One kernel call computes ${plural(members.length, "weight")}: `, el("span", { class: "code-text" }, members[0]),
           " to ", el("span", { class: "code-text" }, members.at(-1)), ".")
         : el("p", {}, "This weight has a kernel call of its own."),
-      details.end ? el("p", {}, `The kernel ends here: ${details.end}.`) : null);
+      details.end ? el("p", {}, "The kernel ends here: ", withCode(details.end), ".") : null);
   }
 
   function facts(decision) {
@@ -58,7 +59,7 @@ const Weight = (() => {
     const what = decision.sparse ? "sparse" : "dense";
     const gain = decision.gain === null ? null
       : el("span", { class: `gain ${gainClass(decision.gain)}` }, `${gainText(decision.gain)} ${decision.measured ? "measured" : "predicted"}`);
-    byId("weight").replaceChildren(
+    put(byId("weight"),
       el("div", { class: "detail-head" }, el("h2", { class: "code-text" }, decision.name),
         el("button", { class: "icon close", "aria-label": "Close", onclick: close }, "×")),
       el("p", { class: "verdict-line" }, el("b", { class: what }, what), " ", gain, el("span", {}, decision.reason)),

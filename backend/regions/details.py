@@ -61,7 +61,7 @@ def end_of(output: fx.Node) -> str:
             elif is_view(user) or user.target is operator.getitem:
                 waiting.append(user)
             else:
-                takers.append(f"its result goes to {getattr(user.target, '__name__', user.target)}")
+                takers.append(f"its result goes to `{getattr(user.target, '__name__', user.target)}`")
     text = ", ".join(dict.fromkeys(takers)) or "nobody reads its result"
     if in_training(output.graph):
         return f"{text}; with gradients, a kernel ends at each value that the backward pass reads"

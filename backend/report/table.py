@@ -4,7 +4,7 @@ import io
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.backend.report.machine import this_machine
 from gossamer.backend.report.options import SCHEDULES
-from gossamer.backend.report.page_data import data_of
 from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision
 
 _WIDTH = 100
@@ -78,11 +78,33 @@ class Report:
         from gossamer.backend.page.stages import kernels_in
 
         kernels = kernels_in(Path(self.dump)) if self.dump else []
-        Path(path).write_text(render(data_of(self), kernels, self.dump or ""), encoding="utf-8")
+        Path(path).write_text(render(self.data(), kernels, self.dump or ""), encoding="utf-8")
+
+    def data(self) -> dict[str, Any]:
+        """The report as JSON can hold it: what its page shows, and what a dump folder keeps of it."""
+        return {
+            "training": self.training,
+            "min_gain": self.min_gain,
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "patterns": self.patterns,
+            "breaks": self.graph_breaks,
+            "off": self.off,
+            "seconds": self.seconds,
+            "dense_bytes": self.dense_bytes,
+            "packed_bytes": self.packed_bytes,
+            **_counts(self),
+            "other": self.other and {"training": self.other.training, **_counts(self.other)},
+            "machine": this_machine(),
+        }
 
     def __str__(self) -> str:
         """The mode, a summary, the sparse and the dense weights, and the graph breaks, as text."""
         return _render(self)
+
+
+def _counts(report: Report) -> dict[str, int]:
+    sparse = sum(report.layers.values())
+    return {"sparse": sparse, "dense": len(report.layers) - sparse, "kernels": report.kernels}
 
 
 def _render(report: Report) -> str:
