@@ -63,7 +63,7 @@ def _sparse(tensor: torch.Tensor, decision: Decision, threads: int) -> dict[str,
     if isinstance(tensor, SparseTensor):
         if tuple(tensor.shape) != decision.shape:
             return None
-        listed = tensor.detach().to_format(Format.COO)
+        listed = tensor.to_format(Format.COO)
         rows, columns = listed.coordinates(0).long(), listed.coordinates(1).long()
     elif tensor.dim() == 2 and tensor.shape[0] == 2 and tensor.numel():
         columns, rows = tensor.long()

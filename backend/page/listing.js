@@ -97,9 +97,15 @@ class Listing {
   relate(lines, selected = null, scroll = true) {
     this.related = lines;
     this.selected = selected;
-    if (scroll && selected === null && lines.size) this.reach(Math.min(...lines));
+    if (scroll && selected === null && lines.size) this.reach(this.foremost(lines));
     this.draw();
     this.mark();
+  }
+
+  // The first of some lines that is in a hot loop, else the first.
+  foremost(lines) {
+    const sorted = [...lines].sort((a, b) => a - b);
+    return sorted.find((line) => this.hot.some(([first, last]) => line >= first && line <= last)) ?? sorted[0];
   }
 
   reach(line) {

@@ -70,6 +70,8 @@ def _origins(text: str, located: str, nowhere: set[int]) -> Origins:
             lines.append(line)
     pairs = [_split(line) for line in lines]
     plain = text.split("\n")
+    # The last location of a line that begins a block or a region is that of an argument.
+    pairs = [(code, [] if code.endswith("{") or code.lstrip().startswith("^") else found) for code, found in pairs]
     if [code for code, _ in pairs] != plain:
         return ()
     places = {alias: _places(alias, aliases) for alias in aliases}

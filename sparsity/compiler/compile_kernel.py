@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.passes import pipelines
 from gossamer.passes.codegen.emit_entry import ENTRY
-from gossamer.passes.framework.origins import StageText, carried, of_assembly, of_llvm_ir
+from gossamer.passes.framework.origins import Origins, StageText, carried, of_assembly, of_llvm_ir
 from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.modules.given_back import give_back
@@ -99,7 +99,8 @@ def _show(
     """Shows an observer LLVM IR and assembly, whose lines have the origins of the same code with line numbers."""
     ir, assembly = str(module), jit.assembly(module, target, comments=True)
     text = labelled(assembly, plan.text, plan.schedule)
-    of_ir, of_text = (), ()
+    of_ir: Origins = ()
+    of_text: Origins = ()
     if lowered.traced is not None:
         with suppress(CompileError):  # of line numbers that LLVM refuses: the code has none then
             located, origins = jit.optimize(lowered.traced.llvm_ir, target), lowered.traced.origins
