@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, llvm, vector, x86
+from torch_mlir.dialects import arith, llvm, memref, vector, x86
 
-from gossamer.passes.loops.vectors import byte_width, index, mask_of, vector_of, widened, zeros
+from gossamer.passes.loops.vectors import byte_width, index, interleaved, mask_of, vector_of, widened, zeros
 
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 
@@ -63,6 +63,28 @@ class Floats:
             total = vector.fma(a, b, total)
         return total
 
+    @property
+    def pair(self) -> int:
+        """How many columns of a row are multiplied by one lane."""
+        return 1
+
+    def spread(self, memory: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+        """What one lane multiplies, a column of a token or a pair, in all lanes."""
+        element = memref.load(memory, [row, column])
+        return vector.broadcast(self.vec, widened(element, ir.F32Type.get()))
+
+    def paired(self, lines: Sequence[ir.Value]) -> list[ir.Value]:
+        """Vectors of as many rows as a pair has, so that each lane has one column of them all."""
+        return list(lines)
+
+    def word(self, value: ir.Value) -> ir.Value:
+        """A vector as one of f32, as panels store them."""
+        return value
+
+    def of_word(self, value: ir.Value) -> ir.Value:
+        """The inverse of `word`."""
+        return value
+
     def _read(self, memory: ir.Value, at: list[ir.Value], count: int, left: ir.Value | None) -> ir.Value:
         kind = vector_of(count, ir.MemRefType(memory.type).element_type)
         if left is None:
@@ -87,6 +109,24 @@ class Pairs(Floats):
 
     def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
         return [self._read(memory, [at], self.columns, left)]
+
+    @property
+    def pair(self) -> int:
+        return 2
+
+    def spread(self, memory: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+        element = ir.MemRefType(memory.type).element_type
+        word = vector.bitcast(vector_of(1, ir.F32Type.get()), vector.load(vector_of(2, element), memory, [row, column]))
+        return self.of_word(vector.broadcast(self.vec, vector.extract(word, [], [0])))
+
+    def paired(self, lines: Sequence[ir.Value]) -> list[ir.Value]:
+        return list(interleaved(*lines, 1))
+
+    def word(self, value: ir.Value) -> ir.Value:
+        return vector.bitcast(self.vec, value)
+
+    def of_word(self, value: ir.Value) -> ir.Value:
+        return vector.bitcast(vector_of(self.columns, ir.BF16Type.get()), value)
 
     def multiplied(self, weights: Sequence[ir.Value], x: Sequence[ir.Value], total: ir.Value) -> ir.Value:
         return x86.DotBF16Op(total, weights[0], x[0]).result
