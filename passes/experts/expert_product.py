@@ -88,11 +88,11 @@ class ExpertProduct:
     @property
     def shared(self) -> int:
         """Bytes of a thread's workspace that come before its scratch memory: a panel, or the sums of few slots."""
-        return 4 * max(many_slots.DEPTH * self.width, max(self.few) * few_slots.HEIGHT * self.lanes)
+        return 4 * max((many_slots.DEPTH + 1) * self.width, max(self.few) * few_slots.HEIGHT * self.lanes)
 
     def panel(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
-        """Where columns of a weight are packed; a thread's workspace begins at `base`."""
-        return panels.panel_at(workspace, base, many_slots.DEPTH, self.width)
+        """Where columns of a weight are packed, and the scales of its rows; a thread's workspace begins at `base`."""
+        return panels.panel_at(workspace, base, many_slots.DEPTH + 1, self.width)
 
     def lines(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
         """Where the sums of few slots are before they are added across."""

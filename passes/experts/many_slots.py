@@ -14,11 +14,12 @@ from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.passes.experts import panels
 from gossamer.passes.experts.slot_tile import SlotTile, WeightRows
-from gossamer.passes.loops.vectors import byte_width, index, loop, transpose
+from gossamer.passes.loops.vectors import byte_width, index, loop, transpose, zeros
 
 DEPTH = 128
 """Lines of a panel."""
 _FETCHED = 2  # lines of caches that are fetched for a line of the panel
+_FETCHING = 2  # tiles of a block that fetch: the first ones, which all blocks have
 
 
 class Pack:
@@ -58,7 +59,9 @@ class Pack:
         with loop(index(0), index(self.product.width), index(self.lanes)) as groups:
             at = groups.induction_variable
             rows = [arith.addi(self.row, arith.minui(arith.addi(at, index(r)), last)) for r in range(self.lanes)]
-            scales = [vector.broadcast(self.stored.vec, scale) for scale in self.weight.scales(rows)]
+            if self.stored.scaled:
+                scales = vector.from_elements(self.stored.vec, self.weight.scales(rows))
+                vector.store(scales, self.panel, [index(DEPTH), at])
             for low, high, masked in ((index(0), whole, False), (whole, self.depth, True)):
                 with loop(low, high, index(one)) as columns:
                     column = columns.induction_variable
@@ -67,8 +70,6 @@ class Pack:
                     line = arith.divui(column, index(self.stored.pair))
                     for part in range(len(read[0])):
                         words = [self.stored.word(each[part]) for each in read]
-                        if scales:
-                            words = [arith.mulf(a, b) for a, b in zip(words, scales, strict=True)]
                         for n, value in enumerate(transpose(words)):
                             place = arith.addi(line, index(part * self.lanes + n))
                             vector.store(value, self.panel, [place, at])
@@ -90,16 +91,31 @@ class ManySlots(SlotTile):
         """The body of a function."""
         stored, vectors = self.stored, self.product.width // self.lanes
         places = [[arith.addi(self.local, index(t)), index(v * self.lanes)] for t in range(self.slots) for v in range(vectors)]
-        before = [vector.load(stored.vec, self.sums, place) for place in places]
+        found = [vector.load(stored.vec, self.sums, place) for place in places]
+        before = [zeros(stored.vec)] * len(found) if stored.scaled else found
+
+        early = arith.cmpi(arith.CmpIPredicate.ult, self.number, index(_FETCHING))
+        choice = scf.IfOp(early, [each.type for each in before], has_else=True)
+        for block, fetches in ((choice.then_block, True), (choice.else_block, False)):
+            with ir.InsertionPoint(block):
+                scf.YieldOp(self._multiplied(before, fetches))
+        for number, (total, place) in enumerate(zip(choice.results, places, strict=True)):
+            if stored.scaled:
+                scales = vector.load(stored.vec, self.panel, [index(DEPTH), place[1]])
+                total = vector.fma(total, scales, found[number])
+            vector.store(total, self.sums, place)
+
+    def _multiplied(self, before: list[ir.Value], fetches: bool) -> list[ir.Value]:
+        """The sums with the products of the panel."""
 
         def elements(line: ir.Value) -> list[ir.Value]:
-            self._fetch(line)
-            column = arith.addi(self.low, arith.muli(line, index(stored.pair)))
-            return [stored.spread(self.x, token, column) for token in self.tokens]
+            if fetches:
+                self._fetch(line)
+            column = arith.addi(self.low, arith.muli(line, index(self.stored.pair)))
+            return [self.stored.spread(self.x, token, column) for token in self.tokens]
 
-        lines = arith.ceildivui(self.depth, index(stored.pair))
-        for total, place in zip(panels.multiplied(stored, self.panel, lines, before, elements), places, strict=True):
-            vector.store(total, self.sums, place)
+        lines = arith.ceildivui(self.depth, index(self.stored.pair))
+        return panels.multiplied(self.stored, self.panel, lines, before, elements)
 
     def _fetch(self, line: ir.Value) -> None:
         """Some lines of what is packed next, others at each line of a panel; the last one where there are no more."""

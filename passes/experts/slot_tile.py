@@ -31,10 +31,8 @@ class WeightRows:
         memref.prefetch(self._line, [self._at(row, column)], False, locality, True)
 
     def scales(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
-        """The scale of each row, where rows of integers have one; none else."""
-        if self.stored.group or not isinstance(self.stored.element, ir.IntegerType):
-            return []
-        return [memref.load(self._scales, [row]) for row in rows]
+        """The scale of each row, where rows have one; none else."""
+        return [memref.load(self._scales, [row]) for row in rows] if self.stored.scaled else []
 
     def _at(self, row: ir.Value, column: ir.Value) -> ir.Value:
         return arith.addi(arith.muli(row, self.stride), self.stored.place(column))

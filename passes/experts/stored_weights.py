@@ -2,6 +2,7 @@
 
 floats        a vector of f32, or of bf16 and f16 widened, times one of x
 Pairs         a vector of bf16 twice as long times one of x, by the dot products of pairs of AVX512-BF16
+IntegerPairs  the same of integers of 8 bits whose rows have one scale, made bf16 exactly
 Integers      integers of 8 bits as floats, times the scale of their group, times a vector of x (f32)
 HalfBytes     the same of 4 bits: a vector of bytes is one of the even columns and one of the odd ones, and x comes so too
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, vector, x86
 
-from gossamer.passes.loops.vectors import byte_width, index, interleaved, mask_of, vector_of, widened, zeros
+from gossamer.passes.loops.vectors import index, interleaved, mask_of, vector_of, widened, zeros
 
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 
@@ -35,14 +36,14 @@ class Floats:
         """How many columns of a row a step multiplies."""
         return self.lanes
 
-    @property
-    def line(self) -> int:
-        """Steps that read 64 bytes of a row."""
-        return max(1, 64 // (self.lanes * byte_width(self.element)))
-
     def place(self, column: ir.Value) -> ir.Value:
         """Of a column, in a row."""
         return column
+
+    @property
+    def scaled(self) -> bool:
+        """Whether each row has a scale for its sums."""
+        return isinstance(self.element, ir.IntegerType) and not self.group
 
     @property
     def vec(self) -> ir.VectorType:
@@ -100,10 +101,6 @@ class Pairs(Floats):
     def columns(self) -> int:
         return 2 * self.lanes
 
-    @property
-    def line(self) -> int:
-        return 1
-
     def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
         return [self._read(memory, [row, column], self.columns, left)]
 
@@ -130,6 +127,16 @@ class Pairs(Floats):
 
     def multiplied(self, weights: Sequence[ir.Value], x: Sequence[ir.Value], total: ir.Value) -> ir.Value:
         return x86.DotBF16Op(total, weights[0], x[0]).result
+
+
+@dataclass(frozen=True)
+class IntegerPairs(Pairs):
+    """Rows of bytes that have one scale each, and tokens of bf16, which represents all bytes."""
+
+    def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
+        wide = arith.extsi(vector_of(self.columns, _i32()), self._read(memory, [at], self.columns, left))
+        floats = arith.sitofp(vector_of(self.columns, ir.F32Type.get()), wide)
+        return [arith.truncf(vector_of(self.columns, ir.BF16Type.get()), floats)]
 
 
 @dataclass(frozen=True)
@@ -186,6 +193,8 @@ def stored_as(op: ir.Operation, bits: int) -> Floats:
     """How an op's weight is stored, read on vectors of so many bits."""
     element = ir.RankedTensorType(op.opview.weight.type).element_type
     lanes, number = bits // 32, {name: ir.IntegerAttr(op.attributes[name]).value for name in ("dots", "four", "group")}
+    if isinstance(element, ir.IntegerType) and number["dots"]:
+        return IntegerPairs(lanes, element)
     if isinstance(element, ir.IntegerType):
         return (HalfBytes if number["four"] else Integers)(lanes, element, number["group"])
     return (Pairs if number["dots"] else Floats)(lanes, element)

@@ -1,6 +1,7 @@
 """The kernels for experts, called with tensors of torch: what they need made ready.
 
-Kernels compute with f32, bf16 and f16 on CPUs. Integers are multiplied by tokens of f32.
+Kernels compute with f32, bf16 and f16 on CPUs. Integers are multiplied by tokens of f32, or of bf16 where they
+have one scale a row and the target multiplies pairs of bf16.
 """
 
 from dataclasses import dataclass
@@ -56,14 +57,14 @@ def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
     scales = torch.empty(0, rows, 1) if weight.scales is None else weight.scales.float().contiguous()
     bias = torch.empty(0, rows) if weight.bias is None else weight.bias.detach().float().contiguous()
     x = x.detach()
-    if weight.scales is not None:
-        x = x.float()
-        if weight.four:
-            x = x.unflatten(1, (-1, _lanes(), 2)).mT.flatten(1)
-            values = values.view(torch.int8)
-    operands = [x.contiguous(), values.mT if turned else values, scales, bias, routes.positions, routes.order]
-    dots = _has_dots(x) and x.shape[1] % 2 == 0
     group = 0 if weight.scales is None or scales.shape[2] == 1 else weight.columns // scales.shape[2]
+    dots = _has_dots(x) and x.shape[1] % 2 == 0 and not weight.four and not group
+    if weight.scales is not None and not dots:
+        x = x.float()
+    if weight.four:
+        x = x.unflatten(1, (-1, _lanes(), 2)).mT.flatten(1)
+        values = values.view(torch.int8)
+    operands = [x.contiguous(), values.mT if turned else values, scales, bias, routes.positions, routes.order]
     return _Ready(
         operands, {"top": routes.top, "dots": int(dots), "four": int(weight.four), "group": group, "turned": int(turned)}
     )
