@@ -55,8 +55,8 @@ class Experts:
         if not self.training:
             return one_by_one(x, *given)
         with torch.enable_grad():
-            y = one_by_one(x.requires_grad_(), *given)
-        return torch.autograd.grad(y.sum(), x)[0]
+            y = one_by_one(x.requires_grad_(), *given).sum()
+        return torch.autograd.grad(y, x)[0]
 
     def error(self, result: Tensor, expected: Tensor) -> float:
         return largest_error(result, expected)

@@ -92,7 +92,8 @@ class _Gradient:
         if self.layout == "halves":
             return self._read(slot, row, left), self._read(slot, arith.addi(row, self.size), left)
         first, twice = arith.muli(row, index(2)), arith.muli(left, index(2))
-        return deinterleaved(*(self._read(slot, arith.addi(first, n), self._more(twice, n)) for n in self._halves()))
+        both = [self._read(slot, arith.addi(first, n), self._more(twice, n)) for n in self._halves()]
+        return deinterleaved(both[0], both[1])
 
     def _read(self, slot: ir.Value, row: ir.Value, left: ir.Value) -> ir.Value:
         found = vector.maskedload(self.kind, self.kept, [slot, row], mask_of(self.lanes, left), zeros(self.kind))
@@ -104,7 +105,7 @@ class _Gradient:
                 store(narrowed(each, self.kind), self.sums, [slot, arith.addi(row, self.size) if number else row], left)
             return
         first, twice = arith.muli(row, index(2)), arith.muli(left, index(2))
-        for n, each in zip(self._halves(), interleaved(*gradients, 1), strict=True):
+        for n, each in zip(self._halves(), interleaved(gradients[0], gradients[1], 1), strict=True):
             store(narrowed(each, self.kind), self.sums, [slot, arith.addi(first, n)], self._more(twice, n))
 
     def _halves(self) -> list[ir.Value]:

@@ -66,7 +66,7 @@ class _Hidden:
         """The same of sums of gates and of up that take turns."""
         lanes, half = self.product.lanes, index(2)
         both = [vector.load(self.product.vec, sums, [at[0], arith.addi(at[1], index(n * lanes))]) for n in (0, 1)]
-        self._store(deinterleaved(*both), slot, arith.divui(row, half), arith.divui(left, half))
+        self._store(deinterleaved(both[0], both[1]), slot, arith.divui(row, half), arith.divui(left, half))
         for n, each in enumerate(both if self.keep else ()):
             begun = index(n * lanes)
             own = arith.subi(arith.maxui(left, begun), begun)

@@ -117,7 +117,7 @@ class Pairs(Floats):
         return self.of_word(vector.broadcast(self.vec, vector.extract(word, [], [0])))
 
     def paired(self, lines: Sequence[ir.Value]) -> list[ir.Value]:
-        return list(interleaved(*lines, 1))
+        return list(interleaved(lines[0], lines[1], 1))
 
     def word(self, value: ir.Value) -> ir.Value:
         return vector.bitcast(self.vec, value)
