@@ -231,7 +231,7 @@ def gradients(operands: dict[str, Tensor], experts: Tensor, function: Callable[.
     """Those of all operands, by a gradient of the result that is the same for all functions."""
     leaves = {name: each.detach().requires_grad_() for name, each in operands.items()}
     y = function(experts=experts, **leaves, **given)
-    upstream = torch.linspace(-1, 1, y.numel(), dtype=DOUBLE).view(y.shape).to(y.dtype)
+    upstream = torch.linspace(0.2, 1, y.numel(), dtype=DOUBLE).view(y.shape).to(y.dtype)
     return dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), upstream), strict=True))
 
 
@@ -248,7 +248,7 @@ def test_gradients_of_every_activation(activation: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [1, 7, 300])
+@pytest.mark.parametrize("tokens", [1, 7, 160])
 def test_transposed_weights_and_their_gradients_stay_so(tokens: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     operands, experts = in_type(layer(tokens, 40, 34), dtype), routing(tokens)
