@@ -48,7 +48,15 @@ class Experts:
         given = self.x.double(), self.experts, self.scores.double(), self.gate_up, self.down
         flops = 2.0 * self.experts.numel() * (self.gate_up[0].numel() + self.down[0].numel()) * (3 if self.training else 1)
         weights = self.experts.unique().numel() * (self.gate_up[0].nbytes + self.down[0].nbytes)
-        return made(one_by_one, Experts(*given, self.training)).call(), Work(flops, flops, weights, 2 * self.x.nbytes)
+        return self._expected(*given), Work(flops, flops, weights, 2 * self.x.nbytes)
+
+    def _expected(self, x: Tensor, *given: Tensor) -> Tensor:
+        """The result or, of a step, the gradient of x."""
+        if not self.training:
+            return one_by_one(x, *given)
+        with torch.enable_grad():
+            y = one_by_one(x.requires_grad_(), *given).sum()
+        return torch.autograd.grad(y, x)[0]
 
     def error(self, result: Tensor, expected: Tensor) -> float:
         return largest_error(result, expected)
@@ -88,6 +96,8 @@ def made(layer: Layer, problem: Experts) -> Prepared:
     given = problem.x, problem.experts, problem.scores, problem.gate_up, problem.down
     if not problem.training:
         return Prepared(lambda: layer(*given))
+    if layer is one_by_one:
+        raise Unsupported("autograd fills the gradient of all experts anew for each of them")
     leaves = [each.detach().requires_grad_() for each in (given[0], *given[2:])]
 
     def step() -> Tensor:
@@ -106,8 +116,6 @@ def eager(layer: Layer, problem: Experts) -> Prepared:
 
 
 def compiled(layer: Layer, problem: Experts) -> Prepared:
-    if problem.training:
-        raise Unsupported("measured without gradients only")
     return eager(torch.compile(layer), problem)
 
 

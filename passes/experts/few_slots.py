@@ -13,6 +13,7 @@ row is 1.2 times as fast as 8 rows at once (Zen 5). Rows of x, which are read ag
 instructions fetch the weight, past the second-level cache: for 8 slots that is 1.5 times as fast.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.passes.experts.slot_tile import SlotTile
-from gossamer.passes.loops.vectors import index, loop, zeros
+from gossamer.passes.loops.vectors import index, loop, sums_across, zeros
 
 HEIGHT = 8
 """Rows whose totals are computed together."""
@@ -46,10 +47,10 @@ def slots_at_once(bits: int) -> tuple[int, ...]:
 
 
 class FewSlots(SlotTile):
-    """All slots of a block and `rows` of its rows."""
+    """All slots of a block and `rows` of the weight's rows from `row` on."""
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
-        *others, self.rows = given
+        *others, self.row, _, self.rows = given
         super().__init__(product, slots, *others)
         self.shape, self.height = _SHAPES[product.bits][slots], min(HEIGHT, self.lanes)
 
@@ -58,10 +59,13 @@ class FewSlots(SlotTile):
         last, each = arith.subi(self.rows, index(1)), self.shape.rows
         with loop(index(0), self.rows, index(self.height)) as tiles:
             first = tiles.induction_variable
+            rows = [arith.addi(self.row, arith.minui(arith.addi(first, index(r)), last)) for r in range(self.height)]
             with loop(index(0), index(self.height), index(each)) as some:
                 at = some.induction_variable
-                rows = [self.row(arith.addi(first, arith.addi(at, index(r))), last) for r in range(each)]
-                for number, value in enumerate(self._sums(rows)):
+                own = [
+                    arith.addi(self.row, arith.minui(arith.addi(first, arith.addi(at, index(r))), last)) for r in range(each)
+                ]
+                for number, value in enumerate(self._sums(own)):
                     t, r = divmod(number, each)
                     vector.store(value, self.lines, [index(t), arith.addi(at, index(r)), index(0)])
             found = [
@@ -69,7 +73,7 @@ class FewSlots(SlotTile):
                 for t in range(self.slots)
                 for r in range(self.height)
             ]
-            self.add(found, first, self.height, [self.row(arith.addi(first, index(r)), last) for r in range(self.height)])
+            self._add(found, first, self.weight.scales(rows))
 
     def _sums(self, rows: list[ir.Value]) -> list[ir.Value]:
         """A vector of sums for each slot and row, the rows of a slot one after the other."""
@@ -81,7 +85,9 @@ class FewSlots(SlotTile):
             if self.slots > 1:
                 for r in rows:
                     for way in range(ways):
-                        self.fetch(arith.addi(r, index(_AHEAD)), arith.addi(steps.induction_variable, index(way * one)), 0)
+                        self.weight.fetch(
+                            arith.addi(r, index(_AHEAD)), arith.addi(steps.induction_variable, index(way * one)), 0
+                        )
             for way in range(ways):
                 own = slice(way * count, (way + 1) * count)
                 sums[own] = self._step(rows, arith.addi(steps.induction_variable, index(way * one)), sums[own], None)
@@ -94,8 +100,8 @@ class FewSlots(SlotTile):
         return list(rest.results)
 
     def _step(self, rows: list[ir.Value], column: ir.Value, sums: list[ir.Value], left: ir.Value | None) -> list[ir.Value]:
-        found, weights = list(sums), [self.weights(row, column, left) for row in rows]
-        for t, x in enumerate(self.tokens_at(column, left)):
+        found, weights = list(sums), [self.weight.read(row, column, left) for row in rows]
+        for t, x in enumerate(self.stored.x(self.x, token, column, left) for token in self.tokens):
             for r, own in enumerate(weights):
                 at = t * len(rows) + r
                 found[at] = self.stored.multiplied(own, x, found[at])
@@ -107,3 +113,18 @@ class FewSlots(SlotTile):
             pairs = zip(sums[::2], sums[1::2], strict=False)
             sums = [*(arith.addf(a, b) for a, b in pairs), *sums[len(sums) // 2 * 2 :]]
         return sums[0]
+
+    def _add(self, sums: Sequence[ir.Value], row: ir.Value, scales: Sequence[ir.Value]) -> None:
+        """Adds the totals of sums, of some rows for each slot, to scratch memory from `row` of the block on."""
+        height, slot = self.height, 0
+        together, kind = max(1, self.lanes // height), ir.VectorType.get([height], ir.F32Type.get())
+        while slot < self.slots:
+            count = 1 << min(together, self.slots - slot).bit_length() - 1
+            totals = sums_across(sums[slot * height : (slot + count) * height])
+            for t in range(count):
+                own = vector.extract_strided_slice(kind, totals, [t * height], [height], [1])
+                if scales:
+                    own = arith.mulf(own, vector.from_elements(kind, scales))
+                at = [index(slot + t), row]
+                vector.store(arith.addf(vector.load(kind, self.sums, at), own), self.sums, at)
+            slot += count

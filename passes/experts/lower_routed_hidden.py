@@ -7,6 +7,7 @@ after    … the sums of a block's rows of gates, and of those of up
 Runs on functions whose storage is exposed (expose-storage).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,9 +15,9 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
 from gossamer.passes.experts.activations import hidden
-from gossamer.passes.experts.expert_product import Block, ExpertProduct, Rows, store
+from gossamer.passes.experts.expert_product import Block, ExpertProduct, store
 from gossamer.passes.loops.queries import walk
-from gossamer.passes.loops.vectors import index, interleaved, loop, narrowed, vector_of
+from gossamer.passes.loops.vectors import deinterleaved, index, loop, narrowed, vector_of
 
 
 @dataclass(frozen=True)
@@ -42,37 +43,35 @@ class _Hidden:
 
     def lower(self, module: ir.Module) -> None:
         with ir.InsertionPoint(self.product.op):
-            self.size, zero = memref.dim(self.out, index(1)), index(0)
-            streams = {
-                "halves": [Rows(zero), Rows(self.size)],
-                "interleaved": [Rows(zero, 2), Rows(index(1), 2)],
-                "up": [Rows(zero)],
-            }
-        self.product.lower(module, self.size, streams[self.layout], self._finish)
+            self.size, first = memref.dim(self.out, index(1)), index(0)
+            rows = arith.muli(self.size, index(2)) if self.layout == "interleaved" else self.size
+            streams = [first, self.size] if self.layout == "halves" else [first]
+        self.product.lower(module, rows, streams, self._finish)
 
     def _finish(self, block: Block) -> None:
-        lanes, vec = self.product.lanes, self.product.vec
-        with loop(index(0), block.slots, index(1)) as slots:
-            number = slots.induction_variable
-            target = arith.addi(block.slot, number)
-            with loop(index(0), block.rows, index(lanes)) as rows:
-                at = rows.induction_variable
-                sums = [vector.load(vec, each, [number, at]) for each in block.sums]
-                left, row = arith.subi(block.rows, at), arith.addi(block.row, at)
-                value = hidden(self.activation, sums[0], sums[1] if len(sums) > 1 else None)
-                store(narrowed(value, self.kind), self.out, [target, row], left)
-                if self.keep:
-                    self._keep([narrowed(each, self.kind) for each in sums], target, row, left)
+        step = index(self.product.lanes * (2 if self.layout == "interleaved" else 1))
+        with loop(index(0), block.slots, index(1)) as slots, loop(index(0), block.rows, step) as rows:
+            number, at = slots.induction_variable, rows.induction_variable
+            slot, row, left = arith.addi(block.slot, number), arith.addi(block.row, at), arith.subi(block.rows, at)
+            if self.layout == "interleaved":
+                self._in_turns(block.sums[0], [number, at], slot, row, left)
+                return
+            sums = [vector.load(self.product.vec, each, [number, at]) for each in block.sums]
+            self._store(sums, slot, row, left)
+            for half, each in enumerate(sums if self.keep else ()):
+                place = arith.addi(row, self.size) if half else row
+                store(narrowed(each, self.kind), self.kept, [slot, place], left)
 
-    def _keep(self, sums: list[ir.Value], target: ir.Value, row: ir.Value, left: ir.Value) -> None:
-        """The sums as they lie in the rows of the weight."""
-        if self.layout != "interleaved":
-            for number, each in enumerate(sums):
-                at = arith.addi(row, self.size) if number else row
-                store(each, self.kept, [target, at], left)
-            return
-        lanes, both = self.product.lanes, arith.muli(left, index(2))
-        for half, each in enumerate(interleaved(sums[0], sums[1], 1)):
-            at = arith.addi(arith.muli(row, index(2)), index(half * lanes))
-            begun = index(half * lanes)
-            store(each, self.kept, [target, at], arith.subi(arith.maxui(both, begun), begun))
+    def _in_turns(self, sums: ir.Value, at: list[ir.Value], slot: ir.Value, row: ir.Value, left: ir.Value) -> None:
+        """The same of sums of gates and of up that take turns."""
+        lanes, half = self.product.lanes, index(2)
+        both = [vector.load(self.product.vec, sums, [at[0], arith.addi(at[1], index(n * lanes))]) for n in (0, 1)]
+        self._store(deinterleaved(both[0], both[1]), slot, arith.divui(row, half), arith.divui(left, half))
+        for n, each in enumerate(both if self.keep else ()):
+            begun = index(n * lanes)
+            own = arith.subi(arith.maxui(left, begun), begun)
+            store(narrowed(each, self.kind), self.kept, [slot, arith.addi(row, begun)], own)
+
+    def _store(self, sums: Sequence[ir.Value], slot: ir.Value, row: ir.Value, left: ir.Value) -> None:
+        value = hidden(self.activation, sums[0], sums[1] if len(sums) > 1 else None)
+        store(narrowed(value, self.kind), self.out, [slot, row], left)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
-from gossamer.passes.experts.expert_product import Block, ExpertProduct, Rows, store
+from gossamer.passes.experts.expert_product import Block, ExpertProduct, store
 from gossamer.passes.loops.buffers import buffer_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, zeros
@@ -54,4 +54,4 @@ def _lower(module: ir.Module, product: ExpertProduct) -> None:
 
     with ir.InsertionPoint(product.op):
         rows, first = memref.dim(out, index(1)), index(0)
-    product.lower(module, rows, [Rows(first)], finish, begin)
+    product.lower(module, rows, [first], finish, begin)

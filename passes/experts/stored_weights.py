@@ -2,6 +2,7 @@
 
 floats        a vector of f32, or of bf16 and f16 widened, times one of x
 Pairs         a vector of bf16 twice as long times one of x, by the dot products of pairs of AVX512-BF16
+IntegerPairs  the same of integers of 8 bits whose rows have one scale, made bf16 exactly
 Integers      integers of 8 bits as floats, times the scale of their group, times a vector of x (f32)
 HalfBytes     the same of 4 bits: a vector of bytes is one of the even columns and one of the odd ones, and x comes so too
 """
@@ -10,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, llvm, vector, x86
+from torch_mlir.dialects import arith, llvm, memref, vector, x86
 
-from gossamer.passes.loops.vectors import byte_width, index, mask_of, vector_of, widened, zeros
+from gossamer.passes.loops.vectors import index, interleaved, mask_of, vector_of, widened, zeros
 
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 
@@ -35,14 +36,14 @@ class Floats:
         """How many columns of a row a step multiplies."""
         return self.lanes
 
-    @property
-    def line(self) -> int:
-        """Steps that read 64 bytes of a row."""
-        return max(1, 64 // (self.lanes * byte_width(self.element)))
-
     def place(self, column: ir.Value) -> ir.Value:
         """Of a column, in a row."""
         return column
+
+    @property
+    def scaled(self) -> bool:
+        """Whether each row has a scale for its sums."""
+        return isinstance(self.element, ir.IntegerType) and not self.group
 
     @property
     def vec(self) -> ir.VectorType:
@@ -63,6 +64,28 @@ class Floats:
             total = vector.fma(a, b, total)
         return total
 
+    @property
+    def pair(self) -> int:
+        """How many columns of a row are multiplied by one lane."""
+        return 1
+
+    def spread(self, memory: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+        """What one lane multiplies, a column of a token or a pair, in all lanes."""
+        element = memref.load(memory, [row, column])
+        return vector.broadcast(self.vec, widened(element, ir.F32Type.get()))
+
+    def paired(self, lines: Sequence[ir.Value]) -> list[ir.Value]:
+        """Vectors of as many rows as a pair has, so that each lane has one column of them all."""
+        return list(lines)
+
+    def word(self, value: ir.Value) -> ir.Value:
+        """A vector as one of f32, as panels store them."""
+        return value
+
+    def of_word(self, value: ir.Value) -> ir.Value:
+        """The inverse of `word`."""
+        return value
+
     def _read(self, memory: ir.Value, at: list[ir.Value], count: int, left: ir.Value | None) -> ir.Value:
         kind = vector_of(count, ir.MemRefType(memory.type).element_type)
         if left is None:
@@ -78,18 +101,42 @@ class Pairs(Floats):
     def columns(self) -> int:
         return 2 * self.lanes
 
-    @property
-    def line(self) -> int:
-        return 1
-
     def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
         return [self._read(memory, [row, column], self.columns, left)]
 
     def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
         return [self._read(memory, [at], self.columns, left)]
 
+    @property
+    def pair(self) -> int:
+        return 2
+
+    def spread(self, memory: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+        element = ir.MemRefType(memory.type).element_type
+        word = vector.bitcast(vector_of(1, ir.F32Type.get()), vector.load(vector_of(2, element), memory, [row, column]))
+        return self.of_word(vector.broadcast(self.vec, vector.extract(word, [], [0])))
+
+    def paired(self, lines: Sequence[ir.Value]) -> list[ir.Value]:
+        return list(interleaved(lines[0], lines[1], 1))
+
+    def word(self, value: ir.Value) -> ir.Value:
+        return vector.bitcast(self.vec, value)
+
+    def of_word(self, value: ir.Value) -> ir.Value:
+        return vector.bitcast(vector_of(self.columns, ir.BF16Type.get()), value)
+
     def multiplied(self, weights: Sequence[ir.Value], x: Sequence[ir.Value], total: ir.Value) -> ir.Value:
         return x86.DotBF16Op(total, weights[0], x[0]).result
+
+
+@dataclass(frozen=True)
+class IntegerPairs(Pairs):
+    """Rows of bytes that have one scale each, and tokens of bf16, which represents all bytes."""
+
+    def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
+        wide = arith.extsi(vector_of(self.columns, _i32()), self._read(memory, [at], self.columns, left))
+        floats = arith.sitofp(vector_of(self.columns, ir.F32Type.get()), wide)
+        return [arith.truncf(vector_of(self.columns, ir.BF16Type.get()), floats)]
 
 
 @dataclass(frozen=True)
@@ -146,6 +193,8 @@ def stored_as(op: ir.Operation, bits: int) -> Floats:
     """How an op's weight is stored, read on vectors of so many bits."""
     element = ir.RankedTensorType(op.opview.weight.type).element_type
     lanes, number = bits // 32, {name: ir.IntegerAttr(op.attributes[name]).value for name in ("dots", "four", "group")}
+    if isinstance(element, ir.IntegerType) and number["dots"]:
+        return IntegerPairs(lanes, element)
     if isinstance(element, ir.IntegerType):
         return (HalfBytes if number["four"] else Integers)(lanes, element, number["group"])
     return (Pairs if number["dots"] else Floats)(lanes, element)

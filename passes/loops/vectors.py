@@ -176,6 +176,13 @@ def interleaved(a: ir.Value, b: ir.Value, size: int) -> tuple[ir.Value, ir.Value
     return first, second
 
 
+def deinterleaved(a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The elements of two vectors, one after the other, with even and with odd numbers."""
+    lanes = ir.VectorType(a.type).shape[0]
+    even, odd = (vector.shuffle(a, b, list(range(first, 2 * lanes, 2))) for first in (0, 1))
+    return even, odd
+
+
 def call_narrowest(left: ir.Value, variants: dict[int, func.FuncOp], arguments: Sequence[ir.Value]) -> None:
     """Call the narrowest of the functions that holds the `left` tokens; keys are the tokens of each, widest first."""
     widest, *rest = variants

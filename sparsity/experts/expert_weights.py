@@ -56,6 +56,11 @@ class Weight:
         if groups < 1 or columns % groups or (self.four and columns // groups % 2):
             raise ArgumentError(f"the scales of {name} make {groups} groups of {columns} columns, which must be of one size")
 
+    def turned(self, dtype: torch.dtype) -> "Weight":
+        """The transposed weight of each expert, of floats of this type, without the bias."""
+        values = self.values if self.scales is None else floats_of(self.values, self.scales, dtype)
+        return Weight(values.mT, None, None)
+
     def of(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """The weight of an expert as floats, and its bias."""
         own = floats_of(self.values[expert], None if self.scales is None else self.scales[expert], dtype)

@@ -1,6 +1,7 @@
 """The kernels for experts, called with tensors of torch: what they need made ready.
 
-Kernels compute with f32, bf16 and f16 on CPUs. Integers are multiplied by tokens of f32.
+Kernels compute with f32, bf16 and f16 on CPUs. Integers are multiplied by tokens of f32, or of bf16 where they
+have one scale a row and the target multiplies pairs of bf16.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.dialects.experts import RoutedHiddenOp, RoutedProductOp, RoutedSumOp
+from gossamer.dialects.experts import RoutedGradientOp, RoutedHiddenOp, RoutedOuterOp, RoutedProductOp, RoutedSumOp
 from gossamer.runtime.target import host
 from gossamer.sparsity.compiler.op_kernels import run
 from gossamer.sparsity.compiler.warm_memory import empty
@@ -18,6 +19,7 @@ from gossamer.sparsity.experts.routes import Routes
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _VECTOR = 16  # elements of the widest vector
+_UNIT = 16  # rows whose shares are added up in a kernel
 
 
 def served(x: Tensor, *weights: Weight) -> bool:
@@ -25,12 +27,17 @@ def served(x: Tensor, *weights: Weight) -> bool:
     return x.is_cpu and x.dtype in _FLOATS and all(map(_readable, weights))
 
 
+def multiplies(left: Tensor, right: Tensor) -> bool:
+    """Whether there is a kernel for the outer products of rows."""
+    return left.is_cpu and left.dtype in _FLOATS and left.dtype == right.dtype
+
+
 def _readable(weight: Weight) -> bool:
-    """Whether it lies row by row, and its groups of integers are whole vectors."""
+    """Whether it lies row by row, or as floats column by column, and its groups of integers are whole vectors."""
+    if weight.scales is None:
+        return weight.values.is_contiguous() or weight.values.mT.is_contiguous()
     if not weight.values.is_contiguous():
         return False
-    if weight.scales is None:
-        return True
     groups = weight.scales.shape[2]
     size = weight.columns // groups
     return size % (2 * _VECTOR) == 0 if weight.four else groups == 1 or size % _VECTOR == 0
@@ -46,18 +53,26 @@ class _Ready:
 
 def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
     rows, values = weight.values.shape[1], weight.values.detach()
+    turned = not values.is_contiguous()
     scales = torch.empty(0, rows, 1) if weight.scales is None else weight.scales.float().contiguous()
     bias = torch.empty(0, rows) if weight.bias is None else weight.bias.detach().float().contiguous()
     x = x.detach()
-    if weight.scales is not None:
-        x = x.float()
-        if weight.four:
-            x = x.unflatten(1, (-1, _lanes(), 2)).mT.flatten(1)
-            values = values.view(torch.int8)
-    operands = [x.contiguous(), values, scales, bias, routes.positions, routes.order]
-    dots = x.dtype == torch.bfloat16 and "avx512bf16" in host().instructions
     group = 0 if weight.scales is None or scales.shape[2] == 1 else weight.columns // scales.shape[2]
-    return _Ready(operands, {"top": routes.top, "dots": int(dots), "four": int(weight.four), "group": group})
+    dots = _has_dots(x) and x.shape[1] % 2 == 0 and not weight.four and not group
+    if weight.scales is not None and not dots:
+        x = x.float()
+    if weight.four:
+        x = x.unflatten(1, (-1, _lanes(), 2)).mT.flatten(1)
+        values = values.view(torch.int8)
+    operands = [x.contiguous(), values.mT if turned else values, scales, bias, routes.positions, routes.order]
+    return _Ready(
+        operands, {"top": routes.top, "dots": int(dots), "four": int(weight.four), "group": group, "turned": int(turned)}
+    )
+
+
+def _has_dots(x: Tensor) -> bool:
+    """Whether one instruction multiplies pairs of it."""
+    return x.dtype == torch.bfloat16 and "avx512bf16" in host().instructions
 
 
 def _lanes() -> int:
@@ -88,4 +103,29 @@ def summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Te
     out = empty((scores.shape[0], weight.rows), torch.float32)
     given = [*ready.operands, scores.detach().float().reshape(-1).contiguous()]
     run(RoutedSumOp, given, [out], {"tokens": len(out)}, **ready.attributes)
+    return out
+
+
+def gradient(
+    x: Tensor, weight: Weight, routes: Routes, scores: Tensor, kept: Tensor, activation: str, layout: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What goes back through the activations of slots, in the order of the routes, by the gradient x [tokens, columns].
+
+    weight   gives the gradients of the hidden elements
+    kept     the sums [slots, ...] that the activation got
+    returns  the gradient of `kept` and the hidden elements, both times the score of the slot, and the gradients of scores, f32
+    """
+    ready, slots = _ready(x, weight, routes), routes.order.numel()
+    sums, weighted = empty(kept.shape, x.dtype), empty((slots, weight.rows), x.dtype)
+    shares = empty((slots, -(-weight.rows // _UNIT)), torch.float32)
+    given = [*ready.operands, scores.detach().float().reshape(-1).contiguous(), kept.detach().contiguous()]
+    run(RoutedGradientOp, given, [sums, weighted, shares], activation=activation, layout=layout, **ready.attributes)
+    return sums, weighted, shares.sum(1)
+
+
+def outer(left: Tensor, right: Tensor, routes: Routes, tops: tuple[int, int]) -> Tensor:
+    """[experts, rows, columns]: for each expert the sum over its slots of the outer products of their rows."""
+    given = [left.detach().contiguous(), right.detach().contiguous(), routes.positions, routes.order]
+    out = empty((len(routes.positions) - 1, left.shape[1], right.shape[1]), left.dtype)
+    run(RoutedOuterOp, given, [out], left_top=tops[0], right_top=tops[1], dots=int(_has_dots(left)))
     return out

@@ -19,6 +19,7 @@ from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.experts import kernels
 from gossamer.sparsity.experts.expert_weights import Weight, floats_of
+from gossamer.sparsity.experts.outer_products import outer_products
 from gossamer.sparsity.experts.routes import Routes
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
@@ -81,12 +82,8 @@ def _fake_product(x: Tensor, experts: Tensor, weight: Tensor, scales: Tensor | N
 
 def _outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Tensor:
     check_rows("routed_outer", x, experts)
-    out = x.new_zeros((count, gradient.shape[2], x.shape[-1]))
-    routes = Routes.of(experts, count)
-    for expert, begin, end in routes.hit():
-        slots = routes.order[begin:end]
-        torch.mm(rows_of(gradient, experts, slots).mT, rows_of(x, experts, slots), out=out[expert])
-    return out
+    tops = 1, 1 if x.dim() == 3 else experts.shape[1]
+    return outer_products(gradient.flatten(0, 1), x.flatten(0, -2), Routes.of(experts, count), tops)
 
 
 def _fake_outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Tensor:

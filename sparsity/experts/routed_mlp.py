@@ -13,17 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import transforms_active
-from gossamer.sparsity.experts import kernels
-from gossamer.sparsity.experts.activations import activated, check_activation, hidden_size
-from gossamer.sparsity.experts.expert_weights import Weight
-from gossamer.sparsity.experts.routed_linear import routed_product
-from gossamer.sparsity.experts.routes import Routes
+from gossamer.sparsity.experts.activations import check_activation
+from gossamer.sparsity.experts.mixture import PLACES, Mixture
 from gossamer.sparsity.operations.derivatives import Derivative
 
 
@@ -59,93 +54,22 @@ def routed_mlp(
     """
     inputs = x, experts, scores, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias, activation, layout
     if not torch.compiler.is_compiling() and transforms_active():
-        return composed(*inputs)
+        return Mixture(*inputs).composed()
     floats = (x, scores, gate_up, gate_up_bias, down, down_bias)
     keep = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in floats)
     y: Tensor = mixture(*inputs, keep)[0]
     return y
 
 
-def composed(
-    x: Tensor,
-    experts: Tensor,
-    scores: Tensor,
-    gate_up: Tensor,
-    gate_up_scales: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down: Tensor,
-    down_scales: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    layout: str,
-) -> Tensor:
-    """The same of operations that can be differentiated any number of times."""
-    sums = routed_product(x, experts, gate_up, gate_up_scales, gate_up_bias)
-    each = routed_product(activated(sums, activation, layout), experts, down, down_scales, down_bias)
-    return (each * scores.to(each.dtype).unsqueeze(-1)).sum(1)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _check(x: Tensor, gate_up: Weight, down: Weight, activation: str, layout: str) -> None:
-    check_activation(activation, layout)
-    gate_up.check("gate_up", x.shape[1], x.dtype)
-    if layout != "up" and gate_up.rows % 2:
-        raise ArgumentError(f"gate_up has {gate_up.rows} rows, which are no gates and as many rows of up")
-    down.check("down", hidden_size(gate_up.rows, layout), x.dtype)
-
-
 # How it runs
 
 
-def _mixture(
-    x: Tensor,
-    experts: Tensor,
-    scores: Tensor,
-    gate_up: Tensor,
-    gate_up_scales: Tensor | None,
-    gate_up_bias: Tensor | None,
-    down: Tensor,
-    down_scales: Tensor | None,
-    down_bias: Tensor | None,
-    activation: str,
-    layout: str,
-    keep: bool,
-) -> tuple[Tensor, Tensor]:
-    first, second = Weight(gate_up, gate_up_scales, gate_up_bias), Weight(down, down_scales, down_bias)
-    _check(x, first, second, activation, layout)
-    routes = Routes.of(experts, gate_up.shape[0])
-    hidden, kept = _hidden(x, first, routes, activation, layout, keep)
-    return _summed(hidden, second, routes, scores).to(x.dtype), kept
-
-
-def _hidden(x: Tensor, weight: Weight, routes: Routes, activation: str, layout: str, keep: bool) -> tuple[Tensor, Tensor]:
-    """[slots, hidden] and the sums [slots, rows] that they are of, in the order of the routes; no sums unless they are kept."""
-    if kernels.served(x, weight):
-        return kernels.hidden(x, weight, routes, activation, layout, keep)
-    slots = routes.order.numel()
-    out, kept = (x.new_empty((n, m)) for n, m in ((slots, hidden_size(weight.rows, layout)), (slots * keep, weight.rows)))
-    for expert, begin, end in routes.hit():
-        sums = F.linear(x.index_select(0, routes.tokens[begin:end]), *weight.of(expert, x.dtype))
-        out[begin:end] = activated(sums, activation, layout)
-        if keep:
-            kept[begin:end] = sums
-    return out, kept
-
-
-def _summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Tensor:
-    """[tokens, rows]: the sum over a token's slots of score * (weight[e] h + bias[e]), in f32 at least."""
-    if kernels.served(hidden, weight):
-        return kernels.summed(hidden, weight, routes, scores)
-    wide = _wide(hidden.dtype)
-    sorted_scores = scores.reshape(-1).index_select(0, routes.order).to(wide)
-    out = hidden.new_zeros((scores.shape[0], weight.rows), dtype=wide)
-    for expert, begin, end in routes.hit():
-        each = F.linear(hidden[begin:end], *weight.of(expert, hidden.dtype)).to(wide)
-        out.index_add_(0, routes.tokens[begin:end], each * sorted_scores[begin:end].unsqueeze(1))
-    return out
+def _mixture(*given: Any) -> tuple[Tensor, Tensor]:
+    *operands, keep = given
+    layer = Mixture(*operands)
+    layer.check()
+    hidden, kept = layer.hidden(keep)
+    return layer.result(hidden), kept
 
 
 def _fake(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -157,77 +81,15 @@ def _fake(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, *rest: An
 
 # How it is differentiated
 
-_FLOATS = (0, 2, 3, 5, 6, 8)
-"""Its arguments that have gradients: x, scores, gate_up, gate_up_bias, down, down_bias."""
-
 
 def _backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:
-    x, experts, scores, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias, activation, layout, wanted = given
-    first, second = Weight(gate_up, gate_up_scales, gate_up_bias), Weight(down, down_scales, down_bias)
-    of_x, of_scores, of_gate_up, of_gate_up_bias, of_down, of_down_bias = wanted
-    routes = Routes.of(experts, gate_up.shape[0])
-    if kept.shape[0] != experts.numel():
-        kept = _hidden(x, first, routes, activation, layout, True)[1]
-    found = dict[str, Tensor]()
-    incoming = gradient.to(x.dtype).index_select(0, routes.tokens)
-    score = scores.reshape(-1).index_select(0, routes.order).to(_wide(x.dtype)).unsqueeze(1)
-    with torch.enable_grad():
-        sums = kept.detach().requires_grad_()
-        hidden = activated(sums, activation, layout)
-    weighted = (incoming * score).to(x.dtype)
-    if of_down:
-        found["down"] = _outer(weighted, hidden.detach(), routes, down)
-    if of_down_bias:
-        found["down_bias"] = _by_expert(weighted, routes, down_bias)
-    if of_x or of_scores or of_gate_up or of_gate_up_bias:
-        back = _back(incoming, second, routes)
-        if of_scores:
-            each = (back.to(score.dtype) * hidden.detach()).sum(1)
-            if down_bias is not None:
-                own = down_bias.index_select(0, routes.experts).to(score.dtype)
-                each += (incoming * own).sum(1)
-            found["scores"] = each.new_empty(each.shape).index_copy_(0, routes.order, each).view(scores.shape).to(scores.dtype)
-        (of_sums,) = torch.autograd.grad(hidden, sums, (back * score).to(x.dtype))
-        if of_gate_up:
-            found["gate_up"] = _outer(of_sums, x.index_select(0, routes.tokens), routes, gate_up)
-        if of_gate_up_bias:
-            found["gate_up_bias"] = _by_expert(of_sums, routes, gate_up_bias)
-        if of_x:
-            each = _back(of_sums, first, routes)
-            found["x"] = torch.empty_like(each).index_copy_(0, routes.order, each).view(*experts.shape, each.shape[1]).sum(1)
-    names = ("x", "scores", "gate_up", "gate_up_bias", "down", "down_bias")
-    return [found[name] for name, want in zip(names, wanted, strict=True) if want]
-
-
-def _back(gradient: Tensor, weight: Weight, routes: Routes) -> Tensor:
-    """[slots, columns]: gradient weight[e], in the order of the routes."""
-    out = gradient.new_empty((gradient.shape[0], weight.columns))
-    for expert, begin, end in routes.hit():
-        torch.mm(gradient[begin:end], weight.of(expert, gradient.dtype)[0], out=out[begin:end])
-    return out
-
-
-def _outer(gradient: Tensor, x: Tensor, routes: Routes, weight: Tensor) -> Tensor:
-    """The gradient of a weight, from rows in the order of the routes; laid out as the weight is."""
-    out = torch.empty_like(weight)
-    hit = set[int]()
-    for expert, begin, end in routes.hit():
-        torch.mm(gradient[begin:end].mT, x[begin:end], out=out[expert])
-        hit.add(expert)
-    for expert in set(range(len(weight))) - hit:
-        out[expert].zero_()
-    return out
-
-
-def _by_expert(gradient: Tensor, routes: Routes, bias: Tensor) -> Tensor:
-    """The gradient of a bias."""
-    out = torch.zeros_like(bias, dtype=_wide(gradient.dtype))
-    return out.index_add_(0, routes.experts, gradient.to(out.dtype)).to(bias.dtype)
+    *operands, wanted = given
+    return Mixture(*operands).gradients(gradient, kept, wanted)
 
 
 def _fake_backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:
     *inputs, wanted = given
-    return [torch.empty_like(inputs[place]) for place, want in zip(_FLOATS, wanted, strict=True) if want]
+    return [torch.empty_like(inputs[place]) for place, want in zip(PLACES, wanted, strict=True) if want]
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -248,13 +110,13 @@ def _inputs(ctx: Any) -> tuple[list[Any], Tensor]:
 def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
     inputs, kept = _inputs(ctx)
     needed = dict(zip(ctx.places, ctx.needs_input_grad[2:], strict=True))
-    wanted = [needed.get(place, False) for place in _FLOATS]
+    wanted = [needed.get(place, False) for place in PLACES]
     if torch.is_grad_enabled():
-        asked = [inputs[place] for place, want in zip(_FLOATS, wanted, strict=True) if want]
-        found = torch.autograd.grad(composed(*inputs), asked, gradient, create_graph=True)
+        asked = [inputs[place] for place, want in zip(PLACES, wanted, strict=True) if want]
+        found = torch.autograd.grad(Mixture(*inputs).composed(), asked, gradient, create_graph=True)
     else:
         found = mixture_backward(gradient, kept, *inputs, wanted)
-    of = dict(zip((place for place, want in zip(_FLOATS, wanted, strict=True) if want), found, strict=True))
+    of = dict(zip((place for place, want in zip(PLACES, wanted, strict=True) if want), found, strict=True))
     return [of.get(place) for place in ctx.places]
 
 
@@ -268,7 +130,7 @@ def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
     for (place, _), primal in zip(given, primals, strict=True):
         inputs[place] = primal
     with torch.enable_grad():
-        y = composed(*inputs)
+        y = Mixture(*inputs).composed()
         weights = torch.zeros_like(y, requires_grad=True)
         gradients = torch.autograd.grad(y, primals, weights, create_graph=True)  # linear in the weights
     return torch.autograd.grad(gradients, weights, tangents)[0]

@@ -1,5 +1,7 @@
 """Routed products and mixtures of experts as operations: numbers, gradients, graphs, errors."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch.func import grad, jacfwd, jacrev, vmap
 
 import gossamer
 from gossamer.dialects.errors import ArgumentError
+from gossamer.sparsity.experts import kernels
+from gossamer.sparsity.experts.expert_weights import Weight
 from gossamer.sparsity.experts.routed_mlp import mixture, mixture_backward
 from tests.sparsity.made import team_of
 from tests.sparsity.routed import ACTIVATIONS, by_tokens, linear_by_tokens, quantized
@@ -72,6 +76,7 @@ def test_every_activation_in_every_layout(activation: str, layout: str) -> None:
 
 @pytest.mark.parametrize("columns, hidden", [(1, 1), (7, 5), (16, 16), (33, 50), (64, 17), (200, 40), (1601, 3)])
 def test_sizes_that_are_no_vectors(columns: int, hidden: int) -> None:
+    torch.manual_seed(0)  # sums of a single element may cancel
     for dtype in (torch.float32, torch.bfloat16):
         for tokens in (1, 7, 40):
             operands, experts = in_type(layer(tokens, columns, hidden, biased=False), dtype), routing(tokens)
@@ -220,6 +225,51 @@ def test_gradients_are_those_of_the_plain_loop(layout: str, dtype: torch.dtype) 
             assert wanted is not None
             close(each.grad, wanted, dtype)
         assert operands["gate_up"].grad is not None and not operands["gate_up"].grad[2].any()  # nobody chose it
+
+
+def gradients(operands: dict[str, Tensor], experts: Tensor, function: Callable[..., Tensor], **given: str) -> dict[str, Tensor]:
+    """Those of all operands, by a gradient of the result that is the same for all functions."""
+    leaves = {name: each.detach().requires_grad_() for name, each in operands.items()}
+    y = function(experts=experts, **leaves, **given)
+    upstream = torch.linspace(0.2, 1, y.numel(), dtype=DOUBLE).view(y.shape).to(y.dtype)
+    return dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), upstream), strict=True))
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved", "up"])
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "clamped_swiglu"])
+def test_gradients_of_every_activation(activation: str, layout: str) -> None:
+    if (activation, layout) == ("clamped_swiglu", "up"):
+        pytest.skip("needs gates")
+    operands, experts = layer(12, layout=layout), routing(12)
+    given = {"activation": activation, "layout": layout}
+    expected = gradients(operands, experts, by_tokens, **given)
+    for name, found in gradients(in_type(operands, torch.float32), experts, gossamer.routed_mlp, **given).items():
+        close(found, expected[name], torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 7, 160])
+def test_transposed_weights_and_their_gradients_stay_so(tokens: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    operands, experts = in_type(layer(tokens, 40, 34), dtype), routing(tokens)
+    turned = {name: operands[name].mT.contiguous().mT for name in ("gate_up", "down")}
+    assert all(kernels.served(operands["x"], Weight(each, None, None)) for each in turned.values())
+    expected = gradients(in_type(operands, DOUBLE), experts, by_tokens)
+    found = gradients({**operands, **turned}, experts, gossamer.routed_mlp)
+    for name, each in found.items():
+        close(each, expected[name], dtype)
+    assert all(found[name].stride() == each.stride() for name, each in turned.items())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_team_gives_the_same_gradients(threads: int) -> None:
+    torch.manual_seed(0)
+    operands, experts = in_type(layer(230, 96, 80), torch.float32), routing(230)
+    with team_of(1):
+        alone = gradients(operands, experts, gossamer.routed_mlp)
+    with team_of(threads):
+        found = gradients(operands, experts, gossamer.routed_mlp)
+    assert all(torch.equal(found[name], each) for name, each in alone.items())
 
 
 @pytest.mark.parametrize("name", ["x", "scores", "gate_up", "down", "gate_up_bias", "down_bias"])
