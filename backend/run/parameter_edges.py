@@ -49,7 +49,9 @@ class Gradients(Tensor):
         return first
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in (torch.ops.aten.add.Tensor, torch.ops.aten.detach.default):
             return cls.of(*(each for gradients in args for each in gradients.passes))
         return func(*(_nothing() if isinstance(each, cls) else each for each in args), **(kwargs or {}))
