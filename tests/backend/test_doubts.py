@@ -253,6 +253,8 @@ def convolving(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> Stopwat
     """Every convolution of torch's takes 100 us."""
     for place in ("convolution.cost", "convolution.time_convolution"):
         monkeypatch.setattr(f"gossamer.backend.{place}.torch_us", lambda *_, **__: 100.0)
+    for place in ("convolution.filter_gradients", "convolution.planar"):
+        monkeypatch.setattr(f"gossamer.backend.{place}.filter_gradient_us", lambda *_, **__: 100.0)
     stopwatch.us = {"torch": 100.0}
     return stopwatch
 
@@ -267,6 +269,17 @@ def test_convolutions_in_doubt_are_decided_by_their_times(
     assert sum(decision.sparse for decision in found) == sparse
     assert convolving.asked == [["ours", "torch"]] * 3
     assert all(decision.measured for decision in found if decision.sparse)
+
+
+def test_convolutions_whose_gain_cannot_be_are_decided_by_their_predictions(
+    convolving: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubt_all(monkeypatch)
+    convolving.us["ours"] = 0.01
+    for _ in range(2):  # nothing of it is kept
+        found = explained(network(), IMAGES)
+        assert not any(decision.measured for decision in found)
+    assert convolving.asked == [["ours", "torch"]] * 6
 
 
 def test_gradients_of_convolutions_are_measured_too(convolving: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
