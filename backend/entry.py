@@ -10,7 +10,7 @@ from gossamer.backend.compile_eval import compile_eval
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.dense import check_mode
 from gossamer.backend.devices.unproven import stays_dense
-from gossamer.backend.eval_mode import in_eval_mode
+from gossamer.backend.eval_mode import modules_in_eval_mode
 from gossamer.backend.experts.trace_experts import trace_experts
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import check_disabled
@@ -74,7 +74,8 @@ def compile_dynamo_graph(
 
         checked = CheckedGraph(gm, inputs, parsed)
     apart = split_static_results(gm, inputs)
-    twice = compile_eval(gm, inputs, compiler) if in_eval_mode(gm.graph, inputs.values) else None
+    owners = modules_in_eval_mode(gm.graph, inputs.values)
+    twice = compile_eval(gm, inputs, compiler, owners) if owners else None
     compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__
     beside = compiled if apart is None else apart.beside(compiled, twice is not None)
     return beside if checked is None else checked.around(beside)

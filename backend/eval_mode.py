@@ -27,23 +27,23 @@ from gossamer.runtime.torch_internals import (
 )
 
 
-def in_eval_mode(graph: fx.Graph, inputs: Sequence[Any]) -> bool:
-    """Whether gradients are enabled, an input requires them, and all modules that own one of the inputs are in eval mode.
+def modules_in_eval_mode(graph: fx.Graph, inputs: Sequence[Any]) -> list[torch.nn.Module]:
+    """The outermost modules that own inputs, if gradients are enabled, an input requires them, and all owners are in eval mode.
 
     Installs the guards that this answer depends on. To be asked while Dynamo compiles the frame of `graph`.
-    False for inputs that are not plain tensors with values and versions, and where no module is found.
+    Otherwise, and for inputs that are not plain tensors with values and versions, the list is empty.
     """
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
-        return False
+        return []
     if any(is_fake(each) or each.is_inference() or is_traceable_wrapper_subclass(each) for each in tensors):
-        return False
+        return []
     if off(EVAL) or dynamo_config.compiled_autograd:
-        return False
+        return []
     owners = _modules(graph)
-    outermost = [source for source, _ in owners.values() if not any(s.name in owners for s in _outside(source))]
-    install_guard(*(AttrSource(source, "training").make_guard(GuardBuilder.CONSTANT_MATCH) for source in outermost))
-    return bool(owners) and not any(module.training for _, module in owners.values())
+    outermost = [(source, module) for source, module in owners.values() if not any(s.name in owners for s in _outside(source))]
+    install_guard(*(AttrSource(source, "training").make_guard(GuardBuilder.CONSTANT_MATCH) for source, _ in outermost))
+    return [] if any(module.training for _, module in owners.values()) else [module for _, module in outermost]
 
 
 def _modules(graph: fx.Graph) -> dict[str, tuple[Any, torch.nn.Module]]:

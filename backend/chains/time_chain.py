@@ -19,7 +19,7 @@ from gossamer.backend.chains.dense_chain import attend
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.device import device_of
-from gossamer.backend.devices.measured_times import DENSE
+from gossamer.backend.devices.measured_times import DENSE, believable
 from gossamer.backend.graph.nodes import hint
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.backend.measuring.kept import kept
@@ -59,6 +59,9 @@ def measured_costs(
     with budget.spend():
         together, dense = (kept(f"chain-{name}", key, lambda name=name: times()[name]) for name in (_CHAIN, DENSE))  # type: ignore[misc]
     dense += predicted.between
+    if predicted.known and not believable(dense / together, predicted.dense / predicted.together):
+        budget.settled = False
+        return predicted
     apart = predicted.apart * dense / predicted.dense
     return replace(predicted, together=together, apart=apart, dense=dense, measured=True)
 

@@ -16,6 +16,7 @@ from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled, on
 from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.convolution.cost import Judgement, dense_us, gain_of, judged_by, kernel_us_of, measurable
 from gossamer.backend.devices.budget import Budget
+from gossamer.backend.devices.measured_times import believable
 from gossamer.backend.graph.nodes import hint
 from gossamer.backend.measuring.convolution_times import torch_call, torch_us
 from gossamer.backend.measuring.kept import kept
@@ -78,11 +79,20 @@ def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> floa
 
     if before is None or not budget.allows():
         return None
+    predicted = kernel_us_of(c)
+
+    def can_be(share: float) -> bool:
+        return share > 0 and believable(1 / share, before / predicted)
+
     try:
         with budget.spend():
-            return before * kept("sparse-convolution", key, measure, median)
+            share = kept("sparse-convolution", key, measure, median, can_be)
     except (CompileError, FormatError):
         return None  # compiled again with what follows it, it says why
+    if can_be(share):
+        return before * share
+    budget.settled = False
+    return None
 
 
 def _region(convolution: Convolution, values: Values) -> CompiledRegion:

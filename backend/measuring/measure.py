@@ -5,6 +5,7 @@ its own clock, which stands still while others have the core.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
@@ -24,6 +25,7 @@ log = logging.getLogger("gossamer")
 
 _ROUNDS, _SAMPLE_S, _MOST_CALLS = 9, 1e-3, 10_000
 _HOPELESS = 3.0  # times the fastest, after which a contender is timed no more
+_AGREE = 1.25  # how far apart the minima of two halves of the rounds may be
 
 Clock = Callable[[], float]
 Call = Callable[[], object]
@@ -93,16 +95,22 @@ def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel
 
 
 def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> dict[str, float]:
-    """Microseconds of a call of each contender: the minimum over rounds of samples of at least a millisecond."""
+    """Microseconds of a call of each contender: the minimum over rounds of samples of at least a millisecond.
+
+    There are more rounds, up to three times as many, until the minima of every other round are those of the others.
+    """
     clock = time.thread_time if threads == 1 else time.perf_counter
     times = {name: _repetitions(call, clock) for name, call in calls.items()}
-    best = {name: _timed(call, times[name], clock) for name, call in calls.items()}
-    for number in range(1, rounds):
-        limit = _HOPELESS * min(best.values(), default=0.0)
-        for name, call in calls.items():
-            if number < 2 or best[name] <= limit:
-                best[name] = min(best[name], _timed(call, times[name], clock))
-    return best
+    best = {name: [math.inf, math.inf] for name in calls}
+    for number in range(3 * rounds):
+        slowest = _HOPELESS * min(map(min, best.values()), default=0.0)
+        promising = [name for name in calls if number < 2 or min(best[name]) <= slowest]
+        if number >= rounds and all(max(best[name]) <= _AGREE * min(best[name]) for name in promising):
+            break
+        for name in promising:
+            half = number % 2
+            best[name][half] = min(best[name][half], _timed(calls[name], times[name], clock))
+    return {name: min(halves) for name, halves in best.items()}
 
 
 def _repetitions(call: Call, clock: Clock) -> int:

@@ -96,6 +96,11 @@ def _measured(
                     continue
                 others = Others()
                 times, disturbed = Times(fastest(calls, key.threads)), others.disturb
+            if not times.are_believable(_predicted(key)):  # the prediction stands, and another process measures
+                budget.settled = False
+                if not disturbed:
+                    calibrated.doubt()
+                continue
             known[key] = database.add(key, times, disturbed) if options.schedule == "auto" else times
             if not disturbed:
                 measured.append((key, tokens, times))
@@ -109,7 +114,7 @@ def _measured(
 def _remembered(key: Key, options: Options, database: TuningDatabase) -> Times | None:
     """The times of a key, or of a similar one, if the database has them and they are not to be measured again."""
     times = database.find(key)
-    if times is not None and not database.is_settled(key):
+    if times is not None and not (database.is_settled(key) and times.are_believable(_predicted(key))):
         return None
     times = times or database.similar(key, _predicted)
     return times if times and (options.schedule == "auto" or options.schedule in times.us) else None

@@ -120,6 +120,8 @@ class TuningDatabase:
         for _, other in sorted(near, key=lambda pair: pair[0]):
             times, predicted = self._entries[other].us, predict(other)
             known = [name for name in times if name in predicted and name in own]
+            if not self._entries[other].are_believable(predicted):
+                continue
             if len(known) < len(times) or sorted(known, key=own.__getitem__) != sorted(known, key=predicted.__getitem__):
                 continue
             scaled = {name: times[name] * own[name] / predicted[name] for name in known}

@@ -10,12 +10,13 @@ gets the training graph at once: see `_Habit`.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
+from gossamer.backend.run.parameter_edges import Gradients, Way, Ways
 from gossamer.runtime.torch_internals import SingleLevelFunction
 
 
@@ -31,6 +32,7 @@ class Recomputed:
     moving     of those that are other tensors
     numbers    of those that are numbers
     context    what the recomputation is to run in: the autocast state of the forward pass
+    ways       to the gradients of the static inputs
     """
 
     inference: Callable[..., Sequence[Any]]
@@ -41,13 +43,16 @@ class Recomputed:
     moving: Sequence[int]
     numbers: Sequence[int]
     context: Callable[[], AbstractContextManager[Any]]
+    ways: Ways = field(default_factory=Ways)
     habit: "_Habit" = field(default_factory=lambda: _Habit())
 
     def __post_init__(self) -> None:
         self.static_of, self.moving_of, self.numbers_of = map(_picker, (self.static, self.moving, self.numbers))
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        results: Sequence[Any] = _Recomputation.apply(self, *inputs)
+        static = self.static_of(inputs)
+        way = self.ways.to(static)
+        results: Sequence[Any] = _Recomputation.apply(_Call(self, inputs, static, way), way.handle, *self.moving_of(inputs))
         return results
 
     def differentiable(self, inputs: Sequence[Any], again: bool) -> "_Passed":
@@ -82,16 +87,25 @@ class _Passed:
         return [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in self.leaves]
 
 
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of a function, and the way to the gradients of its static inputs. Autograd looks at none of these tensors."""
+
+    function: Recomputed
+    inputs: Sequence[Any]
+    static: Sequence[torch.Tensor]
+    way: Way
+
+
 class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at every argument, for torch.func
     @staticmethod
-    def forward(ctx: Any, function: Recomputed, *inputs: Any) -> Any:
+    def forward(ctx: Any, call: _Call, handle: torch.Tensor, *moving: torch.Tensor) -> Any:
+        function, inputs = call.function, call.inputs
         ctx.passed = function.differentiable(inputs, again=False) if function.habit.differentiates() else None
         results = _own_tensors(function.inference(*inputs)) if ctx.passed is None else ctx.passed.detached()
-        ctx.function = function
         # To save hundreds of parameters as autograd does takes it half a microsecond each.
-        ctx.static = function.static_of(inputs)
-        ctx.versions = list(map(_VERSION, ctx.static))
-        ctx.save_for_backward(*function.moving_of(inputs))
+        ctx.function, ctx.static, ctx.way = function, call.static, call.way
+        ctx.save_for_backward(*moving)
         ctx.numbers = function.numbers_of(inputs)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(results[place] for place in function.constant))
@@ -103,14 +117,16 @@ class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at e
         ctx.passed = None  # what a pass keeps for its gradients serves once
         if passed is None or torch.is_grad_enabled():
             passed = _passed_again(ctx)
-        return None, *passed.gradients(tangents)
+        found = passed.gradients(tangents)
+        static = ctx.function.static_of(found)
+        return None, Gradients.of([static[place] for place in ctx.way.leads]), *ctx.function.moving_of(found)
 
 
 def _passed_again(ctx: Any) -> _Passed:
     function: Recomputed = ctx.function
     function.habit.asked()
     moving = ctx.saved_tensors  # raises if one of them was written to since
-    for tensor, version in zip(ctx.static, ctx.versions, strict=True):
+    for tensor, version in zip(ctx.static, ctx.way.versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(_WRITTEN.format(tuple(tensor.shape), tensor._version, version))
     inputs = dict(zip(function.static, ctx.static, strict=True))
@@ -119,7 +135,6 @@ def _passed_again(ctx: Any) -> _Passed:
     return function.differentiable([inputs[place] for place in range(len(inputs))], torch.is_grad_enabled())
 
 
-_VERSION = attrgetter("_version")
 _WRITTEN = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: a parameter or buffer of "
     "shape {} is at version {}; expected version {} instead. The model is in eval mode, so its backward pass computes the "
@@ -128,8 +143,12 @@ _WRITTEN = (
 
 
 def _own_tensors(results: Sequence[Any]) -> Sequence[Any]:
-    """The results, none of which is a view: autograd refuses writes to those that a function of ours returns."""
-    return [each.detach() if isinstance(each, torch.Tensor) and each._is_view() else each for each in results]
+    """The results, none of which is a view or a parameter: a function of ours may return neither, as autograd sees it."""
+    return [each.detach() if isinstance(each, torch.Tensor) and _is_others(each) else each for each in results]
+
+
+def _is_others(result: torch.Tensor) -> bool:
+    return result._is_view() or result.requires_grad
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

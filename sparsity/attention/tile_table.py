@@ -116,6 +116,7 @@ def _tiles(mask: Tensor, turned: bool, axes: int) -> _Tiles:
     if added is not None:
         padding = (0, shape[3] * TILE_KEYS - keys, 0, shape[2] * TILE_QUERIES - queries)
         whole = torch.nn.functional.pad(added, padding) if any(padding) else added
+        whole[:, :, queries:] = whole[:, :, queries - 1 : queries]  # as their words: one row may stand for all queries
         tiled = whole.numpy().reshape(*shape[:3], TILE_QUERIES, shape[3], TILE_KEYS).transpose(0, 1, 2, 4, 5, 3)
         floats = tiled.copy().reshape(-1, *tiled.shape[4:]) if len(words) == prod(shape) else tiled[there]
     return shape[:3], there, words, floats

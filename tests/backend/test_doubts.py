@@ -182,7 +182,7 @@ def test_a_measurement_that_contradicts_the_calibration_has_it_repeated(
     assert calibrated.in_doubt()
 
 
-@pytest.mark.parametrize(("chain", "sparse"), [(100.0, True), (1900.0, False)])
+@pytest.mark.parametrize(("chain", "sparse"), [(400.0, True), (1900.0, False)])
 def test_a_chain_in_doubt_is_decided_by_its_times(
     stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch, chain: float, sparse: bool
 ) -> None:
@@ -199,6 +199,18 @@ def test_a_chain_in_doubt_is_decided_by_its_times(
         assert all("in a chain of 2" in decision.reason and decision.gain > 1.1 for decision in found)  # type: ignore[operator]
 
 
+def test_a_chain_whose_gain_cannot_be_is_decided_by_its_prediction(
+    stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubt_all(monkeypatch)
+    stopwatch.us = {DENSE: 1e6, "chain": 100.0}
+    for name in gossamer.backend.report.options.SCHEDULES:  # type: ignore[attr-defined]
+        stopwatch.us.setdefault(name, 100.0)
+    found = explained(nn.Sequential(layer(), nn.GELU(), layer(256)))
+    assert ["chain", DENSE] in stopwatch.asked
+    assert not any(decision.measured or decision.gain is None or decision.gain > 10 for decision in found)
+
+
 @pytest.mark.parametrize("mask", [None, (1, 1, 1, 20), (1, 1, 20, 20), (3, 1, 20, 20)])
 @pytest.mark.parametrize("made", [PostNorm, PreNorm, partial(PreNorm, causal=True, gated=True)], ids=["bert", "gpt", "llama"])
 def test_chains_with_attention_are_measured_with_inputs_of_their_sizes(
@@ -206,7 +218,7 @@ def test_chains_with_attention_are_measured_with_inputs_of_their_sizes(
 ) -> None:
     """Their kernel and torch's products run; what they compute of random inputs is finite."""
     doubt_all(monkeypatch)
-    stopwatch.us = {DENSE: 2000.0}
+    stopwatch.us = {DENSE: 700.0}
     layer, x = prune_(made(), 0.3).eval(), torch.randn(3, 20, D)
     masks = () if mask is None or isinstance(layer, PreNorm) else (torch.randn(mask),)
     with torch.no_grad():
@@ -241,6 +253,8 @@ def convolving(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> Stopwat
     """Every convolution of torch's takes 100 us."""
     for place in ("convolution.cost", "convolution.time_convolution"):
         monkeypatch.setattr(f"gossamer.backend.{place}.torch_us", lambda *_, **__: 100.0)
+    for place in ("convolution.filter_gradients", "convolution.planar"):
+        monkeypatch.setattr(f"gossamer.backend.{place}.filter_gradient_us", lambda *_, **__: 100.0)
     stopwatch.us = {"torch": 100.0}
     return stopwatch
 
@@ -255,6 +269,17 @@ def test_convolutions_in_doubt_are_decided_by_their_times(
     assert sum(decision.sparse for decision in found) == sparse
     assert convolving.asked == [["ours", "torch"]] * 3
     assert all(decision.measured for decision in found if decision.sparse)
+
+
+def test_convolutions_whose_gain_cannot_be_are_decided_by_their_predictions(
+    convolving: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubt_all(monkeypatch)
+    convolving.us["ours"] = 0.01
+    for _ in range(2):  # nothing of it is kept
+        found = explained(network(), IMAGES)
+        assert not any(decision.measured for decision in found)
+    assert convolving.asked == [["ours", "torch"]] * 6
 
 
 def test_gradients_of_convolutions_are_measured_too(convolving: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,3 +102,16 @@ def test_an_undisturbed_number_is_believed_more(
         patch.setattr(others.Others, "share", 0.5)
         assert kept("thing", [1], lambda: 7.0) == 7.0
     assert [kept("thing", [1], lambda: 8.0), kept("thing", [1], lambda: 1.0)] == [8.0, 8.0]
+
+
+def test_a_number_that_cannot_be_is_not_kept(journal: Callable[[], list[dict[str, object]]]) -> None:
+    numbers = iter([9.0, 3.0, 5.0])
+    small = lambda value: value < 4
+    assert [kept("thing", [1], lambda: next(numbers), can_be=small) for _ in range(3)] == [9.0, 3.0, 3.0]
+    assert [line["value"] for line in journal()] == [3.0]
+
+
+def test_a_number_that_was_kept_and_cannot_be_is_measured_again(journal: Callable[[], list[dict[str, object]]]) -> None:
+    assert kept("thing", [1], lambda: 3800.0) == 3800.0
+    assert [kept("thing", [1], lambda: 2.0, can_be=lambda value: value < 10) for _ in range(2)] == [2.0, 2.0]
+    assert [line["value"] for line in journal()] == [3800.0, 2.0]

@@ -238,3 +238,20 @@ def test_tokens_that_only_values_count() -> None:
         assert "no tokens" in run.decisions[0].reason
         for count in (60, 1, 0):
             assert_same(run.function(x, torch.arange(70) < count), attend(x, torch.arange(70) < count))
+
+
+@pytest.mark.parametrize("length", [16, 24, 32, 70])
+@pytest.mark.parametrize("low", [-1.0, -20.0, -1e4, -1e9, LOWEST, -INF])
+def test_a_number_for_each_key_is_added_for_all_queries(low: float, length: int) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(q @ k.mT * 0.25 + mask.to(q), -1) @ v
+
+    q, k, v = (x.requires_grad_() for x in tensors(length))
+    mask = torch.zeros(2, 1, 1, length)
+    mask[0, ..., length * 2 // 3 :] = low
+    run = compile_and_run(attend, q, k, v, mask, grad=True)
+    expected = attend(*(x.double() for x in (q, k, v)), mask)
+    assert_same(run.output, expected.float())
+    ours, theirs = (torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (run.output, expected))
+    for found, exact in zip(ours, theirs, strict=True):
+        assert_same(found, exact)
