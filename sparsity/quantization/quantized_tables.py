@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.sparsity.bags.quantized_bags import floats_of, quantized_rows
+from gossamer.sparsity.bags.few_bits import floats_of, quantized_rows
 from gossamer.sparsity.bags.sum_bags import WIDEST
 
 BITS = {"float16": 16, "int8": 8, "int4": 4}
@@ -29,7 +29,7 @@ def why_no_table(layer: nn.Module) -> str:
 class _Quantized:
     """What both have.
 
-    weight_codes  [rows, columns] of int8 or float16, or uint8 [rows, (columns + 1) / 2] (see `gossamer::quantized_bags`)
+    weight_codes  [rows, columns] of int8 or float16, or uint8 [rows, (columns + 1) / 2] (see few_bits.py)
     weight_scale  [rows], f32; empty for float16
     weight        what they stand for, in the type that it had; computed when it is asked for, never written
     """
@@ -49,9 +49,9 @@ class _Quantized:
     ) -> Tensor:
         """[bags, columns]"""
         own = None if weights is None else weights.float()
-        (found,) = torch.ops.gossamer.quantized_bags.default(
-            [self.weight_codes], [self.weight_scale], [indices], [offsets], [own], kind, [-1 if padding is None else padding],
-            last, self.embedding_dim,
+        (found,) = torch.ops.gossamer.sum_bags.default(
+            [self.weight_codes], [indices], [offsets], [own], [-1 if padding is None else padding], kind, last,
+            [self.weight_scale], [self.embedding_dim],
         )  # fmt: skip
         return found.to(self._dtype)
 
