@@ -141,7 +141,7 @@ def _reason_against(group: Sequence[Bags], training: bool, least: int) -> str | 
 def _decision(bags: Bags, group: Sequence[Bags], reason: str | None, context: GraphContext) -> Decision:
     table = same(bags.table)
     name = context.inputs.name(table) if table.op == "placeholder" else table.name
-    shape = tuple(hint(size) or 0 for size in table.meta["val"].shape)
+    shape = hint(bags.rows) or 0, bags.columns
     op = f"embedding bag, {bags.kind}" if bags.offsets is not None else "sum of embeddings"
     if reason is not None:
         return Decision.dense(name, op, shape, 1.0, reason)

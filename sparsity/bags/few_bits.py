@@ -8,6 +8,8 @@ scales  [rows], f32: what a row of integers is multiplied with; empty for float1
 import torch
 from torch import Tensor
 
+from gossamer.dialects.errors import ArgumentError
+
 _MOST = {8: 127, 4: 7}
 
 
@@ -34,12 +36,27 @@ def quantized_rows(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     return (codes if bits == 8 else _in_pairs(codes)), scales
 
 
+def check_table(table: Tensor, columns: int, scale: Tensor | None) -> None:
+    """ArgumentError unless a table has so many columns and, where it is one in few bits, the type and a scale for each row."""
+    width, is_float = -(-columns // 2) if table.dtype is torch.uint8 else columns, table.is_floating_point()
+    if table.dim() != 2 or table.shape[1] != width:
+        raise ArgumentError(f"sum_bags: a table of {table.dtype} {list(table.shape)} must be [rows, {width}]")
+    if scale is None:
+        return
+    if table.dtype not in (torch.int8, torch.uint8, torch.float16, torch.bfloat16):
+        raise ArgumentError(f"sum_bags: a table in few bits is {table.dtype}, must be int8, uint8, float16 or bfloat16")
+    if not is_float and not (scale.dtype is torch.float32 and scale.shape == table.shape[:1] and scale.is_contiguous()):
+        raise ArgumentError(
+            f"sum_bags: scales are {scale.dtype} {list(scale.shape)}, must be float32 [{table.shape[0]}], contiguous"
+        )
+
+
 def floats_of(table: Tensor, scales: Tensor, columns: int) -> Tensor:
     """What a table in few bits stands for: [rows, columns] of f32."""
     if table.dtype is torch.uint8:
         signed = table.view(torch.int8)
         table = torch.cat([(signed << 4) >> 4, signed >> 4], 1)[:, :columns]
-    return table.float() if table.dtype is torch.float16 else table.float() * scales[:, None]
+    return table.float() if table.is_floating_point() else table.float() * scales[:, None]
 
 
 def _in_pairs(codes: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.bags.bag_lists import INTEGERS, WIDTH, BagList, ManyBags, raise_for
-from gossamer.sparsity.bags.few_bits import floats_of
+from gossamer.sparsity.bags.few_bits import check_table, floats_of
 from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, schedule_of
 from gossamer.sparsity.compiler.warm_memory import empty
@@ -113,9 +113,11 @@ def sum_bags(*given: Any) -> list[Tensor]:
 
     def compute(numbers: list[int], bags: list[BagList]) -> list[Tensor]:
         tables = [many.values[number].detach().contiguous() for number in numbers]
+        own = [scales[number] for number in numbers] if scales else []
+        for number, table in zip(numbers, tables, strict=True):
+            check_table(table, columns[number], scales[number] if scales else None)
         outs = empty_results(bags, columns[numbers[0]], torch.float32 if scales else tables[0].dtype)
-        integers = scales and not tables[0].is_floating_point()
-        into(outs, tables, bags, many.kind, scales=[scales[number] for number in numbers] if integers else ())
+        into(outs, tables, bags, many.kind, scales=() if tables[0].is_floating_point() else own)
         return outs
 
     return many.by_kernel(columns, compute)
