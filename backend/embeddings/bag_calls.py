@@ -41,7 +41,7 @@ class Bags:
     node     what computes them
     table    what rows are summed, or the gradient of the bags
     rows     of the table; columns, too
-    scale    of its rows, where it is a table in few bits
+    scale    of its rows, where it is a stored table
     divisor  what sums are divided by afterwards, or gradients before; None for nothing
     """
 
@@ -89,16 +89,16 @@ def bags_of(node: fx.Node) -> Bags | None:
         if given["by_frequency"] or node.kwargs:
             return None
         return _taken(node, **given)
-    return _one_in_few_bits(node) if node.target is _SUM_BAGS else _sums(node)
+    return _stored(node) if node.target is _SUM_BAGS else _sums(node)
 
 
-def _one_in_few_bits(node: fx.Node) -> Bags | None:
-    """Those of our own operation for one table in few bits, which may be computed with others."""
+def _stored(node: fx.Node) -> Bags | None:
+    """Those of our own operation for one stored table, which may be computed with others."""
     tables, indices, offsets, weights, padding, kind, last, scales, columns = arguments(node)
     if len(tables) != 1 or not scales or not tables[0].meta["val"].is_cpu:
         return None
     table: fx.Node = tables[0]
-    rows = table.meta["val"].shape[0]
+    rows = (table if table.meta["val"].dim() == 2 else scales[0]).meta["val"].shape[0]
     return Bags(node, table, indices[0], offsets[0], weights[0], padding[0], kind, last, rows, columns[0], scales[0])
 
 

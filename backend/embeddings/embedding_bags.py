@@ -129,10 +129,10 @@ def _reason_against(group: Sequence[Bags], training: bool, least: int) -> str | 
         return "without gradients, memory bounds torch's own kernel as well as ours"
     if bags.scale is None and len(group) == 1 and bags.bytes < least:
         return f"it reads {bags.bytes / 1024:.3g} KB of rows: a call takes longer than that"
-    given = bags.table, bags.indices, bags.weights
-    table, indices, weights = (None if each is None else each.meta["val"].dtype for each in given)
+    given = bags.table, bags.scale, bags.indices, bags.weights
+    types = [None if each is None else each.meta["val"].dtype for each in given]
     try:
-        kernel_of(bags.kind, table, indices, weights, bags.columns, table if bags.scale is None else torch.float32)
+        kernel_of(bags.kind, *types, bags.columns, types[0] if bags.scale is None else torch.float32)
     except CompileError as error:
         return f"{FAILED}: {error}"
     return None
@@ -145,7 +145,7 @@ def _decision(bags: Bags, group: Sequence[Bags], reason: str | None, context: Gr
     op = f"embedding bag, {bags.kind}" if bags.offsets is not None else "sum of embeddings"
     if reason is not None:
         return Decision.dense(name, op, shape, 1.0, reason)
-    alone = "rows are fetched ahead" if bags.scale is None else "rows of few bits"
+    alone = "rows are fetched ahead" if bags.scale is None else "stored rows"
     how = f"one of {len(group)} in a call" if len(group) > 1 else alone
     return Decision(name, op, shape, 1.0, "rows", "sum-bags", True, how, None)
 

@@ -55,6 +55,7 @@ class BagList:
         held = 0 if weights is None else weights.data_ptr()
         return [
             0, rows, 0, indices.data_ptr(), indices.numel(), begins, ends, length, held, count, self.padding, 0, 0, 0, first,
+            0, 0,
         ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Tables in few bits, as `gossamer::sum_bags` takes them.
+"""Tables that are stored in less memory, as `gossamer::sum_bags` takes them; those of nonzeros are in nonzero_rows.py.
 
 tables  [rows, columns] of int8 or float16, or uint8 [rows, (columns + 1) / 2] of integers of four bits with a sign: byte k has
         column k in its low bits and column (columns + 1) / 2 + k in its high ones
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
+from gossamer.sparsity.bags.nonzero_rows import bytes_of_bits, rows_of
 
 _MOST = {8: 127, 4: 7}
 
@@ -36,8 +37,21 @@ def quantized_rows(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     return (codes if bits == 8 else _in_pairs(codes)), scales
 
 
+def is_of_nonzeros(scale: Tensor | None) -> bool:
+    """Whether a table is one of nonzeros: what it has in the place of scales are bits."""
+    return scale is not None and scale.dtype is torch.uint8
+
+
 def check_table(table: Tensor, columns: int, scale: Tensor | None) -> None:
     """ArgumentError unless a table has so many columns and, where it is one in few bits, the type and a scale for each row."""
+    if scale is not None and is_of_nonzeros(scale):
+        width = bytes_of_bits(columns)
+        if table.dtype is not torch.float32 or table.dim() != 1 or scale.dim() != 2 or scale.shape[1] != width:
+            raise ArgumentError(
+                f"sum_bags: nonzeros {table.dtype} {list(table.shape)} and bits {list(scale.shape)} must be float32 "
+                f"[nonzeros] and [rows, {width}]"
+            )
+        return
     width, is_float = -(-columns // 2) if table.dtype is torch.uint8 else columns, table.is_floating_point()
     if table.dim() != 2 or table.shape[1] != width:
         raise ArgumentError(f"sum_bags: a table of {table.dtype} {list(table.shape)} must be [rows, {width}]")
@@ -52,7 +66,9 @@ def check_table(table: Tensor, columns: int, scale: Tensor | None) -> None:
 
 
 def floats_of(table: Tensor, scales: Tensor, columns: int) -> Tensor:
-    """What a table in few bits stands for: [rows, columns] of f32."""
+    """What a stored table stands for: [rows, columns] of f32."""
+    if is_of_nonzeros(scales):
+        return rows_of(table, scales, columns)
     if table.dtype is torch.uint8:
         signed = table.view(torch.int8)
         table = torch.cat([(signed << 4) >> 4, signed >> 4], 1)[:, :columns]

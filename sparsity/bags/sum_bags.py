@@ -1,14 +1,14 @@
 """gossamer::sum_bags(values, indices, offsets, weights, padding, kind, last, scales, columns) -> Tensor[]: bags of many tables.
 
-values   [rows, columns] each, of one type of floats, contiguous; or tables in few bits, see few_bits.py
+values   [rows, columns] each, of one type of floats, contiguous; or stored tables, see few_bits.py and nonzero_rows.py
 indices  [bags, length], or [entries] where there are offsets
 offsets  None, or where bags begin: [bags], or [bags + 1] where `last` says so
 weights  None, or of the indices' shape: what rows are multiplied with
 padding  for each table an index that counts for nothing, -1 for none
 kind     "sum", "mean" or "max"
-scales   [rows] of f32 for each table in few bits, empty for float16; none at all for tables of floats
+scales   for each stored table [rows] of f32, empty for float16, or bits of nonzeros; none at all for tables of floats
 columns  of each table
-returns  [bags, columns] for each table, of its type; f32 for tables in few bits
+returns  [bags, columns] for each table, of its type; f32 for stored tables
 
 One call of a kernel computes all tables of one type and width (see dialects/bags.py). An index that is out of range is an
 IndexRangeError. It has no derivatives: graphs that are compiled have theirs, and `sparse_gradients` has those that are made
@@ -29,7 +29,8 @@ from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.bags.bag_lists import INTEGERS, WIDTH, BagList, ManyBags, raise_for
-from gossamer.sparsity.bags.few_bits import check_table, floats_of
+from gossamer.sparsity.bags.few_bits import check_table, floats_of, is_of_nonzeros
+from gossamer.sparsity.bags.nonzero_rows import starts_of
 from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, schedule_of
 from gossamer.sparsity.compiler.warm_memory import empty
@@ -50,21 +51,25 @@ def into(
 ) -> None:
     """Computes bags of tables into results that are there.
 
-    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for tables of integers, f16 and bf16
-    scales   [rows] each, f32, for tables of integers
+    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for stored tables and for floats of 16 bits
+    scales   of stored tables, as of the operation
     numbers  [bags] each, int64: which row of its result each bag is for
     places   [bags, columns] each, int32: gets the rows that maxima are from
     """
-    lines, rows, first, weights = array("q"), [table.shape[0] for table in tables], bags[0], bags[0].weights
+    sparse, weights = bool(scales) and is_of_nonzeros(scales[0]), bags[0].weights
+    rows = [each.shape[0] for each in (scales if sparse else tables)]
+    starts = [starts_of(*each) for each in zip(tables, scales, strict=True)] if sparse else []
+    lines = array("q")
     for table, extent, each, out in zip(tables, rows, bags, outs, strict=True):
         line = each.line(extent)
         line[Field.TABLE], line[Field.OUT] = table.data_ptr(), out.data_ptr()
         lines.extend(line)
-    for field, given in ((Field.SCALES, scales), (Field.NUMBERS, numbers), (Field.PLACES, places)):
+    of_rows = Field.BITS if sparse else Field.SCALES
+    for field, given in ((of_rows, scales), (Field.STARTS, starts), (Field.NUMBERS, numbers), (Field.PLACES, places)):
         for at, tensor in enumerate(given):
             lines[at * WIDTH + field] = tensor.data_ptr()
-    held = None if weights is None else weights.dtype
-    call = _call(kind, tables[0].dtype, first.indices.dtype, held, outs[0].shape[1], outs[0].dtype)
+    held, beside = None if weights is None else weights.dtype, scales[0].dtype if scales else None
+    call = _call(kind, tables[0].dtype, beside, bags[0].indices.dtype, held, outs[0].shape[1], outs[0].dtype)
     count = len(rows)
     wrong = array("q", bytes(8 * count))
     call(lines.buffer_info()[0], count, WIDTH, wrong.buffer_info()[0], count)
@@ -74,10 +79,12 @@ def into(
 
 @lru_cache(1024)
 def _kernel(
-    kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int, results: torch.dtype
-) -> RegionKernel:
+    kind: str, table: torch.dtype, scale: torch.dtype | None, indices: torch.dtype, weights: torch.dtype | None, columns: int,
+    results: torch.dtype,
+) -> RegionKernel:  # fmt: skip
+    stored = "nonzeros" if scale is torch.uint8 else "i4" if table is torch.uint8 else ELEMENTS[table]
     attributes = {
-        "kind": kind, "element": "i4" if table is torch.uint8 else ELEMENTS[table], "integers": INTEGERS[indices],
+        "kind": kind, "element": stored, "integers": INTEGERS[indices],
         "weights": "none" if weights is None else ELEMENTS[weights], "columns": columns,
         "wide": int(table.is_floating_point and results is not table),
     }  # fmt: skip
@@ -94,7 +101,7 @@ def _call(*of: Any) -> Callable[..., None]:
 
 
 def kernel_of(*of: Any) -> str:
-    """The key of the kernel of a kind, for the types of tables, indices and weights, columns, and the type of results.
+    """The key of the kernel of a kind, for the types of tables, scales, indices and weights, columns, and the type of results.
 
     CompileError if it cannot be compiled.
     """
@@ -113,11 +120,11 @@ def sum_bags(*given: Any) -> list[Tensor]:
 
     def compute(numbers: list[int], bags: list[BagList]) -> list[Tensor]:
         tables = [many.values[number].detach().contiguous() for number in numbers]
-        own = [scales[number] for number in numbers] if scales else []
+        own = [scales[number].contiguous() for number in numbers] if scales else []
         for number, table in zip(numbers, tables, strict=True):
             check_table(table, columns[number], scales[number] if scales else None)
         outs = empty_results(bags, columns[numbers[0]], torch.float32 if scales else tables[0].dtype)
-        into(outs, tables, bags, many.kind, scales=() if tables[0].is_floating_point() else own)
+        into(outs, tables, bags, many.kind, scales=own)
         return outs
 
     return many.by_kernel(columns, compute)

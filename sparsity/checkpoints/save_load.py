@@ -28,7 +28,7 @@ from gossamer.sparsity.checkpoints.sparse_arrays import (
 )
 from gossamer.sparsity.pruning.mask import has_mask
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
-from gossamer.sparsity.quantization.quantized_tables import in_few_bits
+from gossamer.sparsity.quantization.stored_tables import in_less_memory
 from gossamer.sparsity.tensor.layouts import is_torch_sparse
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.torch_functions.check_model import check_model
@@ -101,7 +101,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     sparse-24-bitmask), plain safetensors files, and folders with several files.
 
     The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
-    on the meta device get memory. Linear layers and tables become quantized ones if the file has quantized ones.
+    on the meta device get memory. Linear layers become quantized ones, and tables stored ones, if the file has such.
 
     FormatError if the file is broken, of a newer version, or of another model. Names and shapes are checked before anything
     changes.
@@ -116,7 +116,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
         known = shapes | {name: shapes[other] for name, other in tied.items() if other in shapes}
-        turned = {**in_integers(modules, known), **in_few_bits(modules, known)}
+        turned = {**in_integers(modules, known), **in_less_memory(modules, known)}
         looks = {name: each.look() for name, each in turned.items()}
         for name, look in looks.items():
             del own[tensor_of(name, "weight")]

@@ -27,7 +27,7 @@ from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, 
 from gossamer.sparsity.quantization.input_grids import input_grids
 from gossamer.sparsity.quantization.linear_layers import become_linear, sizes, why_not_linear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
-from gossamer.sparsity.quantization.quantized_tables import BITS, TABLES, become_quantized, why_no_table
+from gossamer.sparsity.quantization.stored_tables import BITS, TABLES, Shared, become_stored, why_no_table
 from gossamer.sparsity.torch_functions.check_model import check_model
 from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
@@ -75,7 +75,7 @@ def quantize(
       are predicted to be faster than `torch._int_mm`, which runs the other layers. NVIDIA GPUs have kernels for single layers.
 
     Tables of nn.Embedding and nn.EmbeddingBag that `only` names become "int8", "int4" or "float16". Integers have a scale for
-    each row; see `QuantizedEmbeddingBag`. "float16" is for tables alone.
+    each row; see `StoredEmbeddingBag`. "float16" is for tables alone.
 
     Some layers stay floats: convolutions, nn.MultiheadAttention, tied weights, and subclasses of nn.Linear that compute
     something else. A warning counts those that are pruned or were asked for.
@@ -134,9 +134,9 @@ def quantize(
             GroupedLinear.of(linear, BITS[weights])
         else:
             QuantizedLinear.of(linear, grids.get(layer))
-    shared: dict[int, tuple[Tensor, Tensor]] = {}
+    shared: Shared = {}
     for layer in tables:
-        become_quantized(layer, weights, shared)
+        become_stored(layer, weights, shared)
     return model
 
 

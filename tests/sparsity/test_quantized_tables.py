@@ -47,7 +47,7 @@ class Mixed(nn.Module):
 def test_tables_of_one_kind_are_one_call(dynamic: bool | None) -> None:
     model = Mixed(("int8", "int4", "int8", "float16", "int8"))
     run = compile_and_run(model, torch.randint(0, 50, (6, 4)), dynamic=dynamic, regions=5, min_gain=1.1)
-    assert sorted(decision.reason for decision in run.decisions) == ["one of 3 in a call"] * 3 + ["rows of few bits"] * 2
+    assert sorted(decision.reason for decision in run.decisions) == ["one of 3 in a call"] * 3 + ["stored rows"] * 2
     for size in (6, 9, 1, 0):
         rows = torch.randint(0, 50, (size, 4))
         with torch.no_grad():
@@ -95,9 +95,9 @@ def test_layers_that_share_a_table_still_do() -> None:
     model = nn.ModuleList([nn.Embedding(50, 16), nn.EmbeddingBag(50, 16)])
     model[1].weight = model[0].weight
     gossamer.quantize(model, only=TABLES)
-    assert model[0].codes is model[1].codes
+    assert model[0].weight_int8 is model[1].weight_int8
     copied = copy.deepcopy(model)
-    assert copied[0].codes is copied[1].codes is not model[0].codes
+    assert copied[0].weight_int8 is copied[1].weight_int8 is not model[0].weight_int8
 
 
 def test_weights_of_entries_learn_beside_them() -> None:
@@ -118,7 +118,7 @@ def test_a_layer_that_stays_floats_is_told_why() -> None:
     model = nn.ModuleList([nn.Embedding(50, 16, max_norm=1.0), nn.Embedding(50, 2000), nn.Embedding(50, 16)])
     with pytest.warns(UserWarning, match=r"1 Embedding \(max_norm .*; 1 Embedding \(its rows have 2000 columns"):
         gossamer.quantize(model, only=TABLES)
-    assert [type(each).__name__ for each in model] == ["Embedding", "Embedding", "QuantizedEmbedding"]
+    assert [type(each).__name__ for each in model] == ["Embedding", "Embedding", "StoredEmbedding"]
 
 
 def test_a_table_that_is_not_finite_is_refused_before_anything_changes() -> None:
