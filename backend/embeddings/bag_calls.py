@@ -105,7 +105,8 @@ def _stored(node: fx.Node) -> Bags | None:
 def _taken(
     node: fx.Node, *, table: Any, indices: Any, offsets: Any, kind: int, weights: Any, last: bool, padding: int, **_: Any
 ) -> Bags | None:
-    found = Bags(node, table, indices, offsets, weights, padding, _KINDS[kind], bool(last), *table.meta["val"].shape)
+    rows, columns = table.meta["val"].shape
+    found = Bags(node, table, indices, offsets, weights, padding, _KINDS[kind], bool(last), rows, columns)
     return found if _fits(found) else None
 
 
@@ -141,8 +142,9 @@ def _sums(node: fx.Node) -> Bags | None:
     if mean and not by_kernel and table.meta["val"].itemsize < 4:
         return None  # a sum of many may be beyond f16
     divisor = length if mean and not by_kernel else None
-    kind, sizes, keeps = "mean" if by_kernel else "sum", table.meta["val"].shape, bool(keepdim[:1] == [True])
-    found = Bags(node, table, indices, None, weights, -1, kind, False, *sizes, None, divisor, keeps)
+    (rows, columns), keeps = table.meta["val"].shape, bool(keepdim[:1] == [True])
+    kind = "mean" if by_kernel else "sum"
+    found = Bags(node, table, indices, None, weights, -1, kind, False, rows, columns, None, divisor, keeps)
     return found if _fits(found) else None
 
 

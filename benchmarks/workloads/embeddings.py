@@ -27,7 +27,7 @@ from benchmarks.contenders.sparse import missing
 from benchmarks.models import largest_error
 from benchmarks.registry import Case, Contender, Prepared, Unsupported, Work, Workload
 
-_COLUMNS, _RATE, _EPSILON = 64, 0.01, 1e-8
+_COLUMNS, _RATE, _EPSILON = 64, 0.01, 1e-12
 _PASSES = ("forward", "training")
 _OPTIMIZERS = ("adagrad", "sgd", "row-wise", "adam")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
-from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
+from gossamer.sparsity.checkpoints.integer_layers import FloatLayer, Shapes, in_integers, tensor_of
 from gossamer.sparsity.checkpoints.sparse_arrays import (
     ARRAY,
     FORMAT,
@@ -28,7 +28,7 @@ from gossamer.sparsity.checkpoints.sparse_arrays import (
 )
 from gossamer.sparsity.pruning.mask import has_mask
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
-from gossamer.sparsity.quantization.stored_tables import in_less_memory
+from gossamer.sparsity.quantization.stored_tables import FloatTable, in_less_memory
 from gossamer.sparsity.tensor.layouts import is_torch_sparse
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.torch_functions.check_model import check_model
@@ -116,7 +116,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
         known = shapes | {name: shapes[other] for name, other in tied.items() if other in shapes}
-        turned = {**in_integers(modules, known), **in_less_memory(modules, known)}
+        turned: dict[str, FloatLayer | FloatTable] = {**in_integers(modules, known), **in_less_memory(modules, known)}
         looks = {name: each.look() for name, each in turned.items()}
         for name, look in looks.items():
             del own[tensor_of(name, "weight")]
