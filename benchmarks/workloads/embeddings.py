@@ -235,11 +235,10 @@ def cases(args: Namespace) -> list[Case]:
 
 def case(optimizer: str | None, tables: int, rows: int, batch: int, bag: int) -> Case:
     which = "forward" if optimizer is None else "training" if optimizer == "adagrad" else f"training by {optimizer}"
-    of = {"tables": tables, "rows": rows, "batch": batch, "bag": bag}
     return Case(
         f"{which}, {tables} x {rows:,} rows, {batch} bags of {bag}",
-        {"pass": which, **of},
-        partial(build, *of.values(), optimizer),
+        {"pass": which, "tables": tables, "rows": rows, "batch": batch, "bag": bag},
+        partial(build, tables, rows, batch, bag, optimizer),
         tables * batch * bag * _COLUMNS * 1e-9,
     )
 

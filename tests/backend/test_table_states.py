@@ -372,3 +372,19 @@ def test_a_frozen_table_beside_others_has_no_gradient(sparse: bool) -> None:
     call(*batch(5)).square().sum().backward(), twin(*batch(5)).square().sum().backward()
     assert model.sums.weight.grad is None
     assert_alike(model, twin)
+
+
+@pytest.mark.parametrize(
+    "given", [{"lr": 0.1}, {"lr": torch.tensor(0.1), "maximize": True}, {"lr": 0.1, "weight_decay": 0.0, "foreach": True}]
+)
+def test_sgd_steps_the_rows_that_have_a_gradient(given: dict[str, Any]) -> None:
+    model = Model(True)
+    call, twin = twins(model)
+    for each, function in ((model, call), (twin, twin)):
+        optimizer = torch.optim.SGD(each.parameters(), **given)
+        for size in (4, 6, 0):
+            function(*batch(size)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not optimizer.state_dict()["state"].get(0)
+    assert_alike(model, twin, gradients=False)
