@@ -161,7 +161,8 @@ def _warn_of_others(
 
 def _why_not(layer: nn.Module) -> str:
     """Why a layer stays floats."""
-    return why_no_table(layer) if isinstance(layer, TABLES) else why_not_linear(layer) or "shares its weight"
+    of_table = why_no_table(layer) if isinstance(layer, TABLES) else ""
+    return of_table or why_not_linear(layer) or "shares its weight"
 
 
 def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:
