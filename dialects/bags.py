@@ -35,6 +35,8 @@ class Field(IntEnum):
     NUMBERS = 12  # address of i64[BAGS]: in which row of OUT the result of a bag belongs; 0 if in its own
     PLACES = 13  # address of i32[BAGS, columns]: the rows that maxima are from; 0 if nobody asks
     FIRST = 14  # where its entries begin among those of all tables
+    BITS = 15  # address of i8[ROWS, 2 x columns / 16, rounded up]: a bit for each column, for tables of nonzeros
+    STARTS = 16  # address of i32[ROWS]: where the nonzeros of a row begin
 
 
 class StepField(IntEnum):
@@ -50,9 +52,10 @@ class StepField(IntEnum):
 
 
 BAG_KINDS = ("sum", "mean", "max")
-STEP_KINDS = ("adagrad", "row_adagrad", "adam")
-ELEMENTS = ("f32", "f64", "f16", "bf16", "i8", "i4")
-"""Those of a table. i4: a byte has a column of the first half of a row, and one of the second half in its high bits."""
+STEP_KINDS = ("sgd", "adagrad", "row_adagrad", "adam")
+ELEMENTS = ("f32", "f64", "f16", "bf16", "i8", "i4", "nonzeros")
+"""Those of a table. i4: a byte has a column of the first half of a row, and one of the second half in its high bits. nonzeros:
+f32, one row after the other, of the columns whose bits are set."""
 
 
 def _text(attribute: Any) -> str:
@@ -125,6 +128,7 @@ class SortBagsOp(KernelOp, name="sort_bags"):
 class StepRowsOp(KernelOp, name="step_rows"):
     """A step of an optimizer for the rows of parameters that have a gradient, for every table.
 
+    sgd          p -= a g
     adagrad      s += g^2;                         p -= a g / (sqrt(s) + e)
     row_adagrad  s += mean of the row's g^2;       p -= a g / (sqrt(s) + e)
     adam         m += (1 - b) (g - m), s += (1 - c) (g^2 - s);    p -= a m / (sqrt(s) + e)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from gossamer.dialects.errors import OptionError
@@ -17,6 +18,7 @@ from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of, parametrize_pruned
 from gossamer.sparsity.pruning.parametrizations import remove_parametrizations
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
+from gossamer.sparsity.quantization.stored_tables import NONZEROS, TABLES, Shared, become_stored, why_no_table
 from gossamer.sparsity.tensor.sparse_tensor import from_entries
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -36,6 +38,8 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     - The format is CSR with 32-bit integers: 8 bytes for each stored element, instead of 4 for each element of a dense weight.
     - Linear layers that share a weight still share it. A weight that another kind of module uses, such as an embedding, stays.
     - Convolutions keep plain weights. A warning names those that are pruned.
+    - Tables of nn.Embedding and nn.EmbeddingBag that `only` names, in float32 or less, become buffers: their nonzeros in
+      float32, and a bit for each element. They have no gradient any more. See `StoredEmbeddingBag`.
 
     densest     weights with a larger share of nonzeros stay as they are
     only, skip  which layers, as for `sparsify`
@@ -45,6 +49,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     parametrize_pruned(model)
     stored = 0
     layers = chosen_layers(model, only, skip, _CONVOLUTIONS, tied=True)
+    stored += _store_tables(layers, densest)
     chosen = [layer for layer in layers if isinstance(layer, nn.Linear)]
     plain = _pruned_convolutions(model, layers, densest)
     uses, among_chosen = _uses(model.modules()), _uses(chosen)
@@ -75,9 +80,10 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
         stored += 1
     if not stored:
         of_others = f"; convolutions cannot be stored, and keep plain weights ({plain})" if plain else ""
+        asked = " or table that was asked for" if any(isinstance(layer, TABLES) for layer in layers) else ""
         raise OptionError(
-            f"no linear layer has {1 - densest:.0%} of zeros or more, so nothing is stored sparse: prune the model first "
-            f"(gossamer.prune or gossamer.sparsify), or give a larger `densest`{of_others}"
+            f"no linear layer{asked} has {1 - densest:.0%} of zeros or more, so nothing is stored sparse: prune the model "
+            f"first (gossamer.prune or gossamer.sparsify), or give a larger `densest`{of_others}"
         )
     if plain:
         warnings.warn(
@@ -86,6 +92,20 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
             stacklevel=2,
         )
     return model
+
+
+def _store_tables(layers: Iterable[nn.Module], densest: float) -> int:
+    """Stores the tables among the layers that have few nonzeros. Returns how many."""
+    stored, shared = 0, Shared()
+    for layer in layers:
+        if why_no_table(layer) or layer.weight.dtype is torch.float64:
+            continue
+        if count_nonzeros(layer.weight.detach()) <= densest * layer.weight.numel():  # type: ignore[operator]
+            if is_masked(layer):
+                remove_parametrizations(layer, "weight")
+            become_stored(layer, NONZEROS, shared)
+            stored += 1
+    return stored
 
 
 def _pruned_convolutions(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> str:

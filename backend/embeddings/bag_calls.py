@@ -9,7 +9,7 @@
 """
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, hint, only_user, same
 from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.bags.sparse_lookups import TYPES
-from gossamer.sparsity.bags.sum_bags import WIDEST
+from gossamer.sparsity.bags.sum_bags import WIDEST  # and the operation
 
 aten = torch.ops.aten
 
@@ -29,6 +29,7 @@ _BACKWARD: dict[Any, tuple[int, int]] = {
     aten._embedding_bag_dense_backward.default: (5, 2),
 }
 """What gives the gradient of a table: where it is told the number of rows and the bags of entries."""
+_SUM_BAGS = torch.ops.gossamer.sum_bags.default
 _PUT = aten._unsafe_masked_index_put_accumulate.default
 INTEGERS = (torch.int32, torch.int64)
 
@@ -39,7 +40,8 @@ class Bags:
 
     node     what computes them
     table    what rows are summed, or the gradient of the bags
-    rows     of the table
+    rows     of the table; columns, too
+    scale    of its rows, where it is a stored table
     divisor  what sums are divided by afterwards, or gradients before; None for nothing
     """
 
@@ -48,10 +50,12 @@ class Bags:
     indices: fx.Node
     offsets: fx.Node | None
     weights: fx.Node | None
-    kind: str
     padding: int
+    kind: str
     last: bool
     rows: Any
+    columns: int
+    scale: fx.Node | None = None
     divisor: Any = None
     keepdim: bool = False
 
@@ -60,12 +64,12 @@ class Bags:
         """What bags have in common that one call computes."""
         value, weights = self.table.meta["val"], self.weights
         held = None if weights is None else weights.meta["val"].dtype
-        return value.dtype, value.shape[-1], self.indices.meta["val"].dtype, held, self.kind, self.last
+        return value.dtype, self.columns, self.indices.meta["val"].dtype, held, self.kind, self.last, self.scale is None
 
     @property
     def operands(self) -> list[fx.Node]:
         """What they are computed from."""
-        return [each for each in (self.table, self.indices, self.offsets, self.weights) if each is not None]
+        return [each for each in (self.table, self.indices, self.offsets, self.weights, self.scale) if each is not None]
 
     @property
     def bytes(self) -> int:
@@ -85,14 +89,24 @@ def bags_of(node: fx.Node) -> Bags | None:
         if given["by_frequency"] or node.kwargs:
             return None
         return _taken(node, **given)
-    return _sums(node)
+    return _stored(node) if node.target is _SUM_BAGS else _sums(node)
+
+
+def _stored(node: fx.Node) -> Bags | None:
+    """Those of our own operation for one stored table, which may be computed with others."""
+    tables, indices, offsets, weights, padding, kind, last, scales, columns = arguments(node)
+    if len(tables) != 1 or not scales or not tables[0].meta["val"].is_cpu:
+        return None
+    table: fx.Node = tables[0]
+    rows = (table if table.meta["val"].dim() == 2 else scales[0]).meta["val"].shape[0]
+    return Bags(node, table, indices[0], offsets[0], weights[0], padding[0], kind, last, rows, columns[0], scales[0])
 
 
 def _taken(
     node: fx.Node, *, table: Any, indices: Any, offsets: Any, kind: int, weights: Any, last: bool, padding: int, **_: Any
 ) -> Bags | None:
-    rows = table.meta["val"].shape[0]
-    found = Bags(node, table, indices, offsets, weights, _KINDS[kind], padding, bool(last), rows)
+    rows, columns = table.meta["val"].shape
+    found = Bags(node, table, indices, offsets, weights, padding, _KINDS[kind], bool(last), rows, columns)
     return found if _fits(found) else None
 
 
@@ -128,8 +142,9 @@ def _sums(node: fx.Node) -> Bags | None:
     if mean and not by_kernel and table.meta["val"].itemsize < 4:
         return None  # a sum of many may be beyond f16
     divisor = length if mean and not by_kernel else None
-    kind, rows, keeps = "mean" if by_kernel else "sum", table.meta["val"].shape[0], bool(keepdim[:1] == [True])
-    found = Bags(node, table, indices, None, weights, kind, -1, False, rows, divisor, keeps)
+    (rows, columns), keeps = table.meta["val"].shape, bool(keepdim[:1] == [True])
+    kind = "mean" if by_kernel else "sum"
+    found = Bags(node, table, indices, None, weights, -1, kind, False, rows, columns, None, divisor, keeps)
     return found if _fits(found) else None
 
 
@@ -167,7 +182,8 @@ def gradient_of(node: fx.Node) -> Bags | None:
     grad = _spread_over_lines(value)
     if grad is None:
         return None
-    found_bags = Bags(node, grad, indices, None, weights, "sum", padding, False, rows, divisor)
+    columns = grad.meta["val"].shape[-1]
+    found_bags = Bags(node, grad, indices, None, weights, padding, "sum", False, rows, columns, None, divisor)
     return found_bags if _fits_gradient(found_bags) else None
 
 
@@ -252,4 +268,4 @@ def _by_frequency(node: fx.Node) -> bool:
 def gradient_of_bags(node: fx.Node, bags: Bags) -> Bags:
     """That of the table of some bags, which a node computes."""
     grad, rows = same(arguments(node)[0]), arguments(node)[_BACKWARD[node.target][0]]
-    return Bags(node, grad, bags.indices, bags.offsets, bags.weights, bags.kind, bags.padding, bags.last, rows)
+    return replace(bags, node=node, table=grad, rows=rows)

@@ -9,10 +9,10 @@ The gradients of these tables are dense: those of `sparse=True` are made beside 
 
 import operator
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from gossamer.backend.embeddings.bag_calls import (
     Bags,
@@ -124,17 +124,15 @@ def _at_the_last(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
 
 def _reason_against(group: Sequence[Bags], training: bool, least: int) -> str | None:
     """Why torch computes them better; compiles the kernel if it does not."""
-    if least > 0 and not training:
+    bags = group[0]
+    if bags.scale is None and least > 0 and not training:
         return "without gradients, memory bounds torch's own kernel as well as ours"
-    if len(group) == 1 and group[0].bytes < least:
-        return f"it reads {group[0].bytes / 1024:.3g} KB of rows: a call takes longer than that"
-    bags, weights = group[0], group[0].weights
-    value = bags.table.meta["val"]
+    if bags.scale is None and len(group) == 1 and bags.bytes < least:
+        return f"it reads {bags.bytes / 1024:.3g} KB of rows: a call takes longer than that"
+    given = bags.table, bags.scale, bags.indices, bags.weights
+    types = [None if each is None else each.meta["val"].dtype for each in given]
     try:
-        kernel_of(
-            bags.kind, value.dtype, bags.indices.meta["val"].dtype, None if weights is None else weights.meta["val"].dtype,
-            int(value.shape[1]),
-        )  # fmt: skip
+        kernel_of(bags.kind, *types, bags.columns, types[0] if bags.scale is None else torch.float32)
     except CompileError as error:
         return f"{FAILED}: {error}"
     return None
@@ -143,20 +141,21 @@ def _reason_against(group: Sequence[Bags], training: bool, least: int) -> str | 
 def _decision(bags: Bags, group: Sequence[Bags], reason: str | None, context: GraphContext) -> Decision:
     table = same(bags.table)
     name = context.inputs.name(table) if table.op == "placeholder" else table.name
-    shape = tuple(hint(size) or 0 for size in table.meta["val"].shape)
+    shape = hint(bags.rows) or 0, bags.columns
     op = f"embedding bag, {bags.kind}" if bags.offsets is not None else "sum of embeddings"
     if reason is not None:
         return Decision.dense(name, op, shape, 1.0, reason)
-    how = f"one of {len(group)} in a call" if len(group) > 1 else "rows are fetched ahead"
+    alone = "rows are fetched ahead" if bags.scale is None else "stored rows"
+    how = f"one of {len(group)} in a call" if len(group) > 1 else alone
     return Decision(name, op, shape, 1.0, "rows", "sum-bags", True, how, None)
 
 
 def _replace(group: Sequence[Bags]) -> None:
     """Puts one call in the place of the first of a group, before which all that it reads has been moved."""
-    first = group[0]
-    emit = Emitter(first.node)
-    columns = _columns(emit, group, [bags.table for bags in group])
-    call = emit(torch.ops.gossamer.sum_bags.default, *columns, first.kind, [bags.padding for bags in group], first.last)
+    emit = Emitter(group[0].node)
+    scales = [bags.scale for bags in group if bags.scale is not None]
+    operands = _operands(emit, group, [bags.table for bags in group])
+    call = emit(torch.ops.gossamer.sum_bags.default, *operands, scales, [bags.columns for bags in group])
     for number, bags in enumerate(group):
         result = emit(operator.getitem, call, number)
         if bags.divisor is not None:
@@ -179,30 +178,25 @@ def _replace_maxima(bags: Bags, gradients: Sequence[Bags]) -> None:
 
 
 def _take_place(bags: Bags, result: fx.Node) -> None:
-    old = bags.node if bags.offsets is None else parts(bags.node).get(0)
+    old = bags.node if isinstance(bags.node.meta["val"], Tensor) else parts(bags.node).get(0)
     if old is not None:
         old.replace_all_uses_with(result)
 
 
 def _replace_gradients(group: Sequence[Bags]) -> None:
     """Puts one call in the place of the last of a group."""
-    last = group[-1]
-    emit = Emitter(last.node)
+    emit = Emitter(group[-1].node)
     grads = [_per_bag(emit, bags) for bags in group]
-    call = emit(
-        torch.ops.gossamer.bags_gradient.default, *_columns(emit, group, grads), [bags.rows for bags in group], last.kind,
-        [bags.padding for bags in group], last.last,
-    )  # fmt: skip
+    call = emit(torch.ops.gossamer.bags_gradient.default, *_operands(emit, group, grads), [bags.rows for bags in group])
     for number, bags in enumerate(group):
         bags.node.replace_all_uses_with(emit(operator.getitem, call, number))
 
 
-def _columns(emit: Emitter, group: Sequence[Bags], values: Sequence[fx.Node]) -> list[list[fx.Node | None]]:
-    """What the operations take for each table: values, indices, offsets and weights."""
-    return [
-        list(values), [bags.indices for bags in group], [bags.offsets for bags in group],
-        [_per_entry(emit, bags) for bags in group],
-    ]  # fmt: skip
+def _operands(emit: Emitter, group: Sequence[Bags], values: Sequence[fx.Node]) -> list[Any]:
+    """What operations take of tables that are alike, see ManyBags."""
+    first, weights = group[0], [_per_entry(emit, bags) for bags in group]
+    indices, offsets, padding = zip(*((bags.indices, bags.offsets, bags.padding) for bags in group), strict=True)
+    return [list(values), [*indices], [*offsets], weights, [*padding], first.kind, first.last]
 
 
 def _per_entry(emit: Emitter, bags: Bags) -> fx.Node | None:

@@ -69,10 +69,10 @@ class _Step:
         numbers = line.memory(StepField.NUMBERS, ir.IntegerType.get_signless(64), count)
         gradient = line.memory(StepField.GRADIENT, self.element, count, self.columns)
         parameter = line.memory(StepField.PARAMETER, self.element, rows, self.columns)
-        state = line.memory(StepField.STATE, self.element, rows, None if self.kind == "row_adagrad" else self.columns)
-        wide = [parameter, *([state] if self.kind != "row_adagrad" else [])]
-        if self.kind == "adam":
-            wide.append(line.memory(StepField.SQUARES, self.element, rows, self.columns))
+        by_row = self.kind == "row_adagrad"
+        state = line.memory(StepField.STATE, self.element, rows, None if by_row else self.columns)
+        squares = line.memory(StepField.SQUARES, self.element, rows, self.columns)
+        wide = [parameter, state, squares][: {"adagrad": 2, "adam": 3}.get(self.kind, 1)]
         rates = [self._rate(line, number) for number in range(5)]
         last = arith.subi(count, index(1))
         with loop(*ends_of(count, part, parts), index(1)) as each:
@@ -86,7 +86,7 @@ class _Step:
                     memref.store(word(arith.addi(number, index(1))), self.wrong, [line.table])
                     scf.YieldOp([])
                 with ir.InsertionPoint(known):
-                    own = rates if self.kind != "row_adagrad" else self._by_row(gradient, number, state, row, rates)
+                    own = self._by_row(gradient, number, state, row, rates) if by_row else rates
                     for tile in tiles_of(self.columns, self.lanes):
                         self._columns(tile, gradient, number, wide, row, own)
                     scf.YieldOp([])
@@ -105,7 +105,7 @@ class _Step:
         for piece in tile:
             g = arith.mulf(piece.load(gradient, number, self.element), factor)
             p, *states = (piece.load(memory, row, self.element) for memory in wide)
-            if self.kind == "row_adagrad":
+            if self.kind in ("sgd", "row_adagrad"):
                 moved = arith.mulf(rate, g)
             elif self.kind == "adagrad":
                 states = [vector.fma(g, g, states[0])]

@@ -25,7 +25,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.dialects.bags import Field
 from gossamer.passes.bags.bag_ends import Bags
 from gossamer.passes.bags.row_elements import RowElements
-from gossamer.passes.bags.table_lines import Line, Piece, below, cast, chosen, fetch_row, only_if, signed_index, tiles_of, word
+from gossamer.passes.bags.table_lines import Line, Piece, below, cast, chosen, only_if, signed_index, tiles_of, word
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import ends_of, parts_of
@@ -54,7 +54,7 @@ class _Sum:
         self.op, self.lines, self.wrong = op, buffer_of(op.lines), self.storage.output
         self.kind, integers, weights = (ir.StringAttr(each).value for each in (op.kind, op.integers, op.weights))
         columns, wide = (ir.IntegerAttr(each).value for each in (op.columns, op.wide))
-        self.rows = RowElements(ir.StringAttr(op.element).value, columns, bits, wide == 1)
+        self.rows = RowElements.of(ir.StringAttr(op.element).value, columns, bits, wide == 1)
         self.integers = ir.Type.parse(integers)
         self.weights = None if weights == "none" else ir.Type.parse(weights)
         self.ahead = max(8, min(64, _UNDER_WAY // self.rows.cache_lines))
@@ -104,7 +104,7 @@ class _Table:
         """Fetches the rows of the first entries of the part."""
         until = arith.minui(arith.addi(begin, index(self.op.ahead)), self.bags.entries)
         with loop(begin, arith.maxui(begin, until), index(1)) as each:
-            fetch_row(self.memory, signed_index(self.indices, each.induction_variable), 0, self.op.rows.stored)
+            self.op.rows.fetch(self.memory, signed_index(self.indices, each.induction_variable), 0, self.op.rows.stored)
 
     def bag(self, bag: ir.Value) -> None:
         """The result of a bag."""
@@ -177,7 +177,7 @@ class _Table:
         entry, before = entries.induction_variable, list(entries.inner_iter_args)
         if self.fetches:
             later = signed_index(self.indices, arith.minui(arith.addi(entry, index(self.op.ahead)), self.last))
-            fetch_row(self.memory, later, tile[0].at, tile[-1].at + tile[-1].count)
+            self.op.rows.fetch(self.memory, later, tile[0].at, tile[-1].at + tile[-1].count)
         row = signed_index(self.indices, entry)
         known = below(row, self.count)
         counts = arith.andi(known, arith.cmpi(arith.CmpIPredicate.ne, row, self.padding))

@@ -1,11 +1,13 @@
 """The elements of a table's rows, as vectors of what is computed with: floats, or integers of few bits with a scale a row."""
 
+from typing import Any
+
 from torch_mlir import ir
-from torch_mlir.dialects import arith
+from torch_mlir.dialects import arith, math, memref, vector
 
 from gossamer.dialects.bags import Field
-from gossamer.passes.bags.table_lines import Line, Piece, lines_of
-from gossamer.passes.loops.vectors import byte_width, vector_of, widened
+from gossamer.passes.bags.table_lines import Line, Piece, fetch_row, lines_of, signed_index
+from gossamer.passes.loops.vectors import byte_width, index, vector_of, widened, zeros
 
 
 class RowElements:
@@ -32,9 +34,20 @@ class RowElements:
         """Of a row."""
         return -(-self.columns // self.lanes)
 
-    def memory(self, line: Line, rows: ir.Value) -> ir.Value:
+    @staticmethod
+    def of(element: str, columns: int, bits: int, wide_results: bool) -> "RowElements":
+        """Those of tables of an element (see dialects/bags.py)."""
+        if element == "nonzeros":
+            return Nonzeros("f32", columns, bits, True)
+        return RowElements(element, columns, bits, wide_results)
+
+    def memory(self, line: Line, rows: ir.Value) -> Any:
         """The table."""
         return line.memory(Field.TABLE, self.element, rows, self.stored)
+
+    def fetch(self, memory: Any, row: ir.Value, first: int, last: int) -> None:
+        """Starts to fetch the stored columns [first, last) of a row."""
+        fetch_row(memory, row, first, last)
 
     def scales(self, line: Line, rows: ir.Value) -> ir.Value | None:
         """What rows of integers are multiplied with."""
@@ -49,7 +62,7 @@ class RowElements:
         ]
         return [*tile, *(each for each in later if each.count > 0)]
 
-    def read(self, memory: ir.Value, row: ir.Value, tile: list[Piece]) -> list[ir.Value]:
+    def read(self, memory: Any, row: ir.Value, tile: list[Piece]) -> list[ir.Value]:
         """Vectors of a row, wide."""
         loaded = [each.load(memory, row, self.element) for each in tile]
         if not self.integers:
@@ -60,6 +73,40 @@ class RowElements:
             high = [arith.shrsi(each, four) for each in loaded]
             loaded = [*low, *high[: len(self.results(tile)) - len(tile)]]
         return [arith.sitofp(self.wide, each) for each in loaded]
+
+
+class Nonzeros(RowElements):
+    """Those of tables that have a bit for each column and the nonzeros of their rows, one row after the other."""
+
+    def memory(self, line: Line, rows: ir.Value) -> Any:
+        """Nonzeros, bits, and where rows begin among the nonzeros."""
+        i8, i32 = (ir.IntegerType.get_signless(bits) for bits in (8, 32))
+        return (
+            line.memory(Field.TABLE, self.element, rows),
+            line.memory(Field.BITS, i8, rows, 2 * -(-self.columns // 16)),
+            line.memory(Field.STARTS, i32, rows),
+        )
+
+    def fetch(self, memory: Any, row: ir.Value, first: int, last: int) -> None:
+        """Bits and two lines of nonzeros, which more than half of all rows of 64 columns do not exceed."""
+        nonzeros, bits, starts = memory
+        start = signed_index(starts, row)
+        memref.prefetch(bits, [row, index(0)], False, 3, True)
+        for further in (0, 16):
+            memref.prefetch(nonzeros, [arith.addi(start, index(further))], False, 3, True)
+
+    def read(self, memory: Any, row: ir.Value, tile: list[Piece]) -> list[ir.Value]:
+        """Vectors of a row: nonzeros where bits are set, in their order, and 0 elsewhere."""
+        nonzeros, bits, starts = memory
+        place, values = signed_index(starts, row), []
+        for at in range(0, tile[-1].at + 1, self.lanes):
+            held = vector.load(vector_of(self.lanes // 8, ir.IntegerType.get_signless(8)), bits, [row, index(at // 8)])
+            if at >= tile[0].at:
+                mask = vector.bitcast(vector_of(self.lanes, ir.IntegerType.get_signless(1)), held)
+                values.append(vector.expandload(self.wide, nonzeros, [place], mask, zeros(self.wide)))
+            whole = vector.bitcast(vector_of(1, ir.IntegerType.get_signless(self.lanes)), held)
+            place = arith.addi(place, arith.index_castui(ir.IndexType.get(), math.ctpop(vector.extract(whole, [], [0]))))
+        return values
 
 
 def _splat(type_: ir.VectorType, value: int) -> ir.Value:

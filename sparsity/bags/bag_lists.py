@@ -1,8 +1,9 @@
-"""Lists of bags, and the lines that kernels read of them (see dialects/bags.py)."""
+"""Lists of bags, what operations are given of them, and the lines that kernels read of them (see dialects/bags.py)."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,7 +55,54 @@ class BagList:
         held = 0 if weights is None else weights.data_ptr()
         return [
             0, rows, 0, indices.data_ptr(), indices.numel(), begins, ends, length, held, count, self.padding, 0, 0, 0, first,
+            0, 0,
         ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ManyBags:
+    """The bags of many tables, as operations are given them.
+
+    values   for each table its rows, or the gradients of its bags: [., columns]
+    indices  for each table; with offsets, weights and padding as of a BagList
+    kind     "sum", "mean" or "max", of all of them
+    last     whether offsets have the end of the last bag
+    """
+
+    SCHEMA: ClassVar[str] = (
+        "Tensor[] values, Tensor[] indices, Tensor?[] offsets, Tensor?[] weights, int[] padding, str kind, bool last"
+    )
+
+    values: Sequence[Tensor]
+    indices: Sequence[Tensor]
+    offsets: Sequence[Tensor | None]
+    weights: Sequence[Tensor | None]
+    padding: Sequence[int]
+    kind: str
+    last: bool
+
+    @property
+    def counts(self) -> list[int]:
+        """How many bags each table has; a size of a graph where they are traced."""
+        return [
+            each.shape[0] if begins is None else begins.shape[0] - self.last
+            for each, begins in zip(self.indices, self.offsets, strict=True)
+        ]
+
+    def by_kernel(
+        self, columns: Sequence[int], compute: Callable[[list[int], list[BagList]], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """A result for each table: those of `compute` for the tables that one kernel takes, given their numbers and bags."""
+        groups = dict[object, dict[int, BagList]]()
+        for number, given in enumerate(zip(self.indices, self.offsets, self.weights, self.padding, strict=True)):
+            bags = bag_list(*given, self.last)
+            held = None if bags.weights is None else bags.weights.dtype
+            alike = self.values[number].dtype, columns[number], bags.indices.dtype, held
+            groups.setdefault(alike, {})[number] = bags
+        found = dict[int, Tensor]()
+        for group in groups.values():
+            found.update(zip(group, compute([*group], [*group.values()]), strict=True))
+        return [found[number] for number in range(len(found))]
 
 
 def bag_list(indices: Tensor, offsets: Tensor | None, weights: Tensor | None, padding: int, last: bool) -> BagList:

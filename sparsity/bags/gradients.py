@@ -1,6 +1,6 @@
 """Gradients of tables for those of their bags: sums for the rows that have an index, each of them once.
 
-    gossamer::bags_gradient(grads, indices, offsets, weights, rows, kind, padding, last) -> Tensor[]     dense ones
+    gossamer::bags_gradient(grads, indices, offsets, weights, padding, kind, last, rows) -> Tensor[]     dense ones
     gossamer::max_bags(table, indices, offsets, padding, last) -> (Tensor, Tensor)                       maxima and their rows
     gossamer::max_bags_gradient(grad, places, rows) -> Tensor
 
@@ -9,6 +9,7 @@ both. Nothing is written twice, and results do not depend on the number of threa
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from gossamer.dialects.bags import SortBagsOp
 from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
-from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, bag_list, lines_of, raise_for, zeros_of
-from gossamer.sparsity.bags.sum_bags import empty_results, into, together
+from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, ManyBags, bag_list, lines_of, raise_for, zeros_of
+from gossamer.sparsity.bags.sum_bags import empty_results, into
 from gossamer.sparsity.compiler.op_kernels import run
 from gossamer.sparsity.compiler.warm_memory import empty
 
@@ -78,44 +79,28 @@ def row_gradients(
     return [(numbers, values) for (numbers, _), values in zip(ordered, outs, strict=True)]
 
 
-def bags_gradient(
-    grads: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor | None],
-    weights: Sequence[Tensor | None],
-    rows: Sequence[int],
-    kind: str,
-    padding: Sequence[int],
-    last: bool,
-) -> list[Tensor]:
+def bags_gradient(*given: Any) -> list[Tensor]:
     """What the operation computes, without the dispatcher."""
-    results = list[Tensor | None]([None] * len(grads))
-    for group in together(grads, indices, offsets, weights, padding, last):
-        numbers, bags = [number for number, _ in group], [each for _, each in group]
-        own, extents = [grads[number].contiguous() for number in numbers], [rows[number] for number in numbers]
-        ordered = sorted_bags(bags, extents, kind, _wide(own[0].dtype))
-        outs = [empty((extent, each.shape[1]), each.dtype).zero_() for each, extent in zip(own, extents, strict=True)]
-        into(outs, own, [each for _, each in ordered], "sum", numbers=[each for each, _ in ordered])
-        for number, out in zip(numbers, outs, strict=True):
-            results[number] = out
-    return [each for each in results if each is not None]
+    *of_bags, rows = given
+    many = ManyBags(*of_bags)
+
+    def compute(numbers: list[int], bags: list[BagList]) -> list[Tensor]:
+        grads, extents = [many.values[number].contiguous() for number in numbers], [rows[number] for number in numbers]
+        ordered = sorted_bags(bags, extents, many.kind, _wide(grads[0].dtype))
+        outs = [empty((extent, each.shape[1]), each.dtype).zero_() for each, extent in zip(grads, extents, strict=True)]
+        into(outs, grads, [each for _, each in ordered], "sum", numbers=[each for each, _ in ordered])
+        return outs
+
+    return many.by_kernel([each.shape[1] for each in many.values], compute)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype is torch.float64 else torch.float32
 
 
-def _traced(
-    grads: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor | None],
-    weights: Sequence[Tensor | None],
-    rows: Sequence[int],
-    kind: str,
-    padding: Sequence[int],
-    last: bool,
-) -> list[Tensor]:
-    return [each.new_empty(extent, each.shape[1]) for each, extent in zip(grads, rows, strict=True)]
+def _traced(*given: Any) -> list[Tensor]:
+    *of_bags, rows = given
+    return [each.new_empty(extent, each.shape[1]) for each, extent in zip(ManyBags(*of_bags).values, rows, strict=True)]
 
 
 def _max_bags(table: Tensor, indices: Tensor, offsets: Tensor | None, padding: int, last: bool) -> tuple[Tensor, Tensor]:
@@ -135,12 +120,7 @@ def _max_bags_gradient(grad: Tensor, places: Tensor, rows: int) -> Tensor:
     return empty((rows, grad.shape[1]), grad.dtype).zero_().scatter_add_(0, places.clamp(min=0).long(), there)
 
 
-Operation(
-    "bags_gradient(Tensor[] grads, Tensor[] indices, Tensor?[] offsets, Tensor?[] weights, SymInt[] rows, str kind, "
-    "int[] padding, bool last) -> Tensor[]",
-    bags_gradient,
-    fake=_traced,
-).register()
+Operation(f"bags_gradient({ManyBags.SCHEMA}, SymInt[] rows) -> Tensor[]", bags_gradient, fake=_traced).register()
 Operation(
     "max_bags(Tensor table, Tensor indices, Tensor? offsets, int padding, bool last) -> (Tensor, Tensor)",
     _max_bags,

@@ -113,6 +113,10 @@ def step_all(kind: str, steps: Sequence[RowStep]) -> None:
         step_rows(kind, group)
 
 
+def _sgd(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> RowStep:
+    return RowStep(parameter, gradient, (), (float(group["lr"]), 0, 0, 0, _sign(group)))
+
+
 def _adagrad(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> RowStep:
     state = optimizer.state[parameter]
     state["step"] += 1
@@ -136,6 +140,7 @@ def _sign(group: dict[str, Any]) -> float:
 
 
 _STEPS: dict[type[Optimizer], tuple[str, Callable[..., RowStep]]] = {
+    torch.optim.SGD: ("sgd", _sgd),
     torch.optim.Adagrad: ("adagrad", _adagrad),
     torch.optim.SparseAdam: ("adam", _adam),
 }
@@ -165,7 +170,7 @@ def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, A
 
 def _ours(optimizer: Optimizer, parameter: Tensor) -> bool:
     """Whether the state of a parameter is as the kernel takes it."""
-    states = [each for each in optimizer.state[parameter].values() if isinstance(each, Tensor) and each.dim()]
+    states = [each for each in optimizer.state.get(parameter, {}).values() if isinstance(each, Tensor) and each.dim()]
     return all(
         each.is_cpu and each.is_contiguous() and each.dtype is parameter.dtype and each.shape == parameter.shape
         for each in states

@@ -1,15 +1,18 @@
-"""gossamer::sum_bags(tables, indices, offsets, weights, kind, padding, last) -> Tensor[]: bags of rows of many tables.
+"""gossamer::sum_bags(values, indices, offsets, weights, padding, kind, last, scales, columns) -> Tensor[]: bags of many tables.
 
-tables   [rows, columns] each, all of as many columns and of one type of floats, contiguous
+values   [rows, columns] each, of one type of floats, contiguous; or stored tables, see few_bits.py and nonzero_rows.py
 indices  [bags, length], or [entries] where there are offsets
 offsets  None, or where bags begin: [bags], or [bags + 1] where `last` says so
 weights  None, or of the indices' shape: what rows are multiplied with
-kind     "sum", "mean" or "max"
 padding  for each table an index that counts for nothing, -1 for none
-returns  [bags, columns] for each table
+kind     "sum", "mean" or "max"
+scales   for each stored table [rows] of f32, empty for float16, or bits of nonzeros; none at all for tables of floats
+columns  of each table
+returns  [bags, columns] for each table, of its type; f32 for stored tables
 
-One call of a kernel computes all of them (see dialects/bags.py). An index that is out of range is an IndexRangeError. It has
-no derivatives: graphs that are compiled have theirs, and `sparse_gradients` has those that are made outside of graphs.
+One call of a kernel computes all tables of one type and width (see dialects/bags.py). An index that is out of range is an
+IndexRangeError. It has no derivatives: graphs that are compiled have theirs, and `sparse_gradients` has those that are made
+outside of graphs.
 """
 
 from array import array
@@ -19,12 +22,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gossamer.dialects.bags import Field, SumBagsOp
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.sparsity.bags.bag_lists import INTEGERS, WIDTH, BagList, bag_list, raise_for
+from gossamer.sparsity.bags.bag_lists import INTEGERS, WIDTH, BagList, ManyBags, raise_for
+from gossamer.sparsity.bags.few_bits import check_table, floats_of, is_of_nonzeros
+from gossamer.sparsity.bags.nonzero_rows import starts_of
 from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, schedule_of
 from gossamer.sparsity.compiler.warm_memory import empty
@@ -42,25 +48,28 @@ def into(
     scales: Sequence[Tensor] = (),
     numbers: Sequence[Tensor] = (),
     places: Sequence[Tensor] = (),
-    four: bool = False,
 ) -> None:
     """Computes bags of tables into results that are there.
 
-    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for tables of integers, f16 and bf16
-    scales   [rows] each, f32, for tables of integers; those of four bits, which `four` says, are [rows, half of the columns]
+    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for stored tables and for floats of 16 bits
+    scales   of stored tables, as of the operation
     numbers  [bags] each, int64: which row of its result each bag is for
     places   [bags, columns] each, int32: gets the rows that maxima are from
     """
-    lines, rows, first, weights = array("q"), [table.shape[0] for table in tables], bags[0], bags[0].weights
+    sparse, weights = bool(scales) and is_of_nonzeros(scales[0]), bags[0].weights
+    rows = [each.shape[0] for each in (scales if sparse else tables)]
+    starts = [starts_of(*each) for each in zip(tables, scales, strict=True)] if sparse else []
+    lines = array("q")
     for table, extent, each, out in zip(tables, rows, bags, outs, strict=True):
         line = each.line(extent)
         line[Field.TABLE], line[Field.OUT] = table.data_ptr(), out.data_ptr()
         lines.extend(line)
-    for field, given in ((Field.SCALES, scales), (Field.NUMBERS, numbers), (Field.PLACES, places)):
+    of_rows = Field.BITS if sparse else Field.SCALES
+    for field, given in ((of_rows, scales), (Field.STARTS, starts), (Field.NUMBERS, numbers), (Field.PLACES, places)):
         for at, tensor in enumerate(given):
             lines[at * WIDTH + field] = tensor.data_ptr()
-    held = None if weights is None else weights.dtype
-    call = _call(kind, tables[0].dtype, first.indices.dtype, held, outs[0].shape[1], four, outs[0].dtype)
+    held, beside = None if weights is None else weights.dtype, scales[0].dtype if scales else None
+    call = _call(kind, tables[0].dtype, beside, bags[0].indices.dtype, held, outs[0].shape[1], outs[0].dtype)
     count = len(rows)
     wrong = array("q", bytes(8 * count))
     call(lines.buffer_info()[0], count, WIDTH, wrong.buffer_info()[0], count)
@@ -70,11 +79,12 @@ def into(
 
 @lru_cache(1024)
 def _kernel(
-    kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int, four: bool,
+    kind: str, table: torch.dtype, scale: torch.dtype | None, indices: torch.dtype, weights: torch.dtype | None, columns: int,
     results: torch.dtype,
 ) -> RegionKernel:  # fmt: skip
+    stored = "nonzeros" if scale is torch.uint8 else "i4" if table is torch.uint8 else ELEMENTS[table]
     attributes = {
-        "kind": kind, "element": "i4" if four else ELEMENTS[table], "integers": INTEGERS[indices],
+        "kind": kind, "element": stored, "integers": INTEGERS[indices],
         "weights": "none" if weights is None else ELEMENTS[weights], "columns": columns,
         "wide": int(table.is_floating_point and results is not table),
     }  # fmt: skip
@@ -90,26 +100,12 @@ def _call(*of: Any) -> Callable[..., None]:
     return _kernel(*of).bound(())
 
 
-def kernel_of(kind: str, table: torch.dtype, indices: torch.dtype, weights: torch.dtype | None, columns: int) -> str:
-    """The key of the kernel for bags of such tables. CompileError if it cannot be compiled."""
-    return _kernel(kind, table, indices, weights, columns, False, table).key
+def kernel_of(*of: Any) -> str:
+    """The key of the kernel of a kind, for the types of tables, scales, indices and weights, columns, and the type of results.
 
-
-def together(
-    tables: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor | None],
-    weights: Sequence[Tensor | None],
-    padding: Sequence[int],
-    last: bool,
-) -> list[list[tuple[int, BagList]]]:
-    """The bags of the tables that one kernel computes, with the numbers of the tables."""
-    groups = dict[object, list[tuple[int, BagList]]]()
-    for number, given in enumerate(zip(indices, offsets, weights, padding, strict=True)):
-        bags = bag_list(*given, last)
-        kind = bags.indices.dtype, None if bags.weights is None else bags.weights.dtype
-        groups.setdefault((tables[number].dtype, tables[number].shape[1], kind), []).append((number, bags))
-    return list(groups.values())
+    CompileError if it cannot be compiled.
+    """
+    return _kernel(*of).key
 
 
 def empty_results(bags: Sequence[BagList], columns: int, dtype: torch.dtype) -> list[Tensor]:
@@ -117,45 +113,48 @@ def empty_results(bags: Sequence[BagList], columns: int, dtype: torch.dtype) -> 
     return [empty((each.count, columns), dtype) for each in bags]
 
 
-def sum_bags(
-    tables: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor | None],
-    weights: Sequence[Tensor | None],
-    kind: str,
-    padding: Sequence[int],
-    last: bool,
-) -> list[Tensor]:
+def sum_bags(*given: Any) -> list[Tensor]:
     """What the operation computes, without the dispatcher."""
-    results = list[Tensor | None]([None] * len(tables))
-    for group in together(tables, indices, offsets, weights, padding, last):
-        numbers, bags = [number for number, _ in group], [each for _, each in group]
-        own = [tables[number].detach().contiguous() for number in numbers]
-        outs = empty_results(bags, own[0].shape[1], own[0].dtype)
-        into(outs, own, bags, kind)
-        for number, out in zip(numbers, outs, strict=True):
-            results[number] = out
-    return [each for each in results if each is not None]
+    *of_bags, scales, columns = given
+    many = ManyBags(*of_bags)
+
+    def compute(numbers: list[int], bags: list[BagList]) -> list[Tensor]:
+        tables = [many.values[number].detach().contiguous() for number in numbers]
+        own = [scales[number].contiguous() for number in numbers] if scales else []
+        for number, table in zip(numbers, tables, strict=True):
+            check_table(table, columns[number], scales[number] if scales else None)
+        outs = empty_results(bags, columns[numbers[0]], torch.float32 if scales else tables[0].dtype)
+        into(outs, tables, bags, many.kind, scales=own)
+        return outs
+
+    return many.by_kernel(columns, compute)
 
 
-def _traced(
-    tables: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor | None],
-    weights: Sequence[Tensor | None],
-    kind: str,
-    padding: Sequence[int],
-    last: bool,
-) -> list[Tensor]:
-    counts = [
-        each.shape[0] if begins is None else begins.shape[0] - last for each, begins in zip(indices, offsets, strict=True)
+def _by_torch(*given: Any) -> list[Tensor]:
+    """The same by torch's operation, on the floats that tables in few bits stand for."""
+    *of_bags, scales, columns = given
+    many = ManyBags(*of_bags)
+    tables = [floats_of(*each) for each in zip(many.values, scales, columns, strict=True)] if scales else many.values
+    return [
+        functional.embedding_bag(
+            each, table, begins, mode=many.kind, per_sample_weights=factors, include_last_offset=many.last,
+            padding_idx=None if hidden < 0 else hidden,
+        )
+        for table, each, begins, factors, hidden in zip(
+            tables, many.indices, many.offsets, many.weights, many.padding, strict=True
+        )
+    ]  # fmt: skip
+
+
+def _traced(*given: Any) -> list[Tensor]:
+    *of_bags, scales, columns = given
+    many = ManyBags(*of_bags)
+    return [
+        table.new_empty(count, width, dtype=torch.float32 if scales else table.dtype)
+        for table, count, width in zip(many.values, many.counts, columns, strict=True)
     ]
-    return [table.new_empty(count, table.shape[1]) for table, count in zip(tables, counts, strict=True)]
 
 
 Operation(
-    "sum_bags(Tensor[] tables, Tensor[] indices, Tensor?[] offsets, Tensor?[] weights, str kind, int[] padding, bool last)"
-    " -> Tensor[]",
-    sum_bags,
-    fake=_traced,
+    f"sum_bags({ManyBags.SCHEMA}, Tensor[] scales, int[] columns) -> Tensor[]", sum_bags, cuda=_by_torch, fake=_traced
 ).register()

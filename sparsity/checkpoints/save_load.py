@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
-from gossamer.sparsity.checkpoints.integer_layers import Shapes, in_integers, tensor_of
+from gossamer.sparsity.checkpoints.integer_layers import FloatLayer, Shapes, in_integers, tensor_of
 from gossamer.sparsity.checkpoints.sparse_arrays import (
     ARRAY,
     FORMAT,
@@ -28,6 +28,7 @@ from gossamer.sparsity.checkpoints.sparse_arrays import (
 )
 from gossamer.sparsity.pruning.mask import has_mask
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
+from gossamer.sparsity.quantization.stored_tables import FloatTable, in_less_memory
 from gossamer.sparsity.tensor.layouts import is_torch_sparse
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.torch_functions.check_model import check_model
@@ -100,7 +101,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     sparse-24-bitmask), plain safetensors files, and folders with several files.
 
     The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
-    on the meta device get memory. Linear layers become quantized ones if the file has quantized ones.
+    on the meta device get memory. Linear layers become quantized ones, and tables stored ones, if the file has such.
 
     FormatError if the file is broken, of a newer version, or of another model. Names and shapes are checked before anything
     changes.
@@ -114,7 +115,8 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         stored = {_own_name(name, parts, own): parts for name, parts in stored.items()}
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
-        turned = in_integers(modules, shapes | {name: shapes[other] for name, other in tied.items() if other in shapes})
+        known = shapes | {name: shapes[other] for name, other in tied.items() if other in shapes}
+        turned: dict[str, FloatLayer | FloatTable] = {**in_integers(modules, known), **in_less_memory(modules, known)}
         looks = {name: each.look() for name, each in turned.items()}
         for name, look in looks.items():
             del own[tensor_of(name, "weight")]

@@ -27,7 +27,7 @@ from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, 
 from gossamer.sparsity.quantization.input_grids import input_grids
 from gossamer.sparsity.quantization.linear_layers import become_linear, sizes, why_not_linear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
-from gossamer.sparsity.quantization.quantized_tables import BITS, become_quantized, why_no_table
+from gossamer.sparsity.quantization.stored_tables import BITS, TABLES, Shared, become_stored, why_no_table
 from gossamer.sparsity.torch_functions.check_model import check_model
 from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
@@ -75,7 +75,7 @@ def quantize(
       are predicted to be faster than `torch._int_mm`, which runs the other layers. NVIDIA GPUs have kernels for single layers.
 
     Tables of nn.Embedding and nn.EmbeddingBag that `only` names become "int8", "int4" or "float16". Integers have a scale for
-    each row; see `QuantizedEmbeddingBag`. "float16" is for tables alone.
+    each row; see `StoredEmbeddingBag`. "float16" is for tables alone.
 
     Some layers stay floats: convolutions, nn.MultiheadAttention, tied weights, and subclasses of nn.Linear that compute
     something else. A warning counts those that are pruned or were asked for.
@@ -134,8 +134,9 @@ def quantize(
             GroupedLinear.of(linear, BITS[weights])
         else:
             QuantizedLinear.of(linear, grids.get(layer))
+    shared: Shared = {}
     for layer in tables:
-        become_quantized(layer, BITS[weights])
+        become_stored(layer, weights, shared)
     return model
 
 
@@ -144,7 +145,7 @@ def _warn_of_others(
 ) -> None:
     """Says which layers stay floats, by kind, of those that were asked for, or are pruned."""
     left = [each for each in weight_holders(model, skip) if _is_pruned(each)] if only is None else chosen
-    whys = Counter((type(each).__name__, why_not_linear(each) or "shares its weight") for each in left if each not in layers)
+    whys = Counter((type(each).__name__, _why_not(each)) for each in left if each not in layers)
     if whys:
         kinds = "; ".join(f"{count} {kind} ({why})" for (kind, why), count in whys.items())
         warnings.warn(f"gossamer.quantize leaves as floats: {kinds}", stacklevel=4)
@@ -156,6 +157,12 @@ def _warn_of_others(
         )
         why = pruned_first if linear and only is None else none_chosen(model, only, skip)
         warnings.warn(f"gossamer.quantize has changed nothing: {why}", stacklevel=4)
+
+
+def _why_not(layer: nn.Module) -> str:
+    """Why a layer stays floats."""
+    of_table = why_no_table(layer) if isinstance(layer, TABLES) else ""
+    return of_table or why_not_linear(layer) or "shares its weight"
 
 
 def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:

@@ -219,21 +219,6 @@ def test_row_wise_adagrad_keeps_a_number_for_each_row() -> None:
     assert_same(weight.detach(), before.float())
 
 
-@pytest.mark.parametrize(("weights", "error"), [("float16", 1e-3), ("int8", 0.01), ("int4", 0.15)])
-def test_tables_in_few_bits_are_near_their_floats(weights: Any, error: float) -> None:
-    torch.manual_seed(0)
-    model = nn.ModuleList([nn.EmbeddingBag(60, 33, mode="sum", padding_idx=1), nn.Embedding(60, 33)])
-    floats = copy.deepcopy(model)
-    gossamer.quantize(model, weights=weights, only=[nn.Embedding, nn.EmbeddingBag])
-    x = torch.randint(0, 60, (5, 7))
-    for ours, theirs in zip(model, floats, strict=True):
-        assert float((ours(x) - theirs(x)).detach().norm() / theirs(x).detach().norm()) < error
-        theirs.weight.data.copy_(ours.weight)
-        assert_same(ours(x), theirs(x))
-        run = torch.compile(ours, backend="sparse", fullgraph=True, options={"dense": "eager", "strict": True})
-        assert torch.equal(run(x), ours(x))
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_random_models_are_those_of_float64(seed: int) -> None:
     assert fuzz.problem_of(seed, direct=0.75) is None

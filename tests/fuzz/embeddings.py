@@ -4,6 +4,7 @@ A model has a few look-ups: bags by offsets or of one length, sums, means and ma
 and means over embeddings; dense gradients or sparse ones. It is called with batches of several sizes, and trained by an
 optimizer.
 A twin of the same values in float64 does the same. Most cases call look-ups directly, without a graph that takes seconds.
+Some cases are layers whose tables are stored in few bits, or as nonzeros; their twin has the floats that these stand for.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from gossamer.sparsity.bags.steps import watch_optimizers
 from tests.fuzz.layers import TOLERANCE
 
 _WIDTHS = (1, 4, 7, 16, 33, 64, 100)
+_STORED = 0.25  # the share of cases of stored tables
 _OPTIMIZERS = ("SGD", "Adagrad", "Adam", "RowWiseAdagrad")
 
 
@@ -139,6 +141,72 @@ class Model(nn.Module):
         return [found[0] * 2, *found[1:], found[0] + found[-1]] if len(found) > 1 else found
 
 
+class Stored(nn.Module):
+    """Some layers of torch.nn whose tables are stored in less memory."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.layers, self.shapes = nn.ModuleList(), list[Lookup]()
+        for _ in range(chance.randint(1, 4)):
+            use = Lookup(chance, chance.choice(_WIDTHS), False, torch.float32)
+            use.form = chance.choice(("offsets", "lines", "rows"))
+            table, own = use.table.detach().clone(), {"padding_idx": use.padding}
+            kind = chance.choice(("nonzeros", "int8", "int4", "float16"))
+            if kind == "nonzeros":
+                table *= torch.rand_like(table) < 0.3
+            else:
+                table.nan_to_num_(0, 0, 0)
+            if use.form == "rows":
+                layer: Any = nn.Embedding.from_pretrained(table, freeze=False, **own)
+            else:
+                use.kind, use.last = ("sum" if use.weights else use.kind), use.last and use.form == "offsets"
+                layer = nn.EmbeddingBag.from_pretrained(
+                    table, freeze=False, mode=use.kind, include_last_offset=use.last, **own
+                )  # fmt: skip
+            if kind == "nonzeros":
+                gossamer.store_sparse(layer, densest=1.0, only=[nn.Embedding, nn.EmbeddingBag])
+            else:
+                gossamer.quantize(layer, weights=kind, only=[nn.Embedding, nn.EmbeddingBag])
+            self.layers.append(layer)
+            self.shapes.append(use)
+
+    def forward(self, batches: list[list[Tensor]]) -> list[Tensor]:
+        results = []
+        for layer, use, (indices, offsets, weights) in zip(self.layers, self.shapes, batches, strict=True):
+            given = (weights.to(layer.weight.dtype) if use.weights else None,)
+            by = (offsets if use.form == "offsets" else None, *given)
+            results.append(layer(indices) if use.form == "rows" else layer(indices, *by))
+        return results
+
+    def twin(self) -> nn.Module:
+        """The same in float64 and torch.nn."""
+        made = copy.copy(self)
+        made._modules = {"layers": nn.ModuleList()}
+        for layer, use in zip(self.layers, self.shapes, strict=True):
+            own: Any = {"freeze": True, "padding_idx": use.padding}
+            cls: Any = nn.Embedding if use.form == "rows" else nn.EmbeddingBag
+            own |= {} if use.form == "rows" else {"mode": use.kind, "include_last_offset": use.last}
+            made.layers.append(cls.from_pretrained(layer.weight.double(), **own))
+        return made
+
+
+def problem_of_stored(chance: random.Random, direct: bool) -> str | None:
+    """What is wrong with a case of stored tables, if anything is."""
+    model = Stored(chance)
+    twin, call = model.twin(), model
+    if not direct:
+        torch._dynamo.reset()
+        options = {"dense": "eager", "strict": True}
+        call = torch.compile(model, backend="sparse", dynamic=chance.choice((None, True)), fullgraph=True, options=options)
+    for bags in [chance.choice((0, 1, 2, 3, 17, 40)) for _ in range(3)]:
+        batches = [use.batch(chance, bags) for use in model.shapes]
+        with torch.no_grad():
+            for number, (found, expected) in enumerate(zip(call(batches), twin(batches), strict=True)):
+                if difference := _difference(found, expected):
+                    return f"{bags} bags, result {number}: {difference}\n{model}"
+    return None
+
+
 def optimizers_of(name: str, model: Model) -> list[torch.optim.Optimizer]:
     """Those of the tables, by whether gradients are sparse, which Adam takes in another class."""
     sparse, dense = dict[Tensor, None](), dict[Tensor, None]()
@@ -159,6 +227,8 @@ def problem_of(seed: int, direct: float = 0) -> str | None:
     """What is wrong with the case of a seed, if anything is. A share of cases is called `direct`ly."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
+    if chance.random() < _STORED:
+        return problem_of_stored(chance, chance.random() < direct)
     model = Model(chance)
     model.direct = chance.random() < direct
     for lookup in model.lookups if model.direct else ():

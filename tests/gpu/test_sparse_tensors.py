@@ -63,7 +63,7 @@ FOR_CPUS = [f"attend_{what}{backward}" for what in ("masked", "tiles", "under") 
 FOR_CPUS += ["chain", "attend_flex", "attend_flex_backward", "attend_masked_scores", "masked_gradient"]
 FOR_CPUS += ["masked_filter_gradient"]
 FOR_CPUS += ["attend_cached", "attend_appended"]
-FOR_CPUS += ["sum_bags", "bags_gradient", "max_bags", "max_bags_gradient"]
+FOR_CPUS += ["bags_gradient", "max_bags", "max_bags_gradient"]
 FOR_CPUS += ["coarse_sites", "convolve_sites", "convolve_sites_weight", "largest_sites", "sum_sites"]
 """Operations that graphs of CPU tensors alone have, and those of point clouds, which refuse others."""
 

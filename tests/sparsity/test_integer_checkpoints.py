@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,3 +103,36 @@ def test_a_single_layer_and_one_that_a_mask_holds(tmp_path: Path) -> None:
     assert torch.equal(other, layer.weight)
     with pytest.raises(FormatError, match="not of this model"):
         gossamer.load(gossamer.sparsify(nn.Linear(20, 6), "magnitude", density=0.5), file)
+
+
+def tables() -> nn.Module:
+    bags = [nn.EmbeddingBag(60, 33, mode=mode, padding_idx=1) for mode in ("sum", "mean", "max")]
+    return nn.ModuleDict({"bags": nn.ModuleList(bags), "words": nn.Embedding(60, 1), "out": nn.Linear(33, 3)})
+
+
+def looked_up(model: Any, rows: Tensor) -> Tensor:
+    found: Tensor = model["out"](sum(bag(rows) for bag in model["bags"])) + model["words"](rows).sum(1)
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["int8", "int4", "float16"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tables_become_what_the_file_has(weights: Any, device: str, tmp_path: Path) -> None:
+    model, file = gossamer.quantize(tables(), weights=weights, only=[nn.Embedding, nn.EmbeddingBag]), tmp_path / "file"
+    gossamer.save(model, file)
+    with torch.device(device):
+        other = tables()
+    bag = other["bags"][0]  # type: ignore[index]
+    gossamer.load(other, file)
+    assert other["bags"][0] is bag and kinds(other) == kinds(model)  # type: ignore[index]
+    rows = torch.randint(0, 60, (5, 7))
+    assert torch.equal(looked_up(other, rows), looked_up(model, rows))
+
+
+def test_a_file_of_tables_of_another_size_is_refused(tmp_path: Path) -> None:
+    gossamer.save(gossamer.quantize(nn.EmbeddingBag(60, 33), weights="int4", only=[nn.EmbeddingBag]), tmp_path / "file")
+    other = nn.EmbeddingBag(60, 32)
+    with pytest.raises(FormatError, match=r"'weight_int4' has shape \(60, 17\), in this model \(60, 16\)"):
+        gossamer.load(other, tmp_path / "file")
+    assert type(other) is nn.EmbeddingBag

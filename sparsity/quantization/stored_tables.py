@@ -1,0 +1,185 @@
+"""`StoredEmbeddingBag` and `StoredEmbedding`: layers of torch.nn with tables in less memory.
+
+Rows are integers of 8 or 4 bits with a scale each, or float16, or the nonzeros of rows and a bit for each column.
+
+row[c] = scale q[c]        a row is read in a quarter, an eighth or half of the bytes, and summed in f32
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.sparsity.bags.few_bits import floats_of, quantized_rows
+from gossamer.sparsity.bags.nonzero_rows import bytes_of_bits, nonzero_rows
+from gossamer.sparsity.bags.sum_bags import WIDEST
+
+BITS = {"float16": 16, "int8": 8, "int4": 4}
+NONZEROS = "nonzeros"
+_TYPES = {"float16": torch.float16, "int8": torch.int8, "int4": torch.uint8, NONZEROS: torch.float32}
+TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def why_no_table(layer: nn.Module) -> str:
+    """Why a layer is no table that can be stored in less memory, "" where it is."""
+    if isinstance(layer, _Stored):
+        return "is stored in less memory already"
+    if not isinstance(layer, TABLES) or type(layer).forward not in _FORWARDS:
+        return "no table that torch looks up"
+    if layer.max_norm is not None:
+        return "max_norm writes to its rows at every call"
+    columns = layer.embedding_dim
+    if not 0 < columns <= WIDEST:
+        return f"its rows have {columns} columns, must be 1 to {WIDEST}"
+    return "" if layer.weight.device.type in ("cpu", "meta") else "is on a GPU"
+
+
+class _Stored:
+    """What both have.
+
+    weight_int8      [rows, columns]; or in its place
+    weight_int4      uint8 [rows, (columns + 1) / 2], see few_bits.py; or
+    weight_float16   [rows, columns]; or
+    weight_nonzeros  f32 [nonzeros], see nonzero_rows.py
+    weight_scale     [rows], f32; empty for float16; or in its place
+    weight_bits      uint8, of nonzeros
+    weight           what they stand for, in the type that it had or that the module was converted to (`half`, `to`); computed
+                     when it is asked for, never written
+
+    Conversions change the type of results. What is stored keeps its own.
+    """
+
+    embedding_dim: int
+    _kind: str
+    _dtype: torch.dtype
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return _names(self._kind)
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """The values of the table, and scales or bits."""
+        values, of_rows = (getattr(self, name) for name in self._names)
+        return values, of_rows
+
+    @property
+    def weight(self) -> Tensor:
+        """The table as floats."""
+        return floats_of(*self.stored, self.embedding_dim).to(self._dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        held = self.stored
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        for name, tensor in zip(self._names, held, strict=True):
+            setattr(self, name, tensor.to(getattr(self, name).device))
+        self._dtype = fn(torch.empty(0, dtype=self._dtype)).dtype
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self._kind}"  # type: ignore[misc]
+
+    def look_up(
+        self, indices: Tensor, offsets: Tensor | None, weights: Tensor | None, kind: str, padding: int | None, last: bool
+    ) -> Tensor:
+        """[bags, columns]"""
+        own = None if weights is None else weights.float()
+        values, of_rows = self.stored
+        (found,) = torch.ops.gossamer.sum_bags.default(
+            [values], [indices], [offsets], [own], [-1 if padding is None else padding], kind, last, [of_rows],
+            [self.embedding_dim],
+        )  # fmt: skip
+        return found.to(self._dtype)
+
+
+class StoredEmbeddingBag(_Stored, nn.EmbeddingBag):  # type: ignore[override]
+    """An EmbeddingBag with a table in less memory. The table has no gradient; weights of entries have theirs."""
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """As that of nn.EmbeddingBag."""
+        if per_sample_weights is not None and (self.mode != "sum" or per_sample_weights.requires_grad):
+            return F.embedding_bag(
+                input, self.weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+                include_last_offset=self.include_last_offset, padding_idx=self.padding_idx,
+            )  # fmt: skip
+        last = self.include_last_offset and offsets is not None
+        return self.look_up(input, offsets, per_sample_weights, self.mode, self.padding_idx, last)
+
+
+class StoredEmbedding(_Stored, nn.Embedding):  # type: ignore[override]
+    """An Embedding with a table in less memory, which has no gradient."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As that of nn.Embedding."""
+        return self.look_up(input.reshape(-1, 1), None, None, "sum", None, False).view(*input.shape, self.embedding_dim)
+
+
+_FORWARDS = (nn.Embedding.forward, nn.EmbeddingBag.forward)
+Shared = dict[int, tuple[Tensor, Tensor]]
+"""What tables are stored as, by their ids: layers that share a table still do."""
+
+
+def become_stored(layer: nn.Module, kind: str, made: Shared) -> None:
+    """Turns an Embedding or EmbeddingBag into one in less memory, in place, so that hooks and references to it hold.
+
+    kind  "int8", "int4", "float16", or "nonzeros"
+    """
+    table: Tensor = layer._parameters["weight"]  # type: ignore[assignment]
+    if id(table) not in made:
+        made[id(table)] = nonzero_rows(table) if kind == NONZEROS else quantized_rows(table, BITS[kind])
+    _become(layer, kind, *made[id(table)])
+
+
+def _become(layer: Any, kind: str, values: Tensor, of_rows: Tensor) -> None:
+    layer._dtype, layer._kind = layer._parameters.pop("weight").dtype, kind
+    layer.__class__ = StoredEmbedding if isinstance(layer, nn.Embedding) else StoredEmbeddingBag
+    for name, tensor in zip(_names(kind), (values, of_rows), strict=True):
+        layer.register_buffer(name, tensor)
+
+
+def _names(kind: str) -> tuple[str, str]:
+    """Those of the buffers of a table."""
+    return f"weight_{kind}", "weight_bits" if kind == NONZEROS else "weight_scale"
+
+
+@dataclass(frozen=True)
+class FloatTable:
+    """A table that is to be as a file has it; `nonzeros` says how many there are."""
+
+    layer: nn.Module
+    kind: str
+    nonzeros: int
+
+    def become(self) -> nn.Module:
+        """Turns it, in place, into one whose buffers are still to be filled."""
+        return self._emptied(self.layer, self.layer.weight.device)  # type: ignore[arg-type]
+
+    def look(self) -> nn.Module:
+        """What it will be, on the meta device."""
+        like = copy.copy(self.layer)
+        like._parameters, like._buffers = dict(like._parameters), dict(like._buffers)
+        return self._emptied(like, torch.device("meta"))
+
+    def _emptied(self, layer: nn.Module, device: torch.device) -> nn.Module:
+        rows, columns = layer._parameters["weight"].shape  # type: ignore[union-attr]
+        of_rows = torch.empty(0 if self.kind == "float16" else rows, device=device)
+        sizes: tuple[int, ...] = (rows, -(-columns // 2) if self.kind == "int4" else columns)
+        if self.kind == NONZEROS:
+            sizes = (self.nonzeros,)
+            of_rows = torch.empty(rows, bytes_of_bits(columns), dtype=torch.uint8, device=device)
+        _become(layer, self.kind, torch.empty(sizes, dtype=_TYPES[self.kind], device=device), of_rows)
+        return layer
+
+
+def in_less_memory(modules: Mapping[str, nn.Module], file: Mapping[str, tuple[int, ...]]) -> dict[str, FloatTable]:
+    """The tables, by name, that have floats and that a file, of which this gives the shapes, has in less memory."""
+    return {
+        name: FloatTable(layer, kind, file[stored][0])
+        for name, layer in modules.items()
+        for kind in _TYPES
+        if not why_no_table(layer) and (stored := f"{name}.weight_{kind}".lstrip(".")) in file
+    }
