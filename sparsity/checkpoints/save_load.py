@@ -100,7 +100,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     sparse-24-bitmask), plain safetensors files, and folders with several files.
 
     The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
-    on the meta device get memory. Linear layers become quantized ones if the file has quantized ones.
+    on the meta device get memory. Linear layers and experts become quantized ones if the file has quantized ones.
 
     FormatError if the file is broken, of a newer version, or of another model. Names and shapes are checked before anything
     changes.
@@ -117,7 +117,8 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         turned = in_integers(modules, shapes | {name: shapes[other] for name, other in tied.items() if other in shapes})
         looks = {name: each.look() for name, each in turned.items()}
         for name, look in looks.items():
-            del own[tensor_of(name, "weight")]
+            for weight in turned[name].weights:
+                del own[tensor_of(name, weight)]
             own |= _buffers(name, look)
         layers = {name: looks.get(name, layer) for name, layer in modules.items()}
         grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}
