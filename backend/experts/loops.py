@@ -163,7 +163,7 @@ def _assigned(into: fx.Node, indices: Any, value: Any, *adds: Any) -> Iterator[t
 def _rows(x: Any, token: fx.Node | None) -> fx.Node | None:
     """The tokens that a product is of, all or those of an expert."""
     if token is None:
-        return x  # type: ignore[no-any-return]
+        return x
     x = whole(x)
     if x.target is not aten.index.Tensor:
         return None
@@ -171,7 +171,7 @@ def _rows(x: Any, token: fx.Node | None) -> fx.Node | None:
     if index is not token or any(each is not None for each in first):
         return None
     if not first:
-        return arguments(x)[0]  # type: ignore[no-any-return]
+        return arguments(x)[0]
     source = same(arguments(x)[0])
     leading = len(first) == 1 and source.target is aten.unsqueeze.default and arguments(source)[1] == 0
     return arguments(source)[0] if leading else None

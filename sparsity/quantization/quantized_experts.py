@@ -69,7 +69,7 @@ class QuantizedExperts(nn.Module):
     def become(cls, experts: nn.Module, weights: dict[str, tuple[Tensor, Tensor]]) -> Self:
         """Turns experts into such with these integers and scales, by the names of their weights, in place."""
         made: Any = experts
-        made._first, _ = expert_weights(experts)
+        made._first = next(iter(weights))
         made._how, made._dtype = _activation_of(experts), made._parameters[made._first].dtype
         for name in weights:
             del made._parameters[name]
@@ -77,7 +77,7 @@ class QuantizedExperts(nn.Module):
         for name, (values, scale) in weights.items():
             made.register_buffer(f"{name}_codes", values)
             made.register_buffer(f"{name}_scale", scale)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __getattr__(self, name: str) -> Any:
         """The weights as floats, too."""

@@ -334,3 +334,36 @@ def test_the_report_names_each_module() -> None:
     report = " ".join(str(gossamer.explain(Masked(), torch.randn(9, COLUMNS))).split())
     assert "experts.{0-4}.w1.weight (x5)" in report
     assert "5 experts, 2 for each token" in report
+
+
+class Hit(Mixture):
+    """A loop over the experts that are hit, which Dynamo cannot trace."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.route(x)
+        y = torch.zeros_like(x)
+        for e in chosen.unique().tolist():
+            token, slot = torch.where(chosen == e)
+            y.index_add_(0, token, self.experts[e](x[token]) * scores[token, slot, None])
+        return y
+
+
+class Asking(Mixture):
+    """A loop that asks whether an expert is hit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.route(x)
+        y = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen == e)
+            if token.numel() > 0:
+                y.index_add_(0, token, expert(x[token]) * scores[token, slot, None])
+        return y
+
+
+@pytest.mark.parametrize(("kind", "config"), [(Hit, False), (Asking, False), (Asking, True)])
+def test_the_report_says_how_to_write_a_loop_that_breaks(kind: type[Mixture], config: bool) -> None:
+    model, x = kind().eval(), torch.randn(9, COLUMNS)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=config), torch.no_grad():
+        report = gossamer.explain(model, x)
+    assert any("write `for e in range(experts)` without" in reason for reason in report.graph_breaks), report.graph_breaks
