@@ -108,11 +108,9 @@ def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, Flo
     """The layers, by name, that have floats and of which a file has integers."""
     found: dict[str, FloatLayer | FloatExperts] = {}
     for name, layer in modules.items():
-        shapes = {
-            each: tuple(file.get(tensor_of(name, f"{each}_{part}"), ()) for part in PARTS) for each in expert_weights(layer)
-        }
-        if shapes and all(len(shape) == 3 for both in shapes.values() for shape in both):
-            found[name] = FloatExperts(layer, shapes)
+        codes, scales = ({e: file.get(tensor_of(name, f"{e}_{part}"), ()) for e in expert_weights(layer)} for part in PARTS)
+        if codes and all(len(shape) == 3 for shape in (*codes.values(), *scales.values())):
+            found[name] = FloatExperts(layer, {each: (codes[each], scales[each]) for each in codes})
             continue
         is_linear = isinstance(layer, nn.Linear) or is_transposed(layer)
         if not is_linear or layer._parameters.get("weight") is None or tensor_of(name, "weight") in file:
