@@ -14,8 +14,9 @@ gathered weights, by their type. Inductor fuses that product with the gather; it
 
 def predicted_gain(product: Product) -> float | None:
     """How many times faster the operation is predicted to be than a batched product, which reads the weights of an expert once
-    for each of its rows. None where nothing predicts it: products with offsets are slower for any number of rows."""
-    pairs = None if product.routing is None or product.ends is not None else hint(product.routing.pairs)
+    for each of its rows. None where nothing predicts it: products with offsets and loops are slower for any number of rows."""
+    batched = product.ends is None and product.x is not None
+    pairs = None if product.routing is None or not batched else hint(product.routing.pairs)
     if pairs is None:
         return None
     hit = product.experts * (1 - (1 - 1 / product.experts) ** pairs)

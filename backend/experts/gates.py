@@ -7,7 +7,9 @@ The nodes between are run on numbers of all sizes in float64, and compared with 
 does not matter how a model, or a decomposition, spells them.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,16 +19,14 @@ from gossamer.backend.graph.fusable import ELEMENTWISE
 from gossamer.backend.graph.layout import is_view
 from gossamer.backend.graph.nodes import between, function_of, hint
 from gossamer.backend.graph.patterns import CONVERTS, number_of
-from gossamer.sparsity.experts.activations import ACTIVATIONS, CLAMPED, LAYOUTS, activated
+from gossamer.sparsity.experts.activations import LAYOUTS
+from gossamer.sparsity.experts.named_activation import named, numbers
 
 _MOST = 200
 """Nodes between two products, above which they are no activation."""
 
 _OPEN = 64
 """Stands for a size that nobody knows."""
-
-_RELATIVE, _ABSOLUTE = 1e-9, 1e-12
-"""Of float64: an activation that is another function differs somewhere by far more."""
 
 
 @dataclass(frozen=True)
@@ -42,42 +42,74 @@ def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -
     None if the operation has none such."""
     if hidden is sums:
         return Gate("identity", "up")
-    nodes = between([sums], hidden)
-    if len(nodes) > _MOST or not all(n.target in ELEMENTWISE or is_view(n) or _is_split(n) for n in nodes):
-        return None
     shape = [hint(size) or _OPEN for size in sums.meta["val"].shape]
     repeated = shape.pop(dim) // rows
-    given = _numbers([*shape, repeated, rows])
-    found = _run(nodes, sums, given.flatten(-2).movedim(-1, dim), hidden)
-    if found is None:
-        return None
-    for layout in LAYOUTS:
-        if rows != (columns if layout == "up" else 2 * columns):
-            continue
-        for activation in (*ACTIVATIONS, CLAMPED):
-            if activation == CLAMPED and layout == "up":
-                continue
-            expected = activated(given, activation, layout)
-            if expected.numel() == found.numel() and _same(found.reshape(expected.shape), expected):
-                return Gate(activation, layout)
-    return None
+    given = numbers([*shape, repeated, rows])
+    found = Between((sums,), hidden).of([given.flatten(-2).movedim(-1, dim)])
+    layouts = [layout for layout in LAYOUTS if rows == (columns if layout == "up" else 2 * columns)]
+    return None if found is None else _gate(found, given, layouts)
+
+
+@dataclass(frozen=True)
+class Between:
+    """What an expert does between its products.
+
+    sums    the results of the first ones, [tokens, rows]
+    hidden  what the second one multiplies
+    """
+
+    sums: tuple[fx.Node, ...]
+    hidden: fx.Node
+
+    @cached_property
+    def nodes(self) -> list[fx.Node]:
+        """Those that compute it."""
+        return between(self.sums, self.hidden)
+
+    @cached_property
+    def spelling(self) -> str:
+        """The operations and their operands, the same for experts that do the same."""
+        places = {node: f"%{number}" for number, node in enumerate((*self.sums, *self.nodes))}
+        known = lambda node: places.get(node, "size" if isinstance(node.meta.get("val"), torch.SymInt) else node.name)
+        return str([(str(node.target), *fx.map_arg((node.args, dict(node.kwargs)), known)) for node in self.nodes])
+
+    def of(self, given: Sequence[Tensor]) -> Tensor | None:
+        """What it computes of these sums; None if that depends on something else, or is no activation."""
+        nodes = self.nodes
+        if len(nodes) > _MOST or not all(n.target in ELEMENTWISE or is_view(n) or _is_split(n) for n in nodes):
+            return None
+        return _run(nodes, dict(zip(self.sums, given, strict=True)), self.hidden)
+
+
+def gate_between(given: Between, columns: int) -> tuple[Gate | None, tuple[int, ...]]:
+    """The activation of an expert whose hidden value has so many columns; and the order of its products, gate before up."""
+    rows = [int(node.meta["val"].shape[1]) for node in given.sums]
+    if len(rows) == 1:
+        return gate_at(given.hidden, given.sums[0], 1, rows[0], columns), (0,)
+    if rows != [columns, columns]:
+        return None, ()
+    sums = numbers([_OPEN, 2 * columns])
+    for order in ((0, 1), (1, 0)):
+        halves = sums.chunk(2, -1)
+        found = given.of([halves[place] for place in order])
+        gate = None if found is None else _gate(found, sums, ["halves"])
+        if gate is not None:
+            return gate, order
+    return None, ()
+
+
+def _gate(found: Tensor, given: Tensor, layouts: Sequence[str]) -> Gate | None:
+    known = named(found, given, layouts)
+    return None if known is None else Gate(*known)
 
 
 def _is_split(node: fx.Node) -> bool:
     return str(node.target).startswith("aten.split")
 
 
-def _numbers(shape: list[int]) -> Tensor:
-    """Numbers of both signs from very small to very large ones, most of them about 1."""
-    generator = torch.Generator().manual_seed(0)
-    wide = torch.randn(shape, generator=generator, dtype=torch.float64)
-    large = 10.0 ** (torch.rand(shape, generator=generator, dtype=torch.float64) * 8 - 4)
-    return torch.where(torch.rand(shape, generator=generator) < 0.5, wide * 3, wide.sign() * large)
-
-
-def _run(nodes: list[fx.Node], sums: fx.Node, given: Tensor, hidden: fx.Node) -> Tensor | None:
-    """What nodes compute of these sums; None if that depends on something else."""
-    values: dict[fx.Node, Any] = {sums: given}
+def _run(nodes: list[fx.Node], given: Mapping[fx.Node, Tensor], hidden: fx.Node) -> Tensor | None:
+    """What nodes compute of these values; None if that depends on something else."""
+    values: dict[fx.Node, Any] = dict(given)
     unknown = False
 
     def value(node: fx.Node) -> Any:
@@ -96,7 +128,3 @@ def _run(nodes: list[fx.Node], sums: fx.Node, given: Tensor, hidden: fx.Node) ->
         values[node] = args[0] if node.target in CONVERTS else function_of(node)(*args, **named)
     result = values[hidden]
     return result if isinstance(result, Tensor) else None
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    return bool(torch.allclose(found, expected, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True))

@@ -33,7 +33,7 @@ class Layer:
 
     node    its result, in any dimensions [tokens, outputs]
     added   what its result is added to, if that is not zeros
-    x       [tokens, columns]
+    x       [tokens, columns], or in more dimensions
     scores  those of all pairs, one after the other
     """
 

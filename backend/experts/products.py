@@ -37,6 +37,18 @@ class Operand:
     width: int
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """The weights and biases that those of all experts were put together from, expert by expert; none where the graph has them
+    as one value."""
+
+    weights: tuple[fx.Node, ...] = ()
+    biases: tuple[fx.Node, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.weights or self.biases)
+
+
 @dataclass(frozen=True, eq=False)
 class Product:
     """Rows times the weights of their experts.
@@ -48,6 +60,7 @@ class Product:
     weight  [experts, rows, columns], or [experts, columns, rows] where it is `turned`
     routing, order  which expert each row has; no routing where only `ends` are known
     flat    whether the graph has the rows of operand and result one after the other
+    pieces  what weight and bias were put together from
     """
 
     node: fx.Node
@@ -61,6 +74,7 @@ class Product:
     order: Order
     ends: fx.Node | None
     flat: bool = True
+    pieces: Pieces = Pieces()
 
     @property
     def per_token(self) -> bool:

@@ -1,11 +1,13 @@
 """Puts the operations of experts where a graph has them written out, with their gradients.
 
 gossamer::routed_mlp(%x, %experts, %scores, %gate_up, ..., %down, ..., "silu", "halves", keep)     for a whole layer
+gossamer::listed_mlp(%x, %experts, %scores, [%w1_0, %w3_0, %w2_0, ...], ..., "silu", "halves", ...)     its weights in a list
 gossamer::routed_product(%rows, %ids, %weight, None, %bias)                                       for a product alone
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +17,12 @@ from gossamer.backend.experts.layers import Layer
 from gossamer.backend.experts.products import Product
 from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.expressions import computed_from, cut
+from gossamer.backend.graph.inputs import Static, noticed
 from gossamer.backend.graph.nodes import between, equal, equal_sizes
 from gossamer.backend.graph.refused import Refused
+from gossamer.backend.report.options import Verify
+from gossamer.backend.run.listed_experts import listed_experts, listed_mlp
 from gossamer.sparsity.experts import routed_mlp as _  # noqa: F401  # defines the operations
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -24,26 +30,55 @@ mixture, mixture_backward = torch.ops.gossamer.routed_mlp.default, torch.ops.gos
 routed_product, routed_outer = torch.ops.gossamer.routed_product.default, torch.ops.gossamer.routed_outer.default
 
 
+@dataclass(frozen=True)
+class Listed:
+    """How the weights of a layer are computed in inference.
+
+    leaves  from what: tensors and sizes
+    key     under which the operation finds how
+    """
+
+    leaves: tuple[list[fx.Node], list[fx.Node]]
+    key: str
+
+
+def listed(layer: Layer, statics: Mapping[fx.Node, Static], verify: Verify) -> Listed | None:
+    """The same of a layer whose weights are pieces; None for one whose graph has them as they are. Raises Refused."""
+    if not (layer.up.pieces or layer.down.pieces):
+        return None
+    emit, products = Emitter(layer.node), (layer.up, layer.down)
+    values = [each for product in products for each in (_stored(emit, product), product.bias)]
+    known = computed_from(layer.node.graph, statics)
+    if not all(each is None or each in known for each in values):
+        raise Refused("the weights of its experts may be others at every call")
+    expression = cut(values, statics)
+    key = listed_experts(expression, noticed(expression.leaves, verify))
+    return Listed((list(expression.leaves), list(expression.numbers)), key)
+
+
 def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | None:
     """What a joint graph has of a layer's gradients; None in inference. Raises Refused."""
     if joint is None:
         return None
-    inputs = [each for each in _leaves(layer) if each is not None]
+    inputs = list(dict.fromkeys(piece for leaf in _leaves(layer) for piece in leaf))
     if layer.added is not None:
         inputs.append(layer.added)
     return joint.part(_on_the_way(inputs, layer.routing.experts, layer.node), inputs, layer.node)
 
 
-def _leaves(layer: Layer) -> list[fx.Node | None]:
-    """What has gradients, in the order of the operation's."""
-    return [layer.x, layer.scores, layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias]
+def _leaves(layer: Layer) -> list[tuple[fx.Node, ...]]:
+    """What has gradients, in the order of the operation's: each operand, or the pieces that it was put together from."""
+    found: list[tuple[fx.Node, ...]] = [(layer.x,), (layer.scores,)]
+    for product in (layer.up, layer.down):
+        found.append(product.pieces.weights or (product.weight,))
+        found.append(product.pieces.biases or (() if product.bias is None else (product.bias,)))
+    return found
 
 
-def put_layer(layer: Layer, backward: BackwardPart | None) -> None:
-    """Replaces a layer."""
+def put_layer(layer: Layer, backward: BackwardPart | None, how: Listed | None = None) -> None:
+    """Replaces a layer; by the operation that puts its weights together when they are new, if it is told how."""
     _keep_sizes(layer)
     emit = Emitter(layer.node)
-    weights = [_stored(emit, product) for product in (layer.up, layer.down)]
     experts = _matrix(emit, layer.routing.experts)
     scores = emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
     exists = None
@@ -51,19 +86,28 @@ def put_layer(layer: Layer, backward: BackwardPart | None) -> None:
         exists = emit(aten.lt.Scalar, experts, layer.up.experts)
         experts = emit(aten.clamp_max.default, experts, layer.up.experts - 1)
         scores = _where(emit, exists, scores)
-    given = [
-        layer.x, experts, scores, weights[0], None, layer.up.bias, weights[1],
-        None, layer.down.bias, layer.gate.activation, layer.gate.layout,
-    ]  # fmt: skip
-    trains = backward is not None and backward.upstream is not None
-    made = emit(mixture, *given, trains)
-    y = _as(emit, emit(operator.getitem, made, 0), layer.node)
+    x = _tokens(emit, layer)
+    gate, trains = [layer.gate.activation, layer.gate.layout], backward is not None and backward.upstream is not None
+    if how is not None:
+        y = emit(listed_mlp, x, experts, scores, *how.leaves, *gate, layer.down.outputs, how.key)
+    else:
+        weights = [_stored(emit, product) for product in (layer.up, layer.down)]
+        given = [x, experts, scores, weights[0], None, layer.up.bias, weights[1], None, layer.down.bias, *gate]
+        made = emit(mixture, *given, trains)
+        y = emit(operator.getitem, made, 0)
+    y = _as(emit, y, layer.node)
     if layer.added is not None:
         y = emit(aten.add.Tensor, layer.added, y)
     if trains:
         assert backward is not None
         _put_gradients(layer, backward, given, emit(operator.getitem, made, 1), exists)
     layer.node.replace_all_uses_with(y)
+
+
+def _tokens(emit: Emitter, layer: Layer) -> fx.Node:
+    """What a layer is given as a matrix."""
+    x = layer.x
+    return x if x.meta["val"].dim() == 2 else emit(aten.reshape.default, x, [-1, x.meta["val"].shape[-1]])
 
 
 def _keep_sizes(layer: Layer) -> None:
@@ -85,14 +129,13 @@ def _where(emit: Emitter, condition: fx.Node, value: fx.Node) -> fx.Node:
 def _put_gradients(layer: Layer, backward: BackwardPart, given: list[Any], kept: fx.Node, exists: fx.Node | None) -> None:
     emit = Emitter(_first(backward))
     leaves = _leaves(layer)
-    wanted = [leaf is not None and bool(backward.gradients[leaf]) for leaf in leaves]
+    wanted = [any(backward.gradients[piece] for piece in leaf) for leaf in leaves]
     if layer.added is not None and backward.gradients[layer.added]:
         _put(emit, backward.gradients[layer.added], _as(emit, backward.upstream, layer.added))
     if not any(wanted):
         return
-    x = layer.x.meta["val"]
-    gradient = emit(aten.view.default, backward.upstream, [*emit.sizes(layer.x, (0,)), layer.down.outputs])
-    gradient = _of_type(emit, gradient, x.dtype)
+    gradient = emit(aten.reshape.default, backward.upstream, [-1, layer.down.outputs])
+    gradient = _of_type(emit, gradient, layer.x.meta["val"].dtype)
     made = emit(mixture_backward, gradient, kept, *given, wanted)
     number = 0
     for leaf, want, product in zip(leaves, wanted, (None, None, layer.up, None, layer.down, None), strict=True):
@@ -100,12 +143,25 @@ def _put_gradients(layer: Layer, backward: BackwardPart, given: list[Any], kept:
             continue
         value = emit(operator.getitem, made, number)
         number += 1
-        assert leaf is not None
-        if leaf is layer.scores and exists is not None:
+        if leaf == (layer.scores,) and exists is not None:
             value = _where(emit, exists, value)
         if product is not None and product.turned:
             value = emit(aten.permute.default, value, [0, 2, 1])
-        _put(emit, backward.gradients[leaf], value)
+        for piece, own in _cut(emit, value, leaf).items():
+            if backward.gradients[piece]:
+                _put(emit, backward.gradients[piece], own)
+
+
+def _cut(emit: Emitter, value: fx.Node, pieces: tuple[fx.Node, ...]) -> dict[fx.Node, fx.Node]:
+    """The gradient of each piece that an operand was put together from; of those that serve several experts the sum."""
+    if len(pieces) == 1:
+        return {pieces[0]: value}
+    each = emit(aten.reshape.default, value, [len(pieces), -1, *value.meta["val"].shape[2:]])
+    found = dict[fx.Node, fx.Node]()
+    for number, piece in enumerate(pieces):
+        own = emit(aten.select.int, each, 0, number)
+        found[piece] = emit(aten.add.Tensor, found[piece], own) if piece in found else own
+    return found
 
 
 def _put(emit: Emitter, places: Sequence[fx.Node], value: fx.Node) -> None:

@@ -15,13 +15,14 @@ from gossamer.backend.experts.cost import predicted_gain
 from gossamer.backend.experts.layers import Layer, Mixtures
 from gossamer.backend.experts.loops import loops
 from gossamer.backend.experts.products import GROUPED, Product
-from gossamer.backend.experts.replace_experts import check, layer_backward, product_backward, put_layer, put_product
+from gossamer.backend.experts.replace_experts import check, layer_backward, listed, product_backward, put_layer, put_product
 from gossamer.backend.experts.sparse_experts import Judged, judged, main_weight
 from gossamer.backend.graph.backward_part import JointGraph
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import density, zero_heavy
 from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.graph.refused import Refused
+from gossamer.backend.graph.size_assertions import drop_vain_assertions
 from gossamer.backend.report.report import Decision
 
 
@@ -34,13 +35,16 @@ class RoutedExperts:
         """A decision for each weight of experts."""
         mixtures = Mixtures(graph)
         taking = _Taking(graph, context)
-        for layer in (*mixtures.layers, *loops(graph)):
+        unrolled = loops(graph)
+        for layer in (*mixtures.layers, *unrolled):
             taking.take_layer(layer)
         for product in mixtures.products:
             taking.take_product(product)
         taking.leave_others()
-        if taking.decisions:
+        if taking.decisions or unrolled:
             graph.eliminate_dead_code()
+        if unrolled:
+            drop_vain_assertions(graph)
         return taking.decisions
 
 
@@ -67,9 +71,10 @@ class _Taking:
                 check(product)
                 self._check_gain(product)
             backward = layer_backward(layer, self._joint)
+            how = None if self._joint is not None else listed(layer, self._statics, self._context.options.verify)
         except Refused:
             return  # its products are taken one by one
-        put_layer(layer, backward)
+        put_layer(layer, backward, how)
         for product in products:
             self._note(product, layer.routing.top, f"{layer.gate.activation}, one operation for the layer")
 
@@ -113,21 +118,26 @@ class _Taking:
 
     def _is_loop_of_sparse(self, product: Product) -> bool:
         """Whether it is of a loop over pruned experts, each of which may become a region of its own."""
-        static = main_weight(product.weight, self._statics) if product.x is None and self._joint is None else None
-        return static is not None and zero_heavy(static.tensor)
+        if product.x is not None or self._joint is not None:
+            return False
+        statics = (main_weight(weight, self._statics) for weight in product.pieces.weights or (product.weight,))
+        return any(static is not None and zero_heavy(static.tensor) for static in statics)
 
     def _note(self, product: Product, top: int | None, how: str) -> None:
         """The decision about a product that is part of an operation now."""
         chosen = f", {top} for each token" if top is not None else ""
-        self.decisions.append(self._decision(product, f"{product.experts} experts{chosen}, {how}", "routed rows"))
+        reason = f"{product.experts} experts{chosen}, {how}"
+        for weight in dict.fromkeys(product.pieces.weights) or (product.weight,):
+            self.decisions.append(self._decision(product, reason, "routed rows", weight))
         self._taken.add(product.bare)
 
-    def _decision(self, product: Product, reason: str, format: str | None) -> Decision:
+    def _decision(self, product: Product, reason: str, format: str | None, weight: fx.Node | None = None) -> Decision:
+        weight = weight or product.weight
         pruned = self._pruned.pop(product.bare, None)
         if pruned is not None:
             pruned.forget()
-        static = main_weight(product.weight, self._statics)
-        shape = tuple(hint(size) or 0 for size in product.weight.meta["val"].shape)
-        name, share = (product.weight.name, 1.0) if static is None else (static.name, density(static.tensor))
+        static = main_weight(weight, self._statics)
+        shape = tuple(hint(size) or 0 for size in weight.meta["val"].shape)
+        name, share = (weight.name, 1.0) if static is None else (static.name, density(static.tensor))
         schedule = None if format is None else "routed"
         return Decision(name, "experts", shape, share, format, schedule, format is not None, reason, predicted_gain(product))

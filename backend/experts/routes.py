@@ -171,7 +171,7 @@ def tokens_at(node: Any, routing: Routing) -> tuple[bool, Order]:
     found = match(_BY_TOP, node)
     if found is not None and found["top"] == routing.top:
         order = order_at(found["pairs"])
-        return order is not None or _counts_up(found["pairs"]), order
+        return order is not None or counts_up(found["pairs"]), order
     if routing.top == 1 and (order := order_at(node)) is not None:
         return True, order
     return _are_tokens(node, routing), None
@@ -181,9 +181,9 @@ def _are_tokens(node: Any, routing: Routing) -> bool:
     """Whether a value counts tokens up, each as often as it has experts."""
     found = match(_BY_TOP, node)
     if found is not None and found["top"] == routing.top:
-        return _counts_up(found["pairs"])
+        return counts_up(found["pairs"])
     whole = path(node)
-    if not _counts_up(whole[0]) or not equal(whole[0].meta["val"].shape[0], routing.tokens):
+    if not counts_up(whole[0]) or not equal(whole[0].meta["val"].shape[0], routing.tokens):
         return False
     layout = follow(Layout.contiguous(whole[0].meta["val"].shape), whole[1:])
     if layout is None or layout.offset or len(layout.dims) != 1:
@@ -199,13 +199,13 @@ def inverts(node: Any) -> Order:
     if node.target is aten.index_put.default:
         indices: Any = node.args[1]
         values: Any = node.args[2]
-        return order_at(indices[0]) if len(indices) == 1 and _counts_up(values) and same_shape(values, node) else None
+        return order_at(indices[0]) if len(indices) == 1 and counts_up(values) and same_shape(values, node) else None
     if node.target in _SCATTERS_ORDER and node.args[1] in (0, -1):
-        return order_at(node.args[2]) if _counts_up(node.args[3]) and same_shape(node.args[3], node) else None
+        return order_at(node.args[2]) if counts_up(node.args[3]) and same_shape(node.args[3], node) else None
     return None
 
 
-def _counts_up(node: Any) -> bool:
+def counts_up(node: Any) -> bool:
     """Whether a value is arange(n)."""
     node = _plain(node)
     if not isinstance(node, fx.Node):

@@ -63,7 +63,7 @@ class Expert(Contraction):
 def judged(node: fx.Node, statics: Mapping[fx.Node, Static], context: GraphContext) -> "Judged | None":
     """What becomes of a grouped product with weights that have zeros; None for others."""
     weight: Any = node.args[1]
-    static = main_weight(weight, statics)
+    static = main_weight(weight, statics) if weight.meta["val"].dim() == 3 else None
     values = {node: static.tensor for node, static in statics.items()}
     if static is None or not (zero_heavy(static.tensor) or (context.options.min_gain == 0 and density(static.tensor) <= 0.9)):
         return None
@@ -112,9 +112,9 @@ class Judged:
 
 
 def main_weight(weight: fx.Node, statics: Mapping[fx.Node, Static]) -> Static | None:
-    """The largest static tensor that the experts' weights are computed from, if they are from such alone."""
+    """The largest static tensor that the weights of experts, or of one, are computed from, if they are from such alone."""
     static = computed_from(weight.graph, {n: s.tensor for n, s in statics.items()})
-    if weight not in static or weight.meta["val"].dim() != 3 or weight.meta["val"].shape[0] == 0:
+    if weight not in static or weight.meta["val"].shape[0] == 0:
         return None
     behind, pending = list[fx.Node](), [weight]
     while pending:

@@ -1,4 +1,4 @@
-"""The bounds that tracing asserts of sizes which nothing else needs any more, once message passing is rewritten.
+"""The bounds that tracing asserts of sizes which nothing else needs any more, once message passing or experts are rewritten.
 
 %u = sym_size(index(%edge_index, [None, %mask]), 1), _assert_scalar(%u <= 1500)    the edges that are no self loops
 """

@@ -5,6 +5,7 @@ loop, in a `with`), all of the function runs uncompiled, its sparse layers too. 
 warning and the report say which: Dynamo reads its settings before it calls a backend, so that the backend cannot change them.
 """
 
+import linecache
 import os
 import re
 import sys
@@ -52,6 +53,15 @@ _REMEDIES = {
     "sparse tensor": "model = gossamer.prepare(model)",
 }
 """The line to write before compiling, for what a reason says."""
+
+_OF_VALUES = ("data-dependent", "capture_scalar_outputs", "tolist", "shape depends on input tensor data")
+"""What the reasons say of code that goes by the values of a tensor."""
+
+_OVER_ALL = (
+    " If this is a loop over the experts that are hit, write `for e in range(experts)` without `.tolist()` and `if`, and "
+    "torch._dynamo.config.capture_dynamic_output_shape_ops = True before you compile: it becomes one operation."
+)
+_NEAR = 5  # lines
 
 _OURS = tuple(os.path.join(folder, "") for folder in getattr(find_spec("gossamer.sparsity"), "submodule_search_locations", ()))
 """Where our code is that Dynamo traces."""
@@ -155,7 +165,8 @@ def _tell(reason: str, stack: list[FrameSummary], message: str) -> None:
     _told.add((*place, message))
     where = f"{place[0]}:{place[1]}" if line else "a line that Dynamo does not name"
     what = _SPARSE if "sparse tensor" in reason.lower() else message
-    text = what.format(where=where, why=_first_line(reason) + _explanation(reason).rstrip("."), remedy=_remedy(reason)) + _MORE
+    why, remedy = _first_line(reason) + _explanation(reason).rstrip("."), _remedy(reason, *place)
+    text = what.format(where=where, why=why, remedy=remedy) + _MORE
     warnings.warn_explicit(text, UserWarning, place[0] or "torch.compile", place[1] or 1)
 
 
@@ -166,7 +177,7 @@ def _of_user(stack: Sequence[FrameSummary] | None) -> FrameSummary | None:
 
 
 def _line(reason: str | None, filename: str | None, number: int | None) -> str:
-    what = f"{_first_line(reason)}{_explanation(reason)}{_remedy(reason)}"
+    what = f"{_first_line(reason)}{_explanation(reason)}{_remedy(reason, filename, number)}"
     return f"{filename}:{number}: {what}" if filename else what
 
 
@@ -179,6 +190,15 @@ def _explanation(reason: str | None) -> str:
     return next((": " + line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
 
 
-def _remedy(reason: str | None) -> str:
-    found = (line for part, line in _REMEDIES.items() if part.lower() in (reason or "").lower())
+def _remedy(reason: str | None, filename: str | None, number: int | None) -> str:
+    low = (reason or "").lower()
+    if any(part in low for part in _OF_VALUES) and _is_about_experts(filename, number):
+        return _OVER_ALL
+    found = (line for part, line in _REMEDIES.items() if part.lower() in low)
     return next((f" Write {line} before you compile." for line in found), "")
+
+
+def _is_about_experts(filename: str | None, number: int | None) -> bool:
+    """Whether the lines around one name experts."""
+    near = range(max(1, (number or 0) - _NEAR), (number or 0) + _NEAR + 1)
+    return any("expert" in linecache.getline(filename or "", each).lower() for each in near)

@@ -4,6 +4,7 @@
     weight_int8, weight_scale                       QuantizedLinear
     input_scale, input_zero_point, input_offset     with a calibrated input, where these are there, too
     weight_groups                                   GroupedLinear, of 4 or 8 bits by the width of its lines
+    gate_up_proj_codes, gate_up_proj_scale, …       QuantizedExperts
 
 `Conv1D` of transformers becomes one, too. Nothing is rounded, and the weight that a layer has is not looked at, so that it may
 be on the meta device.
@@ -11,6 +12,7 @@ be on the meta device.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +20,14 @@ from torch import Tensor, nn
 from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
 from gossamer.sparsity.quantization.linear_layers import become_linear, sizes
+from gossamer.sparsity.quantization.quantized_experts import PARTS, QuantizedExperts
 from gossamer.sparsity.quantization.quantized_linear import InputGrid, QuantizedLinear
+from gossamer.sparsity.torch_functions.open_experts import expert_weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of the tensors in a file, by name."""
 
-Integers = QuantizedLinear | GroupedLinear
+Integers = QuantizedLinear | GroupedLinear | QuantizedExperts
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class FloatLayer:
     layer: nn.Module
     bits_in_groups: int | None
     calibrated: bool = False
+    weights: ClassVar[tuple[str, ...]] = ("weight",)
 
     def become(self) -> Integers:
         """Turns it, in place, into one whose buffers are still to be filled."""
@@ -62,10 +67,51 @@ class FloatLayer:
         return GroupedLinear.become(linear, buffer(0, GROUP * bits // 8, dtype=torch.uint8), weight.dtype)
 
 
-def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, FloatLayer]:
+@dataclass(frozen=True)
+class FloatExperts:
+    """Experts that are to be of integers.
+
+    shapes  of the integers and of the scales of each weight
+    """
+
+    layer: nn.Module
+    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return tuple(self.shapes)
+
+    def become(self) -> Integers:
+        """Turns them, in place, into experts whose buffers are still to be filled."""
+        return QuantizedExperts.become(self.layer, self._buffers())
+
+    def look(self) -> nn.Module:
+        """What has the buffers that they will have, on the meta device."""
+        look = nn.Module()
+        for name, buffers in self._buffers("meta").items():
+            for part, buffer in zip(PARTS, buffers, strict=True):
+                look.register_buffer(f"{name}_{part}", buffer)
+        return look
+
+    def _buffers(self, device: str | None = None) -> dict[str, tuple[Tensor, Tensor]]:
+        found = {}
+        for name, (codes, scale) in self.shapes.items():
+            weight = self.layer.get_parameter(name)
+            columns = weight.shape[1 if self.layer.is_transposed else 2]
+            bits = torch.int8 if codes[-1] == columns else torch.uint8
+            on = device or weight.device
+            found[name] = torch.empty(codes, dtype=bits, device=on), torch.empty(scale, device=on)
+        return found
+
+
+def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, FloatLayer | FloatExperts]:
     """The layers, by name, that have floats and of which a file has integers."""
-    found: dict[str, FloatLayer] = {}
+    found: dict[str, FloatLayer | FloatExperts] = {}
     for name, layer in modules.items():
+        codes, scales = ({e: file.get(tensor_of(name, f"{e}_{part}"), ()) for e in expert_weights(layer)} for part in PARTS)
+        if codes and all(len(shape) == 3 for shape in (*codes.values(), *scales.values())):
+            found[name] = FloatExperts(layer, {each: (codes[each], scales[each]) for each in codes})
+            continue
         is_linear = isinstance(layer, nn.Linear) or is_transposed(layer)
         if not is_linear or layer._parameters.get("weight") is None or tensor_of(name, "weight") in file:
             continue

@@ -101,7 +101,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     sparse-24-bitmask), plain safetensors files, and folders with several files.
 
     The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
-    on the meta device get memory. Linear layers become quantized ones, and tables stored ones, if the file has such.
+    on the meta device get memory. Linear layers and experts become quantized ones, and tables stored ones, if the file has such.
 
     FormatError if the file is broken, of a newer version, or of another model. Names and shapes are checked before anything
     changes.
@@ -116,10 +116,14 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
         known = shapes | {name: shapes[other] for name, other in tied.items() if other in shapes}
-        turned: dict[str, FloatLayer | FloatTable] = {**in_integers(modules, known), **in_less_memory(modules, known)}
+        turned: dict[str, FloatLayer | FloatExperts | FloatTable] = {
+            **in_integers(modules, known),
+            **in_less_memory(modules, known),
+        }
         looks = {name: each.look() for name, each in turned.items()}
         for name, look in looks.items():
-            del own[tensor_of(name, "weight")]
+            for weight in turned[name].weights:
+                del own[tensor_of(name, weight)]
             own |= _buffers(name, look)
         layers = {name: looks.get(name, layer) for name, layer in modules.items()}
         grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}

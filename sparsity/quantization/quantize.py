@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from gossamer.sparsity.pruning.choose_layers import (
     is_transposed,
     none_chosen,
     weight_holders,
+    weight_names,
 )
 from gossamer.sparsity.pruning.mask import make_plain, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
@@ -26,9 +27,11 @@ from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear, check_columns
 from gossamer.sparsity.quantization.input_grids import input_grids
 from gossamer.sparsity.quantization.linear_layers import become_linear, sizes, why_not_linear
+from gossamer.sparsity.quantization.quantized_experts import QuantizedExperts, why_no_experts
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear, check_finite
 from gossamer.sparsity.quantization.stored_tables import BITS, TABLES, Shared, become_stored, why_no_table
 from gossamer.sparsity.torch_functions.check_model import check_model
+from gossamer.sparsity.torch_functions.open_experts import expert_weights
 from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_name
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -74,6 +77,9 @@ def quantize(
     - `torch.compile(model, backend="sparse")` gives these layers int8 kernels, alone or in chains, if the CPU has AVX2 and they
       are predicted to be faster than `torch._int_mm`, which runs the other layers. NVIDIA GPUs have kernels for single layers.
 
+    Experts of transformers (`gate_up_proj`, `down_proj`) that `only` names become integers of 8 or 4 bits with a scale for each
+    row, or with `group` or "int4" for each 16 weights of 8 bits or 32 of 4. Their tokens stay floats; see `QuantizedExperts`.
+
     Tables of nn.Embedding and nn.EmbeddingBag that `only` names become "int8", "int4" or "float16". Integers have a scale for
     each row; see `StoredEmbeddingBag`. "float16" is for tables alone.
 
@@ -104,7 +110,9 @@ def quantize(
     chosen = [layer for layer in chosen_layers(model, only, skip) if only is not None or _is_pruned(layer)]
     tables = [layer for layer in chosen if not aware and not why_no_table(layer)]
     layers = [layer for layer in chosen if not why_not_linear(layer)]
-    if weights == "float16" and layers:
+    bits = BITS[weights]
+    experts = [] if aware else [each for each in chosen if not why_no_experts(each, bits, grouped)]
+    if weights == "float16" and (layers or experts):
         raise OptionError(
             "weights='float16' is for tables: give only=[torch.nn.Embedding, torch.nn.EmbeddingBag], or their names"
         )
@@ -116,7 +124,11 @@ def quantize(
             check_columns(sizes(layer)[1])
     for layer in tables:
         check_finite(layer.weight, f"the table of '{names[layer]}',")  # type: ignore[arg-type]
-    _warn_of_others(model, chosen, [*layers, *tables], only, skip)
+    for layer in experts:
+        for name in weight_names(layer):
+            check_finite(layer.get_parameter(name), f"'{names[layer]}.{name}'")
+    why_not = lambda layer: why_no_experts(layer, bits, grouped) if expert_weights(layer) else _why_not(layer)
+    _warn_of_others(model, chosen, [*layers, *tables, *experts], only, skip, why_not)
     if grouped:
         _warn_of_full_groups([(names[layer], layer) for layer in layers])
     grids = input_grids(model, layers, data) if data is not None else {}
@@ -131,21 +143,29 @@ def quantize(
         if aware:
             QuantizationAwareLinear.of(linear)
         elif grouped:
-            GroupedLinear.of(linear, BITS[weights])
+            GroupedLinear.of(linear, bits)
         else:
             QuantizedLinear.of(linear, grids.get(layer))
     shared: Shared = {}
     for layer in tables:
         become_stored(layer, weights, shared)
+    for layer in experts:
+        QuantizedExperts.of(layer, bits, grouped)
     return model
 
 
 def _warn_of_others(
-    model: nn.Module, chosen: list[nn.Module], layers: list[nn.Module], only: Layers | None, skip: Layers
+    model: nn.Module,
+    chosen: list[nn.Module],
+    layers: list[nn.Module],
+    only: Layers | None,
+    skip: Layers,
+    why_not: Callable[[nn.Module], str],
 ) -> None:
     """Says which layers stay floats, by kind, of those that were asked for, or are pruned."""
     left = [each for each in weight_holders(model, skip) if _is_pruned(each)] if only is None else chosen
-    whys = Counter((type(each).__name__, _why_not(each)) for each in left if each not in layers)
+    unasked = lambda each: "name experts in `only`" if expert_weights(each) else "shares its weight"
+    whys = Counter((type(each).__name__, why_not(each) or unasked(each)) for each in left if each not in layers)
     if whys:
         kinds = "; ".join(f"{count} {kind} ({why})" for (kind, why), count in whys.items())
         warnings.warn(f"gossamer.quantize leaves as floats: {kinds}", stacklevel=4)
@@ -162,7 +182,7 @@ def _warn_of_others(
 def _why_not(layer: nn.Module) -> str:
     """Why a layer stays floats."""
     of_table = why_no_table(layer) if isinstance(layer, TABLES) else ""
-    return of_table or why_not_linear(layer) or "shares its weight"
+    return of_table or why_not_linear(layer)
 
 
 def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:

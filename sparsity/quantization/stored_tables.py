@@ -8,7 +8,7 @@ row[c] = scale q[c]        a row is read in a quarter, an eighth or half of the 
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -153,6 +153,7 @@ class FloatTable:
     layer: nn.Module
     kind: str
     nonzeros: int
+    weights: ClassVar[tuple[str, ...]] = ("weight",)
 
     def become(self) -> nn.Module:
         """Turns it, in place, into one whose buffers are still to be filled."""

@@ -123,3 +123,87 @@ def test_experts_train_sparse_and_are_saved(kind: str, tmp_path: Path) -> None:
     loaded = model_of(kind)
     gossamer.load(loaded, tmp_path / "model.safetensors")
     assert torch.equal(experts_of(loaded).down_proj, experts_of(model).down_proj)
+
+
+QUANTIZED = [("int8", None, 0.02), ("int8", 16, 0.02), ("int4", None, 0.2)]
+
+
+def quantized_model(kind: str, weights: Any, group: int | None) -> tuple[Any, Any]:
+    """A model with experts in integers, and the same with floats of these values."""
+    model = model_of(kind)
+    plain = copy.deepcopy(model)
+    gossamer.quantize(model, only="*.experts", weights=weights, group=group)
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"):
+            getattr(experts_of(plain), name).copy_(getattr(experts_of(model), name))
+    return model, plain
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt-oss"])
+@pytest.mark.parametrize(("weights", "group", "error"), QUANTIZED)
+def test_quantized_experts_compute_with_the_rounded_weights(kind: str, weights: Any, group: int | None, error: float) -> None:
+    before, batch = model_of(kind), batches(1)[0]
+    model, plain = quantized_model(kind, weights, group)
+    for name in ("gate_up_proj", "down_proj"):
+        exact, rounded = getattr(experts_of(before), name), getattr(experts_of(model), name)
+        assert rounded.shape == exact.shape
+        assert (rounded - exact).norm() < error * exact.norm()
+    with torch.no_grad():
+        wanted = plain(**batch).logits
+        torch.testing.assert_close(model(**batch).logits, wanted, rtol=1e-3, atol=1e-4)
+        compiled = torch.compile(model.forward, backend="sparse", fullgraph=True, options={"dense": "eager"})
+        torch.testing.assert_close(compiled(**batch).logits, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt-oss"])
+@pytest.mark.parametrize(("weights", "group", "error"), QUANTIZED)
+def test_quantized_experts_are_copied_saved_and_loaded(
+    kind: str, weights: Any, group: int | None, error: float, tmp_path: Path
+) -> None:
+    model, batch = quantized_model(kind, weights, group)[0], batches(1)[0]
+    gossamer.save(model, tmp_path / "model.safetensors")
+    again = gossamer.load(model_of(kind), tmp_path / "model.safetensors")
+    with torch.no_grad():
+        wanted = model(**batch).logits
+        assert torch.equal(again(**batch).logits, wanted)
+        assert torch.equal(copy.deepcopy(model)(**batch).logits, wanted)
+    torch.save(model, tmp_path / "model.pt")
+    with torch.no_grad():
+        assert torch.equal(torch.load(tmp_path / "model.pt", weights_only=False)(**batch).logits, wanted)
+    other = quantized_model(kind, weights, group)[0]
+    with torch.no_grad():
+        experts_of(other).down_proj_scale.zero_()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(other(**batch).logits, wanted)
+
+
+def test_a_router_trains_before_quantized_experts() -> None:
+    model, plain = quantized_model("mixtral", "int8", None)
+    batch = batches(1)[0]["input_ids"]
+    for each in (model.train(), plain.train()):
+        each(input_ids=batch, labels=batch).loss.backward()
+    for own, wanted in ((each.model.layers[0].mlp.gate.weight.grad for each in pair) for pair in [(model, plain)]):
+        torch.testing.assert_close(own, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_experts_are_quantized_where_they_are_named() -> None:
+    model = model_of("mixtral")
+    gossamer.prune(model, batches(), sparsity=0.5)
+    with pytest.warns(UserWarning, match="1 MixtralExperts \\(name experts in `only`\\)"):
+        gossamer.quantize(model)
+    assert not hasattr(experts_of(model), "down_proj_codes")
+    gossamer.quantize(model, only=[type(experts_of(model))])
+    assert repr(experts_of(model)) == "QuantizedExperts(\n  4 experts, int8\n  (act_fn): SiLUActivation()\n)"
+
+
+def test_experts_that_integers_cannot_hold_stay_floats() -> None:
+    model = model_of("mixtral")
+    experts_of(model).act_fn = nn.ELU()
+    with pytest.warns(UserWarning, match="its activation is none that experts have"):
+        gossamer.quantize(model, only="*.experts")
+    with torch.no_grad():
+        experts_of(model).act_fn = nn.SiLU()
+        experts_of(model).down_proj[2, 0, 0] = torch.nan
+    with pytest.raises(gossamer.GossamerError, match=r"'model\.layers\.0\.mlp\.experts\.down_proj' of shape"):
+        gossamer.quantize(model, only="*.experts")

@@ -1,0 +1,191 @@
+"""Which tokens an expert has in a loop over experts, and their scores.
+
+token, slot = torch.where(chosen == e)          token = torch.where((chosen == e).any(-1))[0]
+scores[token, slot, None]                       full[token, e], full = zeros.scatter(1, chosen, scores)
+
+(scores * (chosen == e)).sum(-1, keepdim=True)  full[:, e : e + 1]        of all tokens, 0 of those that chose others
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from gossamer.backend.experts.layers import is_zeros
+from gossamer.backend.experts.routes import Routing, counts_up
+from gossamer.backend.graph.layout import Axis, Layout, follow, path
+from gossamer.backend.graph.nodes import arguments, equal_sizes, same
+from gossamer.backend.graph.patterns import CONVERTS, LAST, Call, Hole, Pattern, converted, match, matches, one_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of the tokens of an expert.
+
+    experts  [tokens, top], or [tokens] of one expert each
+    scores   of all pairs, in the same shape
+    expert   its number
+    """
+
+    experts: fx.Node
+    scores: fx.Node
+    expert: int
+
+
+def scored(weight: Any, token: fx.Node | None) -> Scored | None:
+    """What a value has the scores of, [.., 1]: those of these tokens, or of all."""
+    if not isinstance(weight, fx.Node):
+        return None
+    weight = plain(weight)
+    if token is None:
+        return _of_all(weight) or _column(weight, None)
+    whole = path(weight)
+    root = whole[0]
+    indices: Any = arguments(root)[1] if root.target is aten.index.Tensor else ()
+    if not indices or indices[0] is not token or _flat(root, whole[1:]) is None:
+        return None
+    inner: Any = arguments(root)[0]
+    if len(indices) == 2:
+        return _of_slots(inner, token, indices[1])
+    hit = _hit(token)
+    if len(indices) != 1 or hit is None:
+        return None
+    chosen, expert = hit
+    if chosen.meta["val"].dim() == 1:
+        scores = _in_shape_of(inner, chosen)
+        return None if scores is None else Scored(chosen, scores, expert)
+    found = _of_all(inner) or _column(inner, chosen)
+    return found if found is not None and (found.experts, found.expert) == hit else None
+
+
+def _flat(root: fx.Node, views: list[fx.Node]) -> Layout | None:
+    """That of a column, if views leave one value for each token."""
+    if not isinstance(root.meta.get("val"), torch.Tensor):
+        return None
+    layout = follow(Layout.contiguous(root.meta["val"].shape), views)
+    if layout is None or layout.offset:
+        return None
+    return layout if all(not dim for dim in layout.dims[1:]) and len(layout.dims) <= 2 else None
+
+
+def _of_slots(inner: Any, token: fx.Node, slot: Any) -> Scored | None:
+    """scores[token, slot]: of the pairs where a mask holds."""
+    own, other = _coordinate(token), _coordinate(slot)
+    if own is None or other is None or own[0] is not other[0] or own[1] == other[1]:
+        return None
+    hit = _chosen(own[0]) if own[1] == 0 else None
+    hit = hit or _one_hot(own[0], own[1])
+    scores = None if hit is None or hit[0].meta["val"].dim() != 2 else _in_shape_of(inner, hit[0])
+    return None if hit is None or scores is None else Scored(hit[0], scores, hit[1])
+
+
+def _in_shape_of(scores: Any, experts: fx.Node) -> fx.Node | None:
+    """The value before views that has a score for each pair in the shape of the experts; None if they are in another order."""
+    whole, shape = path(scores), experts.meta["val"].shape
+    if not equal_sizes(whole[0].meta["val"].shape, shape):
+        return None
+    layout = follow(Layout.contiguous(shape), whole[1:])
+    return whole[0] if layout is not None and layout.dims[: len(shape)] == Layout.contiguous(shape).dims else None
+
+
+def _of_all(weight: fx.Node) -> Scored | None:
+    """(scores * (chosen == e)).sum(-1), with or without the dimension that is summed."""
+    whole = path(weight)
+    if _flat(whole[0], whole[1:]) is None:
+        return None
+    for found in matches(_OWN_SCORES, whole[0]):
+        hit = _chosen(found["mask"])
+        if hit is not None and hit[0].meta["val"].dim() == 2:
+            scores = _in_shape_of(found["scores"], hit[0])
+            return None if scores is None else Scored(hit[0], scores, hit[1])
+    return None
+
+
+def _column(weight: Any, chosen: fx.Node | None) -> Scored | None:
+    """A column of what has the scores of the chosen experts, and zeros for others."""
+    whole = path(weight)
+    full, layout = whole[0], follow(Layout.contiguous(whole[0].meta["val"].shape), whole[1:])
+    if full.target is not aten.scatter.src or layout is None or not isinstance(layout.offset, int):
+        return None
+    zeros, dim, experts, scores = arguments(full)
+    tokens, count = full.meta["val"].shape
+    column = layout.dims[:1] == ((Axis(tokens, count),),) and not any(layout.dims[1:])
+    known = isinstance(count, int) and Routing(experts).all_exist(count)  # so that no expert is chosen twice
+    if dim not in (1, -1) or not column or not known or not is_zeros(same(zeros)):
+        return None
+    return Scored(experts, scores, layout.offset) if equal_sizes(scores.meta["val"].shape, experts.meta["val"].shape) else None
+
+
+def _coordinate(index: Any) -> tuple[fx.Node, int] | None:
+    """The mask where a value has the places that hold, and which coordinate of these it is."""
+    if not isinstance(index, fx.Node):
+        return None
+    if index.target is operator.getitem and arguments(index)[0].target is aten.unbind.int:
+        places, number = arguments(index)[0], arguments(index)[1]
+        if arguments(places)[1:] != (1,):
+            return None
+    elif index.target is aten.select.int and arguments(index)[1] in (1, -1):
+        places, number = index, arguments(index)[2]
+    elif index.target in (aten.squeeze.dim, aten.view.default):
+        places, number = index, 0
+    else:
+        return None
+    places = arguments(places)[0]
+    if places.target is not aten.nonzero.default or number >= places.meta["val"].shape[1]:
+        return None
+    single = index.target in (aten.squeeze.dim, aten.view.default)
+    return None if single and places.meta["val"].shape[1] != 1 else (arguments(places)[0], number)
+
+
+def _hit(token: fx.Node) -> tuple[fx.Node, int] | None:
+    """The experts and the number of the one that chose these tokens, if the mask has one value for each token."""
+    place = _coordinate(token)
+    if place is None or place[1] != 0 or place[0].meta["val"].dim() != 1:
+        return None
+    mask = path(place[0])[0]
+    found = match(_ANY, mask)
+    hit = _chosen(mask) if found is None else _chosen(found["mask"])
+    return hit if hit is not None and hit[0].meta["val"].dim() == (1 if found is None else 2) else None
+
+
+def _chosen(mask: Any) -> tuple[fx.Node, int] | None:
+    """The experts and the number that a mask compares them with."""
+    found = match(_EQUAL, plain(mask))
+    if found is None or not isinstance(found["number"], int) or found["experts"].meta["val"].dim() > 2:
+        return None
+    return found["experts"], found["number"]
+
+
+def _one_hot(mask: Any, tokens: int) -> tuple[fx.Node, int] | None:
+    """The same of part `expert` of one_hot(experts), whose tokens lie along this dimension of the part."""
+    mask = same(mask)
+    if mask.target is not aten.select.int or arguments(mask)[1] != 0:
+        return None
+    turned = same(arguments(mask)[0])
+    if turned.target is not aten.permute.default or list(arguments(turned)[1]) != [2, *((0, 1), (1, 0))[tokens]]:
+        return None
+    found = match(_ONE_HOT, arguments(turned)[0])
+    if found is None or same(found["column"]).target is not aten.unsqueeze.default or not counts_up(found["count"]):
+        return None
+    experts: Any = same(found["column"]).args[0]
+    return (experts, arguments(mask)[2]) if experts.meta["val"].dim() == 2 else None
+
+
+def plain(node: Any) -> Any:
+    """A value before copies, and before it was converted."""
+    while isinstance(node, fx.Node) and same(node).target in CONVERTS:
+        node = arguments(same(node))[0]
+    return same(node) if isinstance(node, fx.Node) else node
+
+
+_EQUAL: Pattern = Call((aten.eq.Scalar,), (Hole("experts"), Hole("number")))
+_ANY: Pattern = Call((aten.any.dim,), (Hole("mask"), LAST), and_more=True)
+_ONE_HOT: Pattern = one_of(
+    converted(Call((aten.eq.Tensor,), (Hole("column"), Hole("count")))),
+    Call((aten.eq.Tensor,), (Hole("column"), Hole("count"))),
+)
+_OWN_SCORES: Pattern = Call((aten.sum.dim_IntList,), (Hole("scores") * Hole("mask"), LAST), and_more=True)
