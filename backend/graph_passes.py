@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gossamer.backend.report.options import SMALLER_LAYERS
+from gossamer.backend.report.options import SMALLER_LAYERS, STRUCTURED_WEIGHTS
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import did_you_mean
 
@@ -77,7 +77,7 @@ def graph_pass(name: str) -> "GraphPass":
 
 def check_disabled(names: Sequence[str]) -> None:
     """OptionError for a name in the option `disable` that is none of a pass."""
-    known = [*GRAPH_PASSES, SMALLER_LAYERS]
+    known = [*GRAPH_PASSES, SMALLER_LAYERS, STRUCTURED_WEIGHTS]
     for name in names:
         if name not in known:
             raise OptionError(

@@ -21,8 +21,8 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains",
-        "measuring", "regions", "run", "graph", "devices", "report",
+        "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
+        "edges", "chains", "measuring", "regions", "run", "graph", "devices", "report",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [
