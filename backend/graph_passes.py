@@ -31,6 +31,8 @@ GRAPH_PASSES = {
     "distribute-factors": "operations.distribute_factors:DistributeFactors",
     # after it: the gradients of the factors become chains of small products
     "associate-products": "operations.associate_products:AssociateProducts",
+    # makes products that `sparse-weights` takes
+    "block-products": "operations.block_products:BlockProducts",
     # before `fuse-rows`, which would take the same products; for `sparse-weights`
     "stored-weights": "weights.stored_weights:StoredWeights",
     # after all that rewrites operations on SparseTensors
