@@ -133,12 +133,16 @@ class _Batch:
         return batches.mT if self.left else batches
 
     def _used(self) -> "tuple[fx.Node, _Order] | None":
-        """See `used`: the last such view."""
+        """See `used`: the last such view.
+
+        The kernels for blocks want neighbouring results. So another order is left to torch, unless elementwise work reads it, and
+        then another batch: one kernel has both.
+        """
         best, node, path = None, self.node, list[fx.Node]()
         while len(node.users) == 1 and (user := next(iter(node.users))).target in _VIEWS:
             node = user
             path.append(node)
-            if (order := self._order(path)) is not None:
+            if (order := self._order(path)) is not None and (len(order[0]) < 2 or _is_between(node)):
                 best = node, order
         return best
 
@@ -204,6 +208,19 @@ def _roots(x: fx.Node, found: dict[fx.Node, _Batch]) -> "list[tuple[fx.Node, _Ba
     while path[-1] not in results and path[-1].target in _VIEWS:
         path.append(path[-1].all_input_nodes[0])
     return [(node, results.get(node)) for node in reversed(path)]
+
+
+def _is_between(node: fx.Node) -> bool:
+    """Whether elementwise work reads a value, and then a batch of products."""
+    pending, seen = [user for user in node.users if is_elementwise(user)], set[fx.Node]()
+    while pending:
+        user = pending.pop()
+        if user.target is aten.bmm.default:
+            return True
+        if user not in seen and (user.target in _VIEWS or is_elementwise(user)):
+            seen.add(user)
+            pending += user.users
+    return False
 
 
 def _features(root: fx.Node, before: _Batch | None, x: fx.Node, left: bool) -> "_Order | None":
