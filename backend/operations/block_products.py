@@ -135,8 +135,8 @@ class _Batch:
     def _used(self) -> "tuple[fx.Node, _Order] | None":
         """See `used`: the last such view.
 
-        The kernels for blocks want neighbouring results. So another order is left to torch, unless elementwise work reads it, and
-        then another batch: one kernel has both.
+        The kernels for blocks want neighbouring results. So another order is left to torch, unless elementwise work reads it,
+        and then another batch: one kernel has both.
         """
         best, node, path = None, self.node, list[fx.Node]()
         while len(node.users) == 1 and (user := next(iter(node.users))).target in _VIEWS:
