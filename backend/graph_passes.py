@@ -45,6 +45,8 @@ GRAPH_PASSES = {
     "written-attention": "attention.written_attention:WrittenAttention",
     # before `sparse-weights` takes the products of single experts, and `silu-gradients` changes gradients
     "routed-experts": "experts.routed_experts:RoutedExperts",
+    # after it: mixtures gather their weights alike
+    "many-adapters": "experts.many_adapters:ManyAdapters",
     # before `sparse-weights`, whose regions grow over the derivative
     "silu-gradients": "weights.silu_gradients:SiluGradients",
     # the first that takes dense products, with chains and what follows them
