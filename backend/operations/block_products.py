@@ -173,8 +173,14 @@ class _Batch:
         assert root is not None
         if root.meta["val"].dim() != 2:
             root = emit(aten.reshape.default, root, [-1, count * rows])
-        weight = emit(aten.permute.default, self.weight, [2, 1, 0] if self.left else [1, 2, 0])
-        blocks = emit(aten.diag_embed.default, weight, 0, 0, 2)  # [count, rows, count, columns]
+        weight = emit(aten.permute.default, self.weight, [0, 2, 1]) if self.left else self.weight
+        value = weight.meta["val"]
+        places = emit(aten.arange.start_step, 0, count, 1, dtype=torch.int64, device=value.device)
+        own = emit(
+            aten.eq.Tensor, emit(aten.reshape.default, places, [count, 1, 1, 1]), emit(aten.unsqueeze.default, places, 1)
+        )
+        zero = emit(aten.full.default, [], 0.0, dtype=value.dtype, device=value.device)
+        blocks = emit(aten.where.self, own, emit(aten.unsqueeze.default, weight, 2), zero)  # [count, rows, count, columns]
         sizes, turns = self.order
         matrix = emit(aten.permute.default, emit(aten.reshape.default, blocks, [*sizes, -1]), [*turns, len(sizes)])
         if self.used is not None:

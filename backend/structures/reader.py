@@ -42,7 +42,9 @@ class Reader:
         if not isinstance(node, fx.Node):
             return None
         value = node.meta.get("example_value")
-        if type(value) not in (Tensor, FakeTensor) or value.dim() != 2 or value.dtype not in _REAL:
+        if not isinstance(value, Tensor) or type(value) not in (Tensor, FakeTensor):
+            return None
+        if value.dim() != 2 or value.dtype not in _REAL:
             return None
         rows, columns = value.shape
         if not isinstance(rows, int) or not isinstance(columns, int) or not rows or not columns:
@@ -167,7 +169,8 @@ def _sum(reader: Reader, node: fx.Node) -> Matrix | None:
     found = reader.all(node.args)
     if not found or len({(each.rows, each.columns) for each in found}) != 1:
         return None
-    return Sum(*found, sign=_ADDS[node.target])
+    left, right = found
+    return Sum(left, right, _ADDS[node.target])
 
 
 _RULES: tuple[Callable[[Reader, fx.Node], Matrix | None], ...] = (

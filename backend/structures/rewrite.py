@@ -178,7 +178,7 @@ class _Spelling:
 def _spellings(node: fx.Node) -> list[_Spelling]:
     """The ways to read a node as a product."""
     if node.target is F.linear:
-        x, weight, bias = node.args[0], argument(node, 1, "weight"), argument(node, 2, "bias")
+        x, weight, bias = argument(node, 0, "input"), argument(node, 1, "weight"), argument(node, 2, "bias")
         return [_Spelling(x, weight, bias, transposed=True)]
     if node.target not in MATMUL or len(node.args) != 2 or node.kwargs:
         return []

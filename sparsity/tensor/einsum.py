@@ -19,12 +19,12 @@ from gossamer.sparsity.compiler.loop_order import dense_result_order, unblocked
 from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.einsum_order import Order, cheaper_order
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor.abbreviations import EinsumError, plain
 from gossamer.sparsity.tensor.block_edges import summed_within
 from gossamer.sparsity.tensor.constructor_arguments import format_of
-from gossamer.sparsity.tensor.einsum_order import Order, cheaper_order
 from gossamer.sparsity.tensor.einsum_sketches import note_order, sketches_of
 from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
 from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
@@ -61,7 +61,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
         product = len(inputs) == len(operands) == 2 and set(inputs[0]) ^ set(inputs[1]) <= set(result)
         if product and (format == "dense" or result not in inputs):
             out = einsum_at_once(inputs, result, *operands)
-        elif format is None and len(operands) == 3:  # more of them may be cheaper in pairs
+        elif format is None and len(set("".join(inputs)) - set(result)) < 2:  # other samples may be cheaper in pairs
             out = sample_at_once(inputs, result, operands)
         if out is not None:
             return out

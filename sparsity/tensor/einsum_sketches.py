@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gossamer.runtime.torch_internals import is_fake
 from gossamer.sparsity.compiler.operands import Bound
+from gossamer.sparsity.operations.einsum_order import Order, Sketch, cost_at_once
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
-from gossamer.sparsity.tensor.einsum_order import Order, Sketch, cost_at_once
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _UNKNOWN = 512

@@ -11,7 +11,9 @@ from gossamer import SparseTensor
 from gossamer.backend.report.report import collect
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
-from gossamer.sparsity.tensor.einsum_order import Order, Sketch, cheaper_order
+from gossamer.sparsity.operations import einsum_order
+from gossamer.sparsity.operations.einsum_order import Order, Sketch, cheaper_order
+from gossamer.sparsity.tensor import einsum_sketches
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +100,9 @@ CASES = {
 @pytest.fixture
 def pairs_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors of these tests are small: calls take no time, and all at once a lot."""
-    monkeypatch.setattr("gossamer.sparsity.tensor.einsum_order._CALL", 0.0)
-    monkeypatch.setattr("gossamer.sparsity.tensor.einsum_order._GAIN", 1.0)
-    monkeypatch.setattr("gossamer.sparsity.tensor.einsum_sketches._LONG", 0.0)
+    monkeypatch.setattr(einsum_order, "_CALL", 0.0)
+    monkeypatch.setattr(einsum_order, "_GAIN", 1.0)
+    monkeypatch.setattr(einsum_sketches, "_LONG", 0.0)
 
 
 @pytest.mark.usefixtures("pairs_pay")

@@ -109,9 +109,9 @@ def _replaced(steps: Sequence[Step], kept: int) -> tuple[Step, ...]:
     """Steps for a list whose operand `kept` does not stand first."""
     found = list[Step]()
     for step in steps:
-        places = [place - 1 if place - 1 < kept else place for place in (step.first, step.second)]
-        found.append(Step(*places, step.letters, step.sparse))
-        kept -= sum(place < kept for place in places)
+        first, second = (place - 1 if place - 1 < kept else place for place in (step.first, step.second))
+        found.append(Step(first, second, step.letters, step.sparse))
+        kept -= (first < kept) + (second < kept)
     return tuple(found)
 
 
