@@ -73,7 +73,7 @@ class BlockProducts:
             for batch in row:
                 count, rows, columns = batch.sizes
                 reason = f"{count} blocks of {rows}x{columns}, {len(row)} such products in a row: {how}"
-                name = next(statics[node].name for node in ancestors([batch.weight]) if node in statics)
+                name = next((statics[node].name for node in ancestors([batch.weight]) if node in statics), str(batch.weight))
                 schedule = "blocks" if pays else None
                 decisions.append(Decision(name, "blocks", batch.sizes, 1.0, None, schedule, False, reason, gain))
         graph.eliminate_dead_code()
@@ -249,8 +249,9 @@ def _features(root: fx.Node, before: _Batch | None, x: fx.Node, left: bool) -> "
         if shape is None:
             return None
         numbers = torch.arange(shape.numel(), dtype=torch.int32)
-        plain = before is None or before.used is not None
-        start = numbers.view(shape) if plain else before.natural(numbers.view(-1, width))
+        start = numbers.view(shape)
+        if before is not None and before.used is None:
+            start = before.natural(numbers.view(-1, width))
         seen = _followed(start, path, sizes)
         if seen is None:
             return None

@@ -61,7 +61,7 @@ class Reader:
 
     def _structured(self, node: fx.Node) -> Matrix | None:
         """What a node makes of other matrices."""
-        for rule in _RULES:
+        for rule in _RULES if node.args else ():  # what has names for all arguments is rare
             if (found := rule(self, node)) is not None:
                 return found
         return None

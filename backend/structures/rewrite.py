@@ -6,6 +6,7 @@
 This runs on Dynamo's graph, before autograd: gradients follow. They never make the whole matrix, either.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -44,7 +45,19 @@ def use_factors(module: fx.GraphModule, values: Sequence[Any], options: Options)
     statics = {placeholders[n]: static.tensor for n, static in inputs.statics.items()}
     names = {placeholders[n]: name for n, name in inputs.names.items()}
     rewriter = _Rewriter(graph, statics, names, options.min_gain)
-    decisions = [found for node in [*graph.nodes][::-1] if (found := rewriter.rewrite(node)) is not None]
+    decisions = list[Decision]()
+    try:
+        for node in [*graph.nodes][::-1]:  # what multiplies two structured matrices comes before these
+            if (found := rewriter.rewrite(node)) is not None:
+                decisions.append(found)
+    except Exception as error:  # any fault of the search leaves the other products as they are
+        if options.strict:
+            raise
+        warnings.warn(
+            f"gossamer: the search for structured matrices failed ({type(error).__name__}: {error}). The others stay whole; "
+            f'options={{"disable": ["{STRUCTURED_WEIGHTS}"]}} leaves them whole from the start.',
+            stacklevel=2,
+        )
     if decisions:
         module.recompile()
         record(decisions, [], {}, graphs=0)

@@ -271,3 +271,11 @@ def test_the_option_disable_keeps_whole_matrices() -> None:
 def test_explain_names_the_structure() -> None:
     report = gossamer.explain(Factors(linear), torch.randn(64, 288))
     assert KRON.replace(" ", "") in "".join(str(report).split())
+
+
+def test_a_fault_of_the_search_leaves_matrices_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.backend.structures.reader.Reader.matrix", lambda *_: 1 / 0)
+    model, x = Factors(linear), torch.randn(64, 288)
+    with pytest.warns(UserWarning, match=r"structured matrices failed \(ZeroDivisionError: division by zero\)"):
+        y = torch.compile(model, backend="sparse", options={"dense": "eager"})(x)
+    torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-3)
