@@ -83,6 +83,8 @@ class _Rewriter:
     def rewrite(self, node: fx.Node) -> Decision | None:
         """Multiplies with factors in place of a product with a structured matrix, if that pays; the decision, if it is one."""
         for spelling in _spellings(node) if node.users else ():
+            if spelling.factor.op == "placeholder":
+                continue
             matrix = self._reader.matrix(spelling.factor)
             if matrix is None or not matrix.structure or not self._is_plain(spelling):
                 continue
