@@ -16,6 +16,7 @@ from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.backend.run.lifetime import keep_with
 from gossamer.backend.smaller.compile import compile_smaller
+from gossamer.backend.structures import kronecker_weights
 from gossamer.backend.structures.rewrite import use_factors
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.modules.given_back import give_back
@@ -48,8 +49,12 @@ class Compiler:
             apart = compile_apart(module, values, compile_, partial(self.compile, pure=pure))
             if apart is not None:
                 return apart
-        use_factors(module, values, self.options)
-        return compile_smaller(module, values, self.options, compile_)
+
+        def smaller(module: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+            use_factors(module, values, self.options)
+            return compile_smaller(module, values, self.options, compile_)
+
+        return compile_smaller(module, values, self.options, smaller, kronecker_weights.plan)
 
     def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:
         options, mode, inputs = self.options, self.mode, Inputs.of(module, values)

@@ -145,7 +145,7 @@ class _Rewriter:
             made.append(call)
             call.meta = {key: value for key, value in node.meta.items() if key != "example_value"}
             with x.meta["example_value"].fake_mode:
-                call.meta["example_value"] = function(*fx.map_arg(args, lambda each: each.meta["example_value"]))
+                call.meta["example_value"] = function(*fx.map_arg(args, lambda each: _in_mode_of(each, x)))
             return call
 
         return emit
@@ -201,6 +201,14 @@ def _spellings(node: fx.Node) -> list[_Spelling]:
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
         return []
     return [_Spelling(left, right), _Spelling(right, left, transposed=True, left=True)]
+
+
+def _in_mode_of(node: fx.Node, x: fx.Node) -> Any:
+    """The fake value of a node, made anew if it is of another mode, as inputs are that Dynamo does not know."""
+    value, mode = node.meta["example_value"], x.meta["example_value"].fake_mode
+    if not isinstance(value, FakeTensor) or value.fake_mode is mode:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _tokens(x: fx.Node, matrix: Matrix) -> float:
