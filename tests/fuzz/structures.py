@@ -64,7 +64,7 @@ def _matrix(chance: random.Random, options: str) -> str:
         a, rows, columns = made(depth - 1)
         if kind == "kron":
             b, m, n = made(0)
-            return f"torch.kron({a}, {b})", rows * m, columns * n
+            return f"torch.kron({a}.contiguous(), {b})", rows * m, columns * n  # torch fails to trace other layouts
         if kind == "blocks":
             count = chance.choice((1, 2, 3, 9))
             return f"torch.block_diag({', '.join([a] * count)})", rows * count, columns * count
