@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gossamer
 from gossamer.backend.report.report import Decision, collect
 
 OPTIONS = {"strict": True, "dense": "eager", "min_gain": 0}
@@ -78,6 +79,20 @@ def test_each_sequence_reads_its_adapter(written: Callable[[Served, Tensor, Tens
     y, decisions = run(model, x, ids)
     assert in_place(decisions) == 2
     close(y, one_by_one(model, x, ids))
+
+
+def test_one_sequence_of_many_tokens() -> None:
+    """Its number is expanded, so that all tokens share an element of memory."""
+    model, x, ids = Served(bmm), torch.randn(1, 4000, 32), torch.tensor([7])
+    y, decisions = run(model, x, ids)
+    assert in_place(decisions) == 2
+    close(y, one_by_one(model, x, ids))
+
+
+def test_expanded_experts_of_routed_linear() -> None:
+    x, weight = torch.randn(4000, 32), torch.randn(10, 8, 32)
+    y = gossamer.routed_linear(x, torch.tensor([7]).expand(4000), weight)
+    torch.testing.assert_close(y, x @ weight[7].T, rtol=1e-4, atol=1e-4)
 
 
 def test_numbers_from_the_end_and_numbers_that_do_not_exist() -> None:
