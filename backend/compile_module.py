@@ -59,7 +59,7 @@ class Compiler:
     def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:
         options, mode, inputs = self.options, self.mode, Inputs.of(module, values)
         rewrite = SparseRewrite(inputs, options, measuring=options.max_autotune or mode in MEASURING, pure=pure)
-        inductor = options.dense == "auto" and has_cpp_compiler() and has_triton_for(values)
+        inductor = options.dense == "auto" and not options.check and has_cpp_compiler() and has_triton_for(values)
         try:
             if (inductor or options.dense == "inductor") and not off(INDUCTOR):
                 compiled = with_inductor(module, values, rewrite, mode or (MEASURING[-1] if options.max_autotune else None))

@@ -18,6 +18,7 @@ from gossamer.backend.measuring.first_use import calibrate_at_first_use
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import collect
 from gossamer.backend.run.profile_marks import leave_out_profile_marks
 from gossamer.backend.static_results import split_static_results
 from gossamer.runtime.modules.packages import watch_packages
@@ -43,20 +44,40 @@ def sparse(
 
     Raises OptionError for an unknown mode or option; with {"strict": True}, the error of what fails.
     """
-    watch_graph_breaks(sparse)
-    leave_out_profile_marks()
     parsed = Options.parse(options)
     check_mode(mode)
     check_disabled(parsed.disable)
+    if parsed.dump_ir is None:
+        return compile_dynamo_graph(gm, example_inputs, mode, parsed)
+    with collect() as found:
+        compiled = compile_dynamo_graph(gm, example_inputs, mode, parsed)
+    from gossamer.backend.dump_page import write_page  # what only dumps need
+
+    write_page(found, Inputs.of(gm, example_inputs), parsed)
+    return compiled
+
+
+def compile_dynamo_graph(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, parsed: Options
+) -> Callable[..., Any]:
+    """As `sparse`, for a valid mode and valid options. Writes no page."""
+    watch_graph_breaks(sparse)
+    leave_out_profile_marks()
     inputs = Inputs.of(gm, example_inputs)
     calibrate_at_first_use(inputs)
     compiler = Compiler(parsed, mode)
     if stays_dense(inputs.values, parsed):
         return compiler.compile(gm, example_inputs)
+    checked = None
+    if parsed.check:
+        from gossamer.backend.checking.checked_graph import CheckedGraph  # other models need none of it
+
+        checked = CheckedGraph(gm, inputs, parsed)
     apart = split_static_results(gm, inputs)
     twice = compile_eval(gm, inputs, compiler) if in_eval_mode(gm.graph, inputs.values) else None
     compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__
-    return compiled if apart is None else apart.beside(compiled, twice is not None)
+    beside = compiled if apart is None else apart.beside(compiled, twice is not None)
+    return beside if checked is None else checked.around(beside)
 
 
 trace_experts(sparse)

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from gossamer.backend.dense import check_mode
-from gossamer.backend.entry import sparse
+from gossamer.backend.dump_page import add_to_page
+from gossamer.backend.entry import compile_dynamo_graph, sparse
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.names import paths
 from gossamer.backend.graph.without_zeros import without_zeros
 from gossamer.backend.graph_passes import check_disabled
+from gossamer.backend.pictures import patterns_of
 from gossamer.backend.report.graph_breaks import collect_breaks, is_whole, watch_graph_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector, collect
@@ -49,6 +51,8 @@ def explain(
     state and inputs are restored, which takes a copy of its parameters. Dynamo is reset before and after, as by
     torch._dynamo.explain, so compiled functions are compiled again at their next call.
 
+    With options={"dump_ir": DIR}, the stages of the code and a page with all of it, index.html, are in that folder.
+
     OptionError for an unknown option or mode. With `fullgraph`, torch's error if the graph breaks.
     """
     parsed = Options.parse(options)
@@ -59,6 +63,7 @@ def explain(
     wanted = report.training if both is None else both
     if wanted and torch.is_grad_enabled() and any(each.requires_grad for each in held.tensors):
         report.other = _other(call, report, held, parsed)
+    add_to_page(report, parsed)
     return report
 
 
@@ -87,7 +92,9 @@ class _Call:
             torch.compiler.reset()  # which forgets who watches, too
             watch_graph_breaks(sparse)
         decisions = [*found.decisions, *without_zeros(backend.parameters, {each.name for each in found.decisions})]
-        return Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training), held
+        report = Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training)
+        report.min_gain, report.patterns, report.dump = options.min_gain, backend.patterns, options.dump_ir
+        return report, held
 
 
 class _Finished(BaseException):
@@ -104,6 +111,7 @@ class _Backend:
 
     found       what was decided about all graphs
     parameters  of the graphs, by their names
+    patterns    of what was decided about, by its name
     """
 
     call: _Call
@@ -111,6 +119,7 @@ class _Backend:
     held: Held
     found: Collector
     parameters: dict[str, Tensor] = field(default_factory=dict)
+    patterns: dict[str, Any] = field(default_factory=dict)
 
     __name__ = "sparse"
     compiler_fn = staticmethod(sparse)  # who it compiles for, as torch's own wrappers of backends say it
@@ -118,10 +127,12 @@ class _Backend:
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         decisions = self.found.decisions
         start = len(decisions)
-        compiled = sparse(gm, example_inputs, mode=self.call.mode, options=self.options)
+        compiled = compile_dynamo_graph(gm, example_inputs, self.call.mode, self.options)
         inputs, own = Inputs.of(gm, example_inputs), _paths(self.call.function)
         names = {name: own.get(id(inputs.values[index]), name) for index, name in inputs.names.items()}
         decisions[start:] = [replace(each, name=names.get(each.name, each.name)) for each in decisions[start:]]
+        own_names = {name: names[name] for name in inputs.names.values()}
+        self.patterns |= patterns_of(inputs, decisions[start:], own_names)
         parameters = {index: inputs.values[index] for index in inputs.statics if isinstance(inputs.values[index], nn.Parameter)}
         self.parameters |= {names[inputs.names[index]]: each for index, each in parameters.items()}
         if is_whole(gm, self.call.function):

@@ -1,4 +1,4 @@
-"""A program that shows a failure: Dynamo's graph as text, inputs of the same kind, one call with `strict`.
+"""A program that shows a failure: Dynamo's graph as text, inputs of the same kind, one call.
 
 Values are made anew: weights with as many zeros, integers up to the largest. Users can read it before they send it, and
 nothing of theirs is in it but names and shapes.
@@ -7,20 +7,19 @@ nothing of theirs is in it but names and shapes.
 import os
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
 import torch
+from torch import fx
 
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, density
 from gossamer.backend.report.options import Options
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
-_PROGRAM = '''"""gossamer: the graph pass '{name}' fails on this program.
-
-{trace}"""
+_PROGRAM = '''"""gossamer: {about}"""
 
 import torch
 from torch import device, inf, nan
@@ -51,9 +50,8 @@ model = Graph()
 inputs = [
 {inputs}
 ]
-compiled = torch.compile(model, backend="sparse", dynamic={dynamic}, options={options})
 with torch.set_grad_enabled({grad}):
-    print(compiled(*inputs))
+    {call}
 '''
 
 
@@ -62,9 +60,19 @@ def write_reproducer(name: str, error: Exception, context: GraphContext) -> str 
 
     None where no file can be written.
     """
-    text = program(name, error, context.inputs, context.options)
+    return _write(name, program(name, error, context.inputs, context.options), context.options.dump_ir)
+
+
+def write_difference(name: str, module: fx.GraphModule, values: Sequence[Any], options: Options) -> str | None:
+    """Writes the program for a graph whose value `name` is not torch's, and its path, as above."""
+    call = f"print(gossamer.bisect(model, *inputs, options={_changed(options)}))"
+    text = _text(f"the value '{name}' of this program is not torch's.", call, Inputs.of(module, values))
+    return _write("difference", text, options.dump_ir)
+
+
+def _write(name: str, text: str, folder: str | None) -> str | None:
     try:
-        descriptor, path = tempfile.mkstemp(prefix=f"gossamer_{name}_", suffix=".py", dir=context.options.dump_ir)
+        descriptor, path = tempfile.mkstemp(prefix=f"gossamer_{name}_", suffix=".py", dir=folder)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError:
@@ -73,17 +81,23 @@ def write_reproducer(name: str, error: Exception, context: GraphContext) -> str 
 
 
 def program(name: str, error: Exception, inputs: Inputs, options: Options) -> str:
-    """The text of the program."""
+    """The text of the program for a graph pass that failed."""
     trace = "".join(traceback.format_exception(error)).replace("\\", "\\\\").replace('"""', "'''")
+    dynamic = any(isinstance(size, torch.SymInt) for value in inputs.values for size in _sizes(value))
+    set_ = {**_changed(options), "strict": True}
+    call = f'print(torch.compile(model, backend="sparse", dynamic={dynamic or None}, options={set_})(*inputs))'
+    return _text(f"the graph pass '{name}' fails on this program.\n\n{trace}", call, inputs)
+
+
+def _text(about: str, call: str, inputs: Inputs) -> str:
+    """The text of a program that makes a call."""
     static = {index: f"s{index}" for index in inputs.statics}
     kept = [f"self.{n} = {_static(inputs.values[i])}" for i, n in static.items()] or ["pass"]
     arguments = [f"self.{static[i]}" if i in static else "next(given)" for i in range(len(inputs.values))]
     given = [f"    {_made(value)}," for index, value in enumerate(inputs.values) if index not in static]
-    dynamic = any(isinstance(size, torch.SymInt) for value in inputs.values for size in _sizes(value))
     return _PROGRAM.format(
-        name=name, trace=trace, static="\n".join(f"        {line}" for line in kept),
-        forward="\n".join(_forward(inputs)), arguments=", ".join(arguments), inputs="\n".join(given), dynamic=dynamic or None,
-        options=_options(options), grad=torch.is_grad_enabled(),
+        about=about, static="\n".join(f"        {line}" for line in kept), forward="\n".join(_forward(inputs)),
+        arguments=", ".join(arguments), inputs="\n".join(given), grad=torch.is_grad_enabled(), call=call,
     )  # fmt: skip
 
 
@@ -127,10 +141,7 @@ def _sizes(value: Any) -> tuple[Any, ...]:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
-def _options(options: Options) -> dict[str, Any]:
-    """Those that are not as they are by default, and `strict`."""
-    usual = Options()
-    changed = {
-        n: v for n in ("dense", "schedule", "min_gain", "verify", "disable") if (v := getattr(options, n)) != getattr(usual, n)
-    }
-    return {**changed, "strict": True}
+def _changed(options: Options) -> dict[str, Any]:
+    """Those that are not as they are by default."""
+    usual, names = Options(), ("dense", "schedule", "min_gain", "verify", "disable")
+    return {n: v for n in names if (v := getattr(options, n)) != getattr(usual, n)}

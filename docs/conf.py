@@ -38,6 +38,7 @@ NAVIGATION = {
     "Guide": [
         "docs/guide",
         "docs/api",
+        "docs/report",
         "docs/training",
         "docs/low_rank",
         "docs/experts",

@@ -18,6 +18,7 @@ from gossamer.checkout import beside as _beside
 from gossamer.registration import register as _register
 
 if TYPE_CHECKING:
+    from gossamer.backend.bisect import bisect
     from gossamer.backend.explain import explain
     from gossamer.backend.measuring.calibrate import calibrate
     from gossamer.backend.report.options import Options
@@ -64,6 +65,7 @@ if "torch" in sys.modules:
     _register()
 
 _HOMES = {
+    "bisect": "gossamer.backend.bisect",
     "calibrate": "gossamer.backend.measuring.calibrate",
     "explain": "gossamer.backend.explain",
     "Options": "gossamer.backend.report.options",
@@ -144,6 +146,7 @@ __all__ = [
     "Sparsifier",
     "Stepwise",
     "__version__",
+    "bisect",
     "calibrate",
     "data_parallel",
     "decompose",

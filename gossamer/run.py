@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
+from gossamer.backend.checking.differences import CLOSE
 from gossamer.backend.measuring.measure import fastest
 from gossamer.dialects.errors import CompileError, GossamerError, OptionError
 from gossamer.passes import pipelines
@@ -33,8 +34,6 @@ TYPES = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
     "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "i1": torch.bool,
 }  # fmt: skip
-CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Largest difference, as a share of the largest result, of what counts as equal."""
 _USUAL_DENSITY, _USUAL_SIZE = 0.1, 32
 
 

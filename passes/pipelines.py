@@ -17,6 +17,7 @@ from gossamer.dialects.packing import Packing
 from gossamer.passes.chains.lower_chain import TILE_WORKSPACE
 from gossamer.passes.codegen.emit_entry import WORDS
 from gossamer.passes.framework.context import context
+from gossamer.passes.framework.origins import Traced, printed, share_places, traced
 from gossamer.passes.framework.translate import translate_to_llvm_ir
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.queries import all_ops, public_functions, walk
@@ -24,7 +25,7 @@ from gossamer.passes.loops.vectors import WORKSPACE
 from gossamer.passes.registry import get, names, run_pipeline
 from gossamer.passes.schedules.families import FAMILIES
 
-Observer = Callable[[str, str, str], None]  # stage, file suffix, text
+Observer = Callable[[str, str, str], None]  # stage, file suffix, text, which mostly knows its origins (see StageText)
 
 # Narrow floats are computed with in f32 and rounded once, at the end: no CPU is better at them, and functions such as
 # erf exist for f32 and f64 alone.
@@ -110,12 +111,14 @@ class Plan:
 @dataclass(frozen=True)
 class Lowered:
     """LLVM IR with a function `emit_entry.ENTRY`, for each argument the dynamic dimensions of its memref, the bytes of
-    workspace that each thread needs, and those of the tiles of a chain (see `lower_chain.TILE_WORKSPACE`)."""
+    workspace that each thread needs, and those of the tiles of a chain (see `lower_chain.TILE_WORKSPACE`). For an observer also
+    the same with the origins of its lines."""
 
     llvm_ir: str
     words: tuple[tuple[int, ...], ...]
     workspace: int
     tile_workspace: tuple[int, ...]
+    traced: Traced | None = None
 
 
 _SEQUENCE_MARK = "kernel.sequence"
@@ -190,7 +193,8 @@ def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -
         workspace = ir.IntegerAttr(attributes[WORKSPACE]).value if WORKSPACE in attributes else 0
         tiles = ir.ArrayAttr(attributes[TILE_WORKSPACE]) if TILE_WORKSPACE in attributes else []
         tile_workspace = tuple(ir.IntegerAttr(n).value for n in tiles)
-        return Lowered(translate_to_llvm_ir(module.operation), words, workspace, tile_workspace)
+        llvm_ir = translate_to_llvm_ir(module.operation)
+        return Lowered(llvm_ir, words, workspace, tile_workspace, None if observer is None else traced(module))
 
 
 def _planning(schedule: str, bits: int, features: frozenset[str], l1d: int, gathers: bool) -> str:
@@ -238,6 +242,8 @@ def check_lowered(module: ir.Operation, schedule: str) -> None:
 def _run(module: ir.Module, pipeline: str, observer: Observer | None) -> None:
     def observe(label: str, after: ir.Module) -> None:
         if observer is not None:
-            observer(label.split("{")[0].replace("func.func(", "").rstrip(")"), "mlir", str(after))
+            if label.startswith("lower-chain"):
+                share_places(after)
+            observer(label.split("{")[0].replace("func.func(", "").rstrip(")"), "mlir", printed(after, label))
 
     run_pipeline(module, pipeline, observe)

@@ -11,7 +11,7 @@ from gossamer.backend.chains.chain_cost import is_sequence, schedules_of
 from gossamer.backend.chains.dense_chain import DenseChain
 from gossamer.backend.chains.find_chains import Chain, Stage
 from gossamer.backend.graph.inputs import noticed
-from gossamer.backend.regions.build_region import Built, content_hash, rounded_tokens
+from gossamer.backend.regions.build_region import Arrays, Built, arrays_of, content_hash, rounded_tokens
 from gossamer.backend.regions.compiled_kernel import compiled_kernel
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays
 from gossamer.backend.regions.matrix_functions import signature
@@ -37,7 +37,7 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
         request = signature_of(chain)
         schedule, place = SEQUENCE if is_sequence(chain) else CHAIN, contractions[0].weight.device
         name, contract = f"{names[0]} to {names[-1]}", partial(_contract, chain)
-        kernel = compiled_kernel("chain", name, request, schedule, place, contract, dump)
+        kernel = compiled_kernel("chain", name, request, schedule, place, contract, dump, partial(_text, chain, names))
         formats = [format for format in kernel.formats if format is not None]
         verify = noticed([leaf for c in contractions for leaf in c.weight.leaves], options.verify)
         weights, at = list[Weight](), 1
@@ -53,14 +53,15 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
             variant = Variant(math.inf, kernel, tuple(weights))
             built = CompiledRegion((variant,), _layout(chain), DenseChain.of(chain))
         built = region_op.add(key, built)
-    sizes = []
+    sizes, arrays = list[int](), list[Arrays]()
     for weight, values, own in zip(weights, leaves, names, strict=True):
         try:
             packed = weight.packings.first(values, weight.densest)
             sizes.append(packed.nbytes if packed is not None else 0)
+            arrays.append(arrays_of(packed))
         except FormatError as error:
             raise CompileError(f"region {own}: its weight cannot be packed: {error}") from error
-    return Built(key, built, (kernel,), tuple(sizes))
+    return Built(key, built, (kernel,), tuple(sizes), tuple(arrays), "" if dump is None else dump.written.get(request, ""))
 
 
 def _layout(chain: Chain) -> Matrices:
@@ -75,6 +76,12 @@ def _contract(chain: Chain) -> str:
 
     weights = [(matrix_of(c), own) for c, own in zip(chain.contractions, schedules_of(chain), strict=True)]
     return import_chain(chain, weights, rounded_tokens(chain.contractions[0].tokens))
+
+
+def _text(chain: Chain, names: list[str]) -> str:
+    from gossamer.backend.chains.chain_importer import chain_text
+
+    return chain_text(chain, names)
 
 
 def signature_of(chain: Chain) -> str:

@@ -11,7 +11,7 @@ sequence. Attention has no functions of linalg: it comes as `kernel.attend`, nor
 and `kernel.rotate`, for the chain's own lowering. Matrices whose rows come position by position go through `kernel.regroup`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -26,6 +26,7 @@ from gossamer.dialects.heads import AttendOp, NormalizeOp, RegroupOp, RotateOp
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.context import building
 from gossamer.passes.framework.family import Matrix
+from gossamer.passes.framework.origins import line_location, moved, printed
 from gossamer.runtime.elements import FLOATS
 
 Scheduled = tuple[Matrix, str | None]
@@ -36,16 +37,40 @@ def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None)
     """The contract IR of a chain, as text. `weights` are in the order of its contractions; they are noted as hints. `tokens` is
     the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
     bodies = {signature(s.body): (s.body, s.contraction) for s in chain.stages if s.body is not None}
-    texts = {key: str(import_body(body, None if product is None else WEIGHT)) for key, (body, product) in bodies.items()}
+    modules = {key: import_body(body, None if product is None else WEIGHT) for key, (body, product) in bodies.items()}
+    texts = {key: module.operation.get_asm(enable_debug_info=True) for key, module in modules.items()}
+    lines = [line for line, _ in _shown(chain)]
     with building():
         module = ir.Module.create()
-        functions = [_function(module, n, s, texts) for n, s in enumerate(chain.stages)]
-        _compose(module, chain, functions, weights, tokens)
-        return str(module)
+        functions = [_function(module, n, s, texts, line) for (n, s), line in zip(enumerate(chain.stages), lines, strict=True)]
+        _compose(module, chain, functions, weights, tokens, lines)
+        return printed(module)
 
 
-def _function(module: ir.Module, number: int, stage: Stage, texts: dict[str, str]) -> func.FuncOp | None:
-    """The stage's function in the module; None for attention and what is done with heads."""
+def chain_text(chain: Chain, weights: Sequence[str]) -> str:
+    """The stages of a chain as functions, with the names of its weights: the text whose lines are the origins of its contract
+    IR."""
+    return "\n".join(text for _, text in _shown(chain, weights))
+
+
+def _shown(chain: Chain, weights: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+    """For each stage the line at which its text begins, counted from 1, and the text."""
+    named = iter(weights)
+    names = {i.node: f"input{n}" for n, i in enumerate(chain.inputs)}
+    names |= {s.output: f"y{n}" for n, s in enumerate(chain.stages)}
+    line = 1
+    for number, stage in enumerate(chain.stages):
+        given = ", ".join(names[operand.node] for operand in stage.operands)
+        text = "" if stage.body is None else stage.body.code.strip().replace("def forward", f"def stage{number}", 1) + "\n"
+        called = f"stage{number}" if stage.step is None else stage.step.operation
+        weight = next(named, "") if stage.contraction is not None else ""
+        text += f"y{number} = {called}({given}){weight and f'  # {weight}'}\n"
+        yield line, text
+        line += text.count("\n") + 1
+
+
+def _function(module: ir.Module, number: int, stage: Stage, texts: dict[str, str], line: int) -> func.FuncOp | None:
+    """The stage's function in the module, whose text begins at this line; None for attention and what is done with heads."""
     if stage.body is None:
         return None
     parsed = ir.Module.parse(texts[signature(stage.body)])
@@ -53,6 +78,7 @@ def _function(module: ir.Module, number: int, stage: Stage, texts: dict[str, str
     clone = function.operation.clone(ir.InsertionPoint(module.body))
     clone.attributes["sym_name"] = ir.StringAttr.get(f"stage{number}")
     clone.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    moved(clone, line - 1)
     return clone.opview if hasattr(clone, "opview") else clone
 
 
@@ -62,6 +88,7 @@ def _compose(
     functions: list[func.FuncOp | None],
     scheduled: Sequence[Scheduled],
     tokens: int | None,
+    lines: Sequence[int],
 ) -> None:
     """Add @region."""
     weights = [
@@ -84,10 +111,11 @@ def _compose(
         nodes = [i.node for i in chain.inputs]
         values: dict[fx.Node, ir.Value] = dict(zip(nodes, [x, *arguments[len(weights) :]], strict=False))
         values.update({n: _regrouped(values[n], arguments[-1], False) for n in nodes if n in chain.by_position})
-        for stage, function in zip(chain.stages, functions, strict=True):
+        for stage, function, line in zip(chain.stages, functions, lines, strict=True):
             operands = [values[o.node] for o in stage.operands]
             if function is None:
-                values[stage.output] = _step(stage, operands, arguments[-1])
+                with line_location(line):
+                    values[stage.output] = _step(stage, operands, arguments[-1])
                 continue
             if stage.contraction is not None:
                 operands.insert(WEIGHT, next(stored))

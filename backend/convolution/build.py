@@ -12,7 +12,7 @@ from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
-from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.regions.build_region import code_of, content_hash
 from gossamer.backend.regions.compiled_kernel import compiled_kernel
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.backend.regions.grow_region import Region
@@ -105,7 +105,7 @@ def compiled(name: str, found: Convolution, region: Region, schedule: str, dump:
         return import_region(region.body, matrix, None, window, found.depthwise)
 
     request = "\n".join(map(str, (schedule, signature(region.body), matrix, found.window, found.depthwise)))
-    return compiled_kernel("region", name, request, schedule, found.weight.device, contract, dump, region.body)
+    return compiled_kernel("region", name, request, schedule, found.weight.device, contract, dump, lambda: code_of(region.body))
 
 
 def _told(

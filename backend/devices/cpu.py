@@ -1,5 +1,7 @@
 """This machine's CPU, as a `Device` (see device.py)."""
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 
 import torch
@@ -10,6 +12,7 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.pipelines import SCHEDULES, Observer
 from gossamer.passes.schedules import cost_model
 from gossamer.passes.schedules.cost_model import Prediction
+from gossamer.passes.schedules.families import FAMILIES
 from gossamer.runtime.region_kernel import RegionKernel, recall_region
 from gossamer.runtime.target import host
 from gossamer.sparsity.compiler.compile_kernel import compile_region
@@ -53,6 +56,9 @@ class Cpu:
 
     def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
         return _predict(matrix, tokens, torch.get_num_threads(), this_machine())
+
+    def terms(self, matrix: Matrix, tokens: int, schedule: str) -> Mapping[str, float]:
+        return asdict(cost_model.terms(FAMILIES[schedule], matrix, tokens, torch.get_num_threads(), this_machine()))
 
     def transpose_us(self, size: int) -> float:
         return size / (_COPY_GBS * 1e3)

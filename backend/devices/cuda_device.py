@@ -1,6 +1,6 @@
 """NVIDIA GPUs, as a `Device` (see device.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -46,6 +46,9 @@ class Gpu:
 
     def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
         return self._roofline.predict(matrix, tokens, uses_tf32())
+
+    def terms(self, matrix: Matrix, tokens: int, schedule: str) -> Mapping[str, float]:
+        return {}
 
     def transpose_us(self, size: int) -> float:
         return 2 * size / self._roofline.bytes

@@ -3,7 +3,7 @@
 device_of(weight.device)    →   CPU, or the Gpu of that number
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -64,6 +64,10 @@ class Device(Protocol):
 
     def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
         """What a product costs, dense and with each schedule."""
+        ...
+
+    def terms(self, matrix: Matrix, tokens: int, schedule: str) -> Mapping[str, float]:
+        """What the prediction for a schedule is made of, by names; empty if it has no such parts."""
         ...
 
     def transpose_us(self, size: int) -> float:

@@ -129,8 +129,9 @@ class _Product:
         if known is not None:
             return known
         from gossamer.backend.regions.importer import import_body  # torch-mlir's front end takes half a second to load
+        from gossamer.passes.framework.origins import printed
 
-        contract = str(import_body(body, 0, format))
+        contract = printed(import_body(body, 0, format))
         if stages is not None:
             stages("contract", "mlir", contract)
         return device.compile(contract, _SCHEDULE, stages, request)

@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 
 import torch
+from torch import fx
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import Kernel
@@ -16,6 +17,7 @@ from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.compiled_kernel import compiled_kernel, format_of
 from gossamer.backend.regions.cost import densest_that_pays, matrix_of, renewing_pays, schedules
+from gossamer.backend.regions.details import array_names
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature, with_narrow_product
 from gossamer.backend.report.dump import Dump
@@ -28,18 +30,29 @@ from gossamer.backend.run.region_op import Callee
 from gossamer.dialects.errors import CompileError, FormatError
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.cost_model import UNKNOWN_TOKENS
+from gossamer.runtime.packing import Packed
 
 _lock = threading.RLock()
+
+Arrays = tuple[tuple[str, int], ...]
+"""Names and bytes."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A region under its key, the kernels that run it, and the bytes of each weight as packed for the usual tokens."""
+    """A region under its key, the kernels that run it, and each weight as packed for the usual tokens.
+
+    packed_bytes  of each weight, 0 for one that is not packed
+    arrays        names and bytes of the arrays of each weight
+    stages        the region that the dump has for the kernel; empty without a dump
+    """
 
     key: str
     region: Callee
     kernels: tuple[Kernel, ...]
     packed_bytes: tuple[int, ...]
+    arrays: tuple[Arrays, ...]
+    stages: str = ""
 
     @property
     def format(self) -> str:
@@ -63,13 +76,14 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
     densest, renew = densest_that_pays(contraction, options.min_gain), renewing_pays(contraction, options.min_gain)
     training, verify = in_training(contraction.node.graph), noticed(weight.leaves, options.verify)
     with _lock:
-        variants, keys = [], []
+        variants, keys, requests = [], [], list[str]()
         for most_tokens, schedule in schedules(contraction, options.schedule):
             request, kernel = _kernel(region, name, matrix, schedule, dump)
             format = format_of(kernel)
             packings = Packings.of(weight.key, weight.evaluate, format)
             own = Weight(packings, slice(1, 1 + len(leaves)), densest, renew, verify == "full")
             variants.append(Variant(most_tokens, kernel, (own,)))
+            requests.append(request)
             keys.append(f"{content_hash(request)} {most_tokens} {format}")
         key = content_hash(*keys, weight.key, densest, renew, verify, training)
         built = region_op.find(key)
@@ -80,12 +94,23 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             built = CompiledRegion(tuple(variants), layout, body, device_of(weight.device).allocate, training)
         built = region_op.add(key, built)
     # With several variants the first call that needs one packs for it.
-    usual = next(v for v in variants if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
+    at = next(n for n, v in enumerate(variants) if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
+    usual = variants[at]
     try:
         packed = usual.weights[0].packings.first(leaves, densest)
     except FormatError as error:
         raise CompileError(f"region {name}: its weight cannot be packed: {error}") from error
-    return Built(key, built, tuple(v.kernel for v in variants), (packed.nbytes if packed is not None else 0,))
+    stages = "" if dump is None else dump.written.get(requests[at], "")
+    size = packed.nbytes if packed is not None else 0
+    return Built(key, built, tuple(v.kernel for v in variants), (size,), (arrays_of(packed),), stages)
+
+
+def arrays_of(packed: Packed | None) -> Arrays:
+    """The arrays of a packed weight, by their names; none if it is not packed."""
+    if packed is None:
+        return ()
+    names = array_names(packed.format, len(packed.components))
+    return tuple((name, array.nbytes) for name, array in zip(names, packed.components, strict=True))
 
 
 def _kernel(region: Region, name: str, matrix: Matrix, schedule: str, dump: Dump | None) -> tuple[str, Kernel]:
@@ -98,7 +123,12 @@ def _kernel(region: Region, name: str, matrix: Matrix, schedule: str, dump: Dump
 
         return import_region(region.body, matrix, tokens)
 
-    return request, compiled_kernel("region", name, request, schedule, device, contract, dump, region.body)
+    return request, compiled_kernel("region", name, request, schedule, device, contract, dump, lambda: code_of(region.body))
+
+
+def code_of(body: fx.GraphModule) -> str:
+    """A body as text."""
+    return body.code.strip() + "\n"
 
 
 def rounded_tokens(tokens: int | None) -> int | None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import torch
-from torch import fx
 
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import Kernel
@@ -19,14 +18,14 @@ _kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
 
 def compiled_kernel(
     kind: str, name: str, request: str, schedule: str, place: torch.device, contract: Callable[[], str], dump: Dump | None,
-    body: fx.GraphModule | None = None,
+    shown: Callable[[], str] | None = None,
 ) -> Kernel:  # fmt: skip
     """A kernel for tensors at a place. With a dump, each is compiled once for its stages.
 
     kind, name  what it is of, for messages and dumps
     request     all that it depends on
     contract    makes its contract IR; it is not called for a kernel that is known
-    body        a function on matrices to be shown beside that
+    shown       makes the text whose lines are the origins of that, for dumps
 
     CompileError if it cannot be compiled.
     """
@@ -35,8 +34,8 @@ def compiled_kernel(
         full = f"{request}\n{source_hash('gossamer.backend')}"
         stages = None if dump is None else dump.stages(name)
         known = device.recall(full) if stages is None else None
-        if stages is not None and body is not None:
-            stages("fx", "py", body.code.strip() + "\n")
+        if stages is not None and shown is not None:
+            stages("fx", "py", shown())
         try:
             if known is None:
                 text = contract()
@@ -47,7 +46,7 @@ def compiled_kernel(
             where = "" if dump is None else f"; the stages before are in {dump.directory}"
             raise CompileError(f"{kind} {name}: {error}{where}") from error
     if dump is not None:
-        dump.written.add(request)
+        dump.written.setdefault(request, name)
     _kernels[request] = known
     return known
 

@@ -12,8 +12,10 @@ from gossamer.backend.graph.inputs import Inputs, Static, density, zero_heavy
 from gossamer.backend.graph.weight_expressions import Weight
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import predicted_gain, renewing_pays, usual_tokens
+from gossamer.backend.regions.details import details_of
 from gossamer.backend.regions.grow_region import epilogue
 from gossamer.backend.regions.round_to_bf16 import rounded
+from gossamer.backend.report.details import Details
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
@@ -57,12 +59,12 @@ def refusal(contraction: Contraction) -> str | None:
     return _quantized(contraction) if contraction.quantized else _refusal(contraction.weight, contraction.x.meta["val"])
 
 
-def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None) -> Decision:
-    """The Decision about a contraction that stays dense."""
+def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None, min_gain: float) -> Decision:
+    """The Decision about a contraction that stays dense, where others become sparse that gain `min_gain`."""
     weight = contraction.weight
     return Decision.dense(
         name, contraction.op, weight.shape, weight.density, with_times(reason, contraction), gain, bool(contraction.times),
-        weight.pattern.label,
+        weight.pattern.label, details_of(contraction, min_gain),
     )  # fmt: skip
 
 
@@ -74,6 +76,7 @@ def taken(
     reason: str,
     gain: float | None,
     packed_bytes: int,
+    details: Details,
     measured: bool = False,
 ) -> Decision:
     """The Decision about a contraction that a sparse kernel takes; `measured` is true if a chain was, which it is a part of."""
@@ -86,7 +89,7 @@ def taken(
     return Decision(
         name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
         measured or bool(contraction.times), dense_bytes, packed_bytes,
-        pattern=weight.pattern.label,
+        pattern=weight.pattern.label, details=details,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.window import Window
 from gossamer.passes.contract.hints import hints
 from gossamer.passes.framework.family import Matrix
+from gossamer.passes.framework.origins import printed
 
 WEIGHT = 1
 """Position of the weight among the arguments of a region."""
@@ -48,7 +49,7 @@ def import_region(
             function.attributes["kernel.window"] = attribute(tuple(window.numbers))
         if depthwise:
             function.attributes["kernel.depthwise"] = ir.UnitAttr.get()
-    return str(module)
+    return printed(module)
 
 
 def attribute(value: Any) -> ir.Attribute:
@@ -63,6 +64,7 @@ def attribute(value: Any) -> ir.Attribute:
 def import_body(body: fx.GraphModule, weight: int | None, format: Format = Format.CSR) -> ir.Module:
     """A body as a function @region; the type of the argument at position `weight` has this format. Raises CompileError."""
     placeholders = [n for n in with_values(body).graph.nodes if n.op == "placeholder"]
+    _number_lines(body)
     context = ir.Context()
     torch_dialect.register_dialect(context)
     importer = FxImporter(context=context)
@@ -75,6 +77,14 @@ def import_body(body: fx.GraphModule, weight: int | None, format: Format = Forma
         raise CompileError(f"import of a region by torch-mlir failed: {_first_line(error)}\n{body.code}") from error
     _drop_size_checks(module)
     return module
+
+
+def _number_lines(body: fx.GraphModule) -> None:
+    """Has torch-mlir give each op the line of `body.code` that it comes from as its location."""
+    lines = {line.split(" = ")[0].strip(): number for number, line in enumerate(body.code.strip().split("\n"), 1)}
+    for node in body.graph.nodes:
+        if node.op == "call_function" and node.name in lines:
+            node.meta["stack_trace"] = f'File "-", line {lines[node.name]}, in region'
 
 
 class _EncodedTypes(ContextCache):

@@ -40,6 +40,8 @@ class Options:
               mode="max-autotune", which torch.compile does not accept together with options
     dump_ir   folder for the text of every compilation stage; default: the environment variable GOSSAMER_DUMP_IR
     strict    raise an error if a region does not compile, instead of one warning and a dense layer
+    check     run every graph as torch runs it, too, and warn where results or gradients differ. Slow; dense
+              parts run op by op unless {"dense": "inductor"} is given
     disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them.
               "smaller-layers" keeps rows, columns, filters and heads of zeros, "structured-weights" makes whole matrices
     gpu       "dense" leaves graphs that use a GPU to Inductor; "untested" takes Gossamer's kernels for GPUs, none of which has
@@ -54,6 +56,7 @@ class Options:
     max_autotune: bool = False
     dump_ir: str | None = field(default_factory=DUMP_IR.get)
     strict: bool = False
+    check: bool = False
     verify: Verify = "version"
     disable: Sequence[str] = ()
     gpu: Gpu = "dense"
@@ -63,7 +66,7 @@ class Options:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("verify", self.verify, get_args(Verify))
         _one_of("gpu", self.gpu, get_args(Gpu))
-        for name in ("strict", "max_autotune"):
+        for name in ("strict", "check", "max_autotune"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(f"option {name} is {value!r}; it must be True or False")
         names: Any = self.disable

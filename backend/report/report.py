@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from gossamer.backend.report.details import Details
 from gossamer.runtime.torch_internals import counters
 
 log = logging.getLogger("gossamer")
@@ -41,6 +42,7 @@ class Decision:
     picture   of a mask, in characters: dark where it is computed; empty for other decisions
     kernels   keys of the kernels that run it, if these do not belong to a region
     pattern   of its zeros, such as "2:4"; empty if they are anywhere
+    details   the numbers behind it, for products with a weight; None for other decisions
     """
 
     name: str
@@ -58,14 +60,15 @@ class Decision:
     picture: str = ""
     kernels: tuple[str, ...] = ()
     pattern: str = ""
+    details: Details | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def dense(
         cls, name: str, op: str, shape: Sequence[int], density: float, reason: str, gain: float | None = None,
-        measured: bool = False, pattern: str = "",
+        measured: bool = False, pattern: str = "", details: Details | None = None,
     ) -> "Decision":  # fmt: skip
         """What stays as torch has it, and why."""
-        return cls(name, op, tuple(shape), density, None, None, False, reason, gain, measured, pattern=pattern)
+        return cls(name, op, tuple(shape), density, None, None, False, reason, gain, measured, pattern=pattern, details=details)
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))

@@ -1,15 +1,19 @@
 """The report that a person reads: its text is a table of 100 columns, in which equal layers of a stack share a row."""
 
 import io
+import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.backend.report.machine import this_machine
 from gossamer.backend.report.options import SCHEDULES
 from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision
 
@@ -28,6 +32,9 @@ class Report:
     off           features that are off because this version of torch lacks an interface; one sentence each
     training      whether gradients were compiled
     other         the report of the other mode, inference or training; None if it was not compiled
+    min_gain      the option: the gain that a layer needs to become sparse
+    patterns      where the nonzeros of each weight lie, in the form that the page shows
+    dump          the folder of the option `dump_ir`, whose code the page shows; None without it
     """
 
     decisions: list[Decision] = field(default_factory=list)
@@ -37,6 +44,9 @@ class Report:
     off: list[str] = field(default_factory=list)
     training: bool = False
     other: "Report | None" = None
+    min_gain: float = 1.1
+    patterns: dict[str, Any] = field(default_factory=dict, repr=False)
+    dump: str | None = None
 
     @property
     def layers(self) -> dict[str, bool]:
@@ -59,9 +69,42 @@ class Report:
         """Packed bytes of the same weights, once for each format."""
         return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report as one HTML file, which any browser shows from disk: the model, the patterns, and the code.
+
+        It shows code if the report was made with options={"dump_ir": DIR}. OSError if the file cannot be written.
+        """
+        from gossamer.backend.page.render import render  # most reports are only printed
+        from gossamer.backend.page.stages import kernels_in
+
+        kernels = kernels_in(Path(self.dump)) if self.dump else []
+        Path(path).write_text(render(self.data(), kernels, self.dump or ""), encoding="utf-8")
+
+    def data(self) -> dict[str, Any]:
+        """The report as JSON can hold it: what its page shows, and what a dump folder keeps of it."""
+        return {
+            "training": self.training,
+            "min_gain": self.min_gain,
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "patterns": self.patterns,
+            "breaks": self.graph_breaks,
+            "off": self.off,
+            "seconds": self.seconds,
+            "dense_bytes": self.dense_bytes,
+            "packed_bytes": self.packed_bytes,
+            **_counts(self),
+            "other": self.other and {"training": self.other.training, **_counts(self.other)},
+            "machine": this_machine(),
+        }
+
     def __str__(self) -> str:
         """The mode, a summary, the sparse and the dense weights, and the graph breaks, as text."""
         return _render(self)
+
+
+def _counts(report: Report) -> dict[str, int]:
+    sparse = sum(report.layers.values())
+    return {"sparse": sparse, "dense": len(report.layers) - sparse, "kernels": report.kernels}
 
 
 def _render(report: Report) -> str:

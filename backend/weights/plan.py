@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.regions.build_region import Built, build_region
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.decide import judge, stays_dense, taken
+from gossamer.backend.regions.details import details_of, end_of
 from gossamer.backend.regions.grow_region import Region, grow
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
@@ -100,7 +102,7 @@ class _Planner:
         share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY if self.budget is None else _NEARLY_MEASURED
         nearly = gain is not None and share * self.options.min_gain <= gain < self.options.min_gain
         if refusal is not None and not nearly:
-            self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), refusal, gain)
+            self.decisions[contraction.node] = self._dense(contraction, refusal, gain)
             return
         if StoredMatrix.of(contraction.weight.evaluate) is None:  # nonzeros of any number go into the same packing
             for leaf in contraction.weight.leaves:
@@ -126,12 +128,12 @@ class _Planner:
             return
         self._take_over(chain, built)
         formats = [f.name for f in built.kernels[0].formats if f is not None]
-        parts = zip(members, formats, schedules_of(chain), built.packed_bytes, strict=True)
+        parts = zip(members, formats, schedules_of(chain), strict=True)
         ranks = sorted({inner.rank for inner in chain.low_rank})
         beside = [f"a rank of {' and '.join(map(str, ranks))} beside it"] if ranks else []
         reason = ", ".join([f"in a chain of {len(members)}"] * (len(members) > 1) + beside)
-        for contraction, format, schedule, size in parts:
-            self._decide(contraction, format, schedule or built.schedule, reason, size, costs)
+        for number, (contraction, format, schedule) in enumerate(parts):
+            self._decide(contraction, format, schedule or built.schedule, reason, chain, built, number, costs)
         for factor in dict.fromkeys(inner.stored for inner in chain.low_rank if inner.stored in self.names):
             shape = tuple(map(int, factor.meta["val"].shape))
             found = Decision.dense(self.names[factor], "low rank", shape, 1.0, f"in the kernel of {names[0]}")
@@ -147,7 +149,7 @@ class _Planner:
     def leave(self, contraction: Contraction) -> None:
         """No chain has taken it: it stays dense."""
         reason, gain = self._refusals[contraction.node], self._gains[contraction.node]
-        self.decisions[contraction.node] = stays_dense(contraction, self._name(contraction), reason or "", gain)
+        self.decisions[contraction.node] = self._dense(contraction, reason or "", gain)
 
     def take(self, contraction: Contraction) -> None:
         """Compile the region of a contraction; if that fails, it stays dense."""
@@ -158,10 +160,9 @@ class _Planner:
             self._take_over(region, built)
             fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
             fused += ", 2 results" if region.second is not None else ""
-            self._decide(contraction, built.format, built.schedule, fused, sum(built.packed_bytes))
+            self._decide(contraction, built.format, built.schedule, fused, region, built)
         else:
-            gain = self._gains[contraction.node]
-            self.decisions[contraction.node] = stays_dense(contraction, name, FAILED, gain)
+            self.decisions[contraction.node] = self._dense(contraction, FAILED, self._gains[contraction.node])
 
     def warn(self) -> None:
         """One warning about all that failed to compile."""
@@ -183,19 +184,30 @@ class _Planner:
         self._claimed.update(region.members)
         self.planned.append((region, built))
 
+    def _dense(self, contraction: Contraction, reason: str, gain: float | None) -> Decision:
+        return stays_dense(contraction, self._name(contraction), reason, gain, self.options.min_gain)
+
     def _decide(
         self,
         contraction: Contraction,
         format: str,
         schedule: str,
         reason: str,
-        packed_bytes: int,
+        region: Region | Chain,
+        built: Built,
+        number: int = 0,
         costs: ChainCosts | None = None,
     ) -> None:
+        """Notes that a region takes the contraction, whose weight is the one of this number there."""
         name, gain, measured = self._name(contraction), self._gains[contraction.node], False
         if costs is not None and costs.known and gain is not None and gain < self.options.min_gain:  # it gains in the chain
             gain, measured = costs.gain, costs.measured
-        self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed_bytes, measured)
+        details = replace(
+            details_of(contraction, self.options.min_gain),
+            region=built.key, stages=built.stages, end=end_of(region.output), arrays=built.arrays[number],
+        )  # fmt: skip
+        decision = taken(contraction, name, format, schedule, reason, gain, built.packed_bytes[number], details, measured)
+        self.decisions[contraction.node] = decision
 
     def _renewed(self, contraction: Contraction) -> float:
         """The share of its weight's elements that are looked at at every step, for new values."""

@@ -129,6 +129,7 @@ class _Lowering:
         row = self.tokens * byte_width(self.chain.sum_type)
         self.scratch = (self.tokens * row * (2 if masks else 1) + 64) if self.attention is not None else 0
         self.functions: dict[str, dict[int, func.FuncOp]] = {}
+        self.places: dict[str, list[ir.Location]] = {}
         self.names: dict[str, int] = {}
 
     def lower(self) -> None:
@@ -243,6 +244,8 @@ class _Lowering:
     def _variants(self, stage: Stage, types: list[ir.Type]) -> dict[int, func.FuncOp]:
         """The stage's functions by their tokens, widest first."""
         key = self._key(stage, types)
+        places = self.places.setdefault(key, [])
+        places.append(stage.ops[0].location if stage.ops else ir.Location.unknown())
         if key not in self.functions:
             number = self.names[stage.kind] = self.names.get(stage.kind, -1) + 1
             widest = self.tokens // self.lanes
@@ -250,6 +253,8 @@ class _Lowering:
             self.functions[key] = {
                 v * self.lanes: self._function(f"{name}_tile{v * self.lanes}", stage, types, v) for v in range(widest, 0, -1)
             }
+        for function in self.functions[key].values():
+            function.operation.location = ir.Location.fused(places)
         return self.functions[key]
 
     def _key(self, stage: Stage, types: list[ir.Type]) -> str:
@@ -270,7 +275,7 @@ class _Lowering:
     def _function(self, name: str, stage: Stage, types: list[ir.Type], vectors: int) -> func.FuncOp:
         with ir.InsertionPoint(self.function.operation):
             function = func.FuncOp(name, (types, []), visibility="private")
-        with ir.InsertionPoint(function.add_entry_block()):
+        with ir.InsertionPoint(function.add_entry_block()), stage.ops[0].location if stage.ops else ir.Location.unknown():
             self._fill(function, stage, vectors)
             func.ReturnOp([])
         return function

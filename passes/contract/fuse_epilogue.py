@@ -70,7 +70,7 @@ def _fuse(op: ir.Operation) -> None:
     last = members[-1]
     ends = list(several.operands) if several is not None else _ends(members)
     maps = ir.ArrayAttr.get(list(ir.ArrayAttr(op.attributes["indexing_maps"]))[:2])
-    with ir.InsertionPoint(last), last.location:
+    with ir.InsertionPoint(last), ir.Location.fused([op.location, last.location]):
         contract = product("contract", [lhs, rhs], {"indexing_maps": maps}, [value.type for value in ends])
         block = ir.Block.create_at_start(
             contract.epilogue, [ir.RankedTensorType(op.results[0].type).element_type], [last.location]

@@ -88,17 +88,22 @@ def _lanes_of(value: ir.Value, mapping: dict[ir.Value, ir.Value], lanes: int) ->
 
 def _emit_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], lanes: int, read: Read) -> None:
     for op in body:
-        types = [vector_of(lanes, r.type) for r in op.results]
-        if op.name in ("kernel.read", "kernel.inner"):
-            mapping[op.results[0]] = read(op, types[0])
-            continue
-        operands = [mapping[v] if v in mapping else mapping.setdefault(v, splat(v, lanes)) for v in op.operands]
-        if op.name == "arith.constant":
-            mapping[op.results[0]] = splat(op.results[0], lanes)
-            continue
-        attributes = {name: op.attributes[name] for name in op.attributes}
-        clone = ir.Operation.create(op.name, results=types, operands=operands, attributes=attributes)
-        mapping.update(zip(op.results, clone.results, strict=True))
+        with op.location:
+            _emit_op(op, mapping, lanes, read)
+
+
+def _emit_op(op: ir.Operation, mapping: dict[ir.Value, ir.Value], lanes: int, read: Read) -> None:
+    types = [vector_of(lanes, r.type) for r in op.results]
+    if op.name in ("kernel.read", "kernel.inner"):
+        mapping[op.results[0]] = read(op, types[0])
+        return
+    if op.name == "arith.constant":
+        mapping[op.results[0]] = splat(op.results[0], lanes)
+        return
+    operands = [mapping[v] if v in mapping else mapping.setdefault(v, splat(v, lanes)) for v in op.operands]
+    attributes = {name: op.attributes[name] for name in op.attributes}
+    clone = ir.Operation.create(op.name, results=types, operands=operands, attributes=attributes)
+    mapping.update(zip(op.results, clone.results, strict=True))
 
 
 def check_elements(contract: Any) -> None:

@@ -58,6 +58,32 @@ class Prediction:
         return self.dense_us / self.sparse_us
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What the prediction for a schedule is made of, for one core: the largest of three times, shared out, and the call.
+
+    multiply_us  the schedule's own cycles
+    read_us      the weight is read: `read_bytes` at `read_gbs` gigabytes a second
+    least_us     multiplied 1.25 times as fast as in the best dense product, `peak_gflops`
+    call_us      the call
+    threads      how many share all but the call
+    """
+
+    multiply_us: float
+    read_us: float
+    least_us: float
+    call_us: float
+    read_bytes: float
+    read_gbs: float
+    peak_gflops: float
+    threads: int
+
+    @property
+    def us(self) -> float:
+        """The prediction, in microseconds."""
+        return _shared(max(self.multiply_us, self.read_us, self.least_us), self.threads) + self.call_us
+
+
 def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
     """Microseconds of the dense product on one core. Where f32 may be rounded to bf16, torch does so on AMX alone."""
     element = matrix.element if matrix.given is None or "amx" in matrix.features else matrix.given
@@ -74,17 +100,26 @@ def _shared(us: float, threads: int) -> float:
 def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machine | None = None) -> Prediction:
     """The cost of a layer with this weight, by default on the usual machine. Threads share all but the call, and meet."""
     machine = machine or Machine.usual(matrix.bits)
-    t, speed = UNKNOWN_TOKENS if tokens is None else max(tokens, 1), machine.speeds[matrix.element]
-    width = WEIGHTS[matrix.element].bytes
+    t = UNKNOWN_TOKENS if tokens is None else max(tokens, 1)
     dense = _dense_us(matrix, t, machine) / threads
-    fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
-    multiplied = _FASTER * fastest * matrix.nonzeros * t * 1e-6
-
-    def sparse_us(family: Family) -> float:
-        read, us = family.read(matrix), family.cycles(matrix, t) / speed.cycles_a_us(family.name, t, matrix.density)
-        rate = machine.read.at(read) if matrix.groups is None else min(machine.read.at(read), _MEMORY)
-        return max(us, read / rate / 1e3, multiplied)
-
     possible = [f for f in FAMILIES.values() if t <= f.most and f.stores(matrix) is not None]
-    sparse = sorted((us, f.name) for f in possible if (us := sparse_us(f)) < math.inf)
-    return Prediction(dense, tuple((name, _shared(us, threads) + machine.call_us) for us, name in sparse))
+    sparse = sorted((us, f.name) for f in possible if (us := terms(f, matrix, t, threads, machine).us) < math.inf)
+    return Prediction(dense, tuple((name, us) for us, name in sparse))
+
+
+def terms(family: Family, matrix: Matrix, tokens: int, threads: int, machine: Machine) -> Terms:
+    """What the prediction for a product by one family is made of."""
+    speed, width = machine.speeds[matrix.element], WEIGHTS[matrix.element].bytes
+    fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
+    read, cycles = family.read(matrix), family.cycles(matrix, tokens)
+    rate = machine.read.at(read) if matrix.groups is None else min(machine.read.at(read), _MEMORY)
+    return Terms(
+        cycles / speed.cycles_a_us(family.name, tokens, matrix.density),
+        read / rate / 1e3,
+        _FASTER * fastest * matrix.nonzeros * tokens * 1e-6,
+        machine.call_us,
+        read,
+        rate,
+        2e3 / fastest,
+        threads,
+    )

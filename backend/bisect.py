@@ -1,0 +1,86 @@
+"""`gossamer.bisect`: runs a model as compiled and as torch runs it, and finds what differs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from gossamer.backend.checking.checked_graph import Difference, collect_differences
+from gossamer.backend.entry import sparse
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Decision, collect
+from gossamer.backend.unchanged import unchanged
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What `bisect` found. `print` shows it; `bool` says whether anything differs.
+
+    differences  one for the results of each graph that are not torch's, and one for its gradients
+    decisions    what was sparse in these graphs, and what was not
+    """
+
+    differences: Sequence[Difference]
+    decisions: Sequence[Decision]
+
+    def __bool__(self) -> bool:
+        return bool(self.differences)
+
+    def __str__(self) -> str:
+        sparse = sum(decision.sparse for decision in self.decisions)
+        if not self.differences:
+            return f"Results and gradients are torch's. Sparse weights: {sparse} of {len(self.decisions)}."
+        return "\n".join(str(each)[0].upper() + str(each)[1:] for each in self.differences)
+
+
+def bisect(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: Mapping[str, Any] | Options | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
+) -> Bisection:
+    """Calls `model(*inputs, **kwargs)` compiled and as torch runs it, compares, and finds the layer and the pass at fault.
+
+    model             a module or a function that is not compiled
+    inputs            example inputs that show the fault
+    options, dynamic  as for torch.compile(model, backend="sparse")
+
+    If gradients are enabled, gradients of random tangents are compared, too. The model, the inputs and their gradients stay as
+    they are. Dense parts run op by op. For each difference there is a file with a small program that shows it alone, in the
+    folder of the option `dump_ir` or the one for temporary files.
+
+    OptionError for an unknown option.
+    """
+    parsed = replace(Options.parse(options), check=True)
+    torch.compiler.reset()
+    try:
+        with unchanged(model, inputs, kwargs) as held, collect_differences() as found, collect() as decided:
+            held.copy_parameters()
+            compiled = torch.compile(model, backend=_backend(parsed), dynamic=dynamic)
+            results = [each for each in tree_leaves(compiled(*inputs, **kwargs)) if _has_gradient(each)]
+            leaves = [each for each in (*tree_leaves((inputs, kwargs)), *_parameters(model)) if _has_gradient(each)]
+            if torch.is_grad_enabled() and results and leaves:
+                tangents = [torch.randn_like(each) for each in results]
+                torch.autograd.grad(results, leaves, tangents, allow_unused=True)
+    finally:
+        torch.compiler.reset()
+    return Bisection(found, decided.decisions)
+
+
+def _backend(options: Options) -> Callable[..., Any]:
+    def checked(gm: Any, example_inputs: Any) -> Callable[..., Any]:
+        return sparse(gm, example_inputs, options=options)
+
+    return checked
+
+
+def _parameters(model: object) -> list[nn.Parameter]:
+    return list(model.parameters()) if isinstance(model, nn.Module) else []
+
+
+def _has_gradient(value: object) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad

@@ -1,0 +1,142 @@
+"""What option `check` makes of a compiled graph: it runs as torch runs it, too, and both are compared."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.graph import register_multi_grad_hook
+
+from gossamer.backend.checking.differences import apart, gradients_apart
+from gossamer.backend.checking.locate import Place, locate
+from gossamer.backend.checking.part import copies
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.kept_graph import KeptGraph, copied
+from gossamer.backend.report.options import Options
+from gossamer.backend.reproducer import write_difference
+from gossamer.dialects.errors import GossamerError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Values of a compiled graph that are not torch's.
+
+    values    their names, each with the largest difference as a share of the largest value
+    gradients whether they are gradients
+    place     where the graph goes wrong; None if no part of it is wrong by itself
+    file      a program that shows the failure alone; None if there is no place, or no file could be written
+    """
+
+    values: Sequence[tuple[str, float]]
+    gradients: bool
+    place: Place | None
+    file: str | None
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{name} by {size:.1e}" for name, size in self.values[:3])
+        more = f" and {len(self.values) - 3} more" if len(self.values) > 3 else ""
+        text = f"a compiled graph differs from torch in {names}{more} (of the largest value)."
+        if self.place is None:
+            return f"{text} No part of it differs by itself"
+        where = ", ".join(filter(None, (self.place.module, self.place.line)))
+        text += f" The first value that differs is {self.place.node.name}{f' ({where})' if where else ''}."
+        if self.place.culprit:
+            text += f" The graph pass '{self.place.culprit}' makes it so."
+        if self.place.kernel:
+            text += " With options={'schedule': 'reference'} it does not differ."
+        return f"{text} {self.file} is a program that shows it." if self.file else text
+
+
+_found: ContextVar[list[Difference] | None] = ContextVar("gossamer_differences", default=None)
+
+
+@contextmanager
+def collect_differences() -> Iterator[list[Difference]]:
+    """Collects what checked graphs find in here, instead of warnings."""
+    found = list[Difference]()
+    token = _found.set(found)
+    try:
+        yield found
+    finally:
+        _found.reset(token)
+
+
+class CheckedGraph:
+    """A compiled graph that compares itself with torch at every call, and in the backward pass.
+
+    Where they differ, a warning says so once, with the part at fault; under `strict` it is an error. Results are the compiled
+    ones. A call takes two copies of all inputs, weights included, and the time of both ways.
+    """
+
+    def __init__(self, module: fx.GraphModule, inputs: Inputs, options: Options) -> None:
+        dense = "eager" if options.dense == "auto" else options.dense
+        self._options = replace(options, check=False, strict=False, dense=dense)
+        self._kept = KeptGraph(module, sorted(inputs.statics))
+        self._strict, self._told = options.strict, set[bool]()
+        self._names = [inputs.names.get(n, node.name) for n, node in enumerate(module.graph.find_nodes(op="placeholder"))]
+        self._collected = _found.get()
+
+    def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs the compiled function and compares."""
+
+        @torch.compiler.disable
+        def checked(*args: Any) -> Any:
+            before, dense = copies(args), copies(args)
+            with torch.random.fork_rng(()):
+                expected = self._kept.module(*dense)
+            found = compiled(*args)
+            names = [f"result {n}" for n in range(len(expected))] + [f"{name} after the call" for name in self._names]
+            self._compare(names, [*found, *args], [*expected, *dense], before, gradients=False)
+            return self._watched(args, dense, found, expected, before) if torch.is_grad_enabled() else found
+
+        return checked
+
+    def _watched(
+        self, args: Sequence[Any], dense: Sequence[Any], found: Sequence[Any], expected: Sequence[Any], before: Sequence[Any]
+    ) -> list[Any]:
+        """The results; once their gradients are computed, those of the inputs are compared."""
+        leaves = [n for n, each in enumerate(args) if isinstance(each, Tensor) and each.requires_grad]
+        results = [n for n, each in enumerate(found) if isinstance(each, Tensor) and each.requires_grad]
+        if not leaves or not results:
+            return list(found)
+
+        def compare(tangents: Sequence[Tensor | None]) -> None:
+            given = [(n, tangent) for n, tangent in zip(results, tangents, strict=True) if tangent is not None]
+
+            def gradients(values: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
+                return torch.autograd.grad(
+                    [values[n] for n, _ in given], [inputs[n] for n in leaves], [tangent for _, tangent in given],
+                    retain_graph=True, allow_unused=True,
+                )  # fmt: skip
+
+            names = [f"the gradient of {self._names[n]}" for n in leaves]
+            self._compare(names, gradients(found, args), gradients(expected, dense), before, gradients=True)
+
+        register_multi_grad_hook([found[n] for n in results], compare, mode="all")
+        # The hook is not called for what a backward pass starts with, so users get what is computed from it.
+        return [each.clone() if n in results else each for n, each in enumerate(found)]
+
+    def _compare(
+        self, names: Sequence[str], found: Sequence[Any], expected: Sequence[Any], before: Sequence[Any], gradients: bool
+    ) -> None:
+        differ = (gradients_apart if gradients else apart)(names, found, expected)
+        if not differ or gradients in self._told:
+            return
+        self._told.add(gradients)
+        module = copied(self._kept.module)
+        self._kept.note(module.graph.find_nodes(op="placeholder"), before)
+        place = locate(module, before, self._options, gradients)
+        file = None
+        if place is not None:
+            file = write_difference(place.node.name, place.part.module, place.part.inputs, self._options)
+        difference = Difference(differ, gradients, place, file)
+        if self._collected is not None:
+            self._collected.append(difference)
+        elif self._strict:
+            raise GossamerError(str(difference))
+        else:
+            warnings.warn(f"gossamer: {difference}", stacklevel=2)

@@ -1,0 +1,77 @@
+"""Where a compiled graph goes wrong: a small part that is wrong by itself, and the graph pass that makes it wrong.
+
+nodes of the graph      0 … … … … … … n
+the end                 the first node that is wrong, of the part from 0 on      by halving
+the start               the last one from which the part is still wrong          by halving
+the pass                the first with which the part is wrong           by halving
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from gossamer.backend.checking.part import Part, calls, computed
+from gossamer.backend.graph_passes import GRAPH_PASSES
+from gossamer.backend.report.options import SMALLER_LAYERS, Options
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a graph goes wrong.
+
+    part    the smallest part found that is wrong by itself
+    node    the node whose value, or whose gradient, is wrong
+    culprit the first graph pass with which the part is wrong; None if it is wrong without passes
+    kernel  whether the part is right with the schedule "reference"
+    """
+
+    part: Part
+    node: fx.Node
+    culprit: str | None
+    kernel: bool
+
+    @property
+    def line(self) -> str:
+        """The user's line behind the node; empty if torch has not kept it."""
+        trace = [line.strip() for line in (self.node.meta.get("stack_trace") or "").strip().splitlines()]
+        return next((line for line in reversed(trace) if line.startswith("File ")), "")
+
+    @property
+    def module(self) -> str:
+        """The path of the innermost module that computes the node; empty outside of modules."""
+        stack = list((self.node.meta.get("nn_module_stack") or {}).values())
+        return re.sub(r"^L\['\w+'\]\.?", "", stack[-1][0]) if stack else ""
+
+
+def locate(module: fx.GraphModule, inputs: Sequence[Any], options: Options, gradients: bool) -> Place | None:
+    """The place where a graph of Dynamo's goes wrong on these inputs. None if no part is wrong by itself.
+
+    gradients  look at gradients instead of results
+    """
+    values, nodes = computed(module, inputs), calls(module.graph)
+    ends = [n for n, node in enumerate(nodes) if isinstance(values[node], Tensor) and values[node].is_floating_point()]
+
+    def wrong(start: int, end: int) -> bool:
+        return not Part.of(module, values, nodes[start : end + 1]).is_right(options, gradients)
+
+    found = bisect_left(ends, True, key=lambda end: wrong(0, end))
+    if found == len(ends):
+        return None
+    end = ends[found]
+    start = end - bisect_left(range(end + 1), True, key=lambda length: wrong(end - length, end))
+    part = Part.of(module, values, nodes[start : end + 1])
+
+    def right(changed: Options) -> bool:
+        return part.is_right(changed, gradients)
+
+    passes = [SMALLER_LAYERS, *GRAPH_PASSES]
+
+    def right_with(first: int) -> bool:
+        return right(replace(options, disable=[*options.disable, *passes[first:]]))
+
+    number = bisect_left(range(len(passes) + 1), True, key=lambda first: not right_with(first))
+    return Place(part, nodes[end], passes[number - 1] if number else None, right(replace(options, schedule="reference")))

@@ -1,0 +1,134 @@
+"""A part of one of Dynamo's graphs, which runs alone: as compiled by Gossamer, and as torch runs it.
+
+    def graph(x, w0, w1):                    nodes 1 to 2          def part(h, w1):
+        h = linear(x, w0)                         →                    a = relu(h)
+        a = relu(h)                                                    return linear(a, w1)
+        y = linear(a, w1)
+        return softmax(y)
+
+Inputs of the whole graph stay what they are, static weights too. Other values are inputs, computed as torch computes them.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from gossamer.backend.checking.differences import apart, gradients_apart
+from gossamer.backend.compile_module import Compiler
+from gossamer.backend.graph.kept_graph import copied, module_of
+from gossamer.backend.report.options import Options
+
+Values = Mapping[fx.Node, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A graph that computes one value, and the inputs to compute it of."""
+
+    module: fx.GraphModule
+    inputs: Sequence[Any]
+
+    @classmethod
+    def of(cls, whole: fx.GraphModule, values: Values, nodes: Sequence[fx.Node]) -> "Part":
+        """What computes the last of some nodes of a graph, of the others and of `values`."""
+        graph, made, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[Any]()
+        needed = _needed(nodes)
+
+        def given(node: fx.Node) -> fx.Node:
+            if node not in made:
+                with graph.inserting_before(next((n for n in graph.nodes if n.op != "placeholder"), graph._root)):
+                    made[node] = graph.placeholder(node.name)
+                source = getattr(node.meta.get("grapharg"), "source", None)
+                made[node].meta["grapharg"] = SimpleNamespace(source=source, example=values[node] if source else None)
+                inputs.append(values[node])
+            return made[node]
+
+        for node in needed:
+            made[node] = graph.node_copy(node, given)
+        graph.output((made[needed[-1]],))
+        return cls(module_of(graph, whole), inputs)
+
+    def is_right(self, options: Options, gradients: bool) -> bool:
+        """Whether the compiled part gives torch's result, or torch's gradients. What does not compile is right."""
+        try:
+            with warnings.catch_warnings(), torch.random.fork_rng(()):
+                warnings.simplefilter("ignore")
+                return self._gradients_are_right(options) if gradients else self._result_is_right(options)
+        except Exception:  # a part that ends between a view and a write, say, is none that torch can trace
+            return True
+
+    def _result_is_right(self, options: Options) -> bool:
+        with torch.no_grad():
+            compiled = Compiler(options, None).compile(copied(self.module), self.inputs)
+            with torch.random.fork_rng(()):
+                expected = self.module(*copies(self.inputs))
+            return not apart("?", compiled(*self.inputs), expected)
+
+    def _gradients_are_right(self, options: Options) -> bool:
+        with torch.enable_grad():
+            compiled = Compiler(options, None).compile(copied(self.module), self.inputs)
+            with torch.random.fork_rng(()):
+                (expected,) = self.module(*self.inputs)
+            (found,) = compiled(*self.inputs)
+        leaves = [each for each in self.inputs if isinstance(each, Tensor) and each.requires_grad]
+        if not leaves or not found.requires_grad:
+            return True
+        tangent = torch.randn_like(expected)
+        ours = torch.autograd.grad(found, leaves, tangent, allow_unused=True)
+        theirs = torch.autograd.grad(expected, leaves, tangent, allow_unused=True)
+        return not gradients_apart(["?"] * len(ours), ours, theirs)
+
+
+def calls(graph: fx.Graph) -> list[fx.Node]:
+    """All nodes of a graph that compute something, in their order."""
+    return [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+
+
+def computed(module: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+    """The value of each node, as torch computes it. Values that are written to later are copies."""
+    found = dict[fx.Node, Any]()
+
+    class Kept(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            value = super().run_node(n)
+            found[n] = value if n.op == "placeholder" else _apart(value)
+            return value
+
+    with torch.no_grad(), torch.random.fork_rng(()):
+        Kept(module).run(*inputs)
+    return found
+
+
+def copies(values: Sequence[Any]) -> list[Any]:
+    """Copies of tensors, which share memory where the tensors do; other values as they are."""
+    tensors = [each.detach() if isinstance(each, Tensor) else each for each in values]
+    found: list[Any] = deepcopy(tensors)
+    for n, value in enumerate(values):
+        if isinstance(value, nn.Parameter):
+            found[n] = nn.Parameter(found[n], value.requires_grad)
+        elif isinstance(value, Tensor) and value.requires_grad:
+            found[n].requires_grad_()
+    return found
+
+
+def _apart(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    copy = value.detach().clone()
+    return copy.requires_grad_(copy.is_floating_point())
+
+
+def _needed(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Those of the nodes that the last one depends on, or that write in place, and it."""
+    wanted, found = {nodes[-1]}, list[fx.Node]()
+    for node in reversed(nodes):
+        if node in wanted or not node.users:
+            found.append(node)
+            wanted.update(node.all_input_nodes)
+    return found[::-1]

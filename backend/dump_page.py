@@ -1,0 +1,35 @@
+"""The page of a dump: what was decided about a graph goes into the folder, and index.html is written anew."""
+
+import warnings
+from pathlib import Path
+
+from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.page import saved
+from gossamer.backend.page.render import write_index
+from gossamer.backend.pictures import patterns_of
+from gossamer.backend.report.options import Options
+from gossamer.backend.report.report import Collector
+from gossamer.backend.report.table import Report
+from gossamer.runtime.torch_internals import known_off
+
+
+def write_page(found: Collector, inputs: Inputs, options: Options) -> None:
+    """Adds what was decided about the graph of these inputs to the page of the dump."""
+    report = Report(
+        found.decisions, [], len(found.kernels), found.seconds, known_off(), found.training, min_gain=options.min_gain
+    )
+    report.patterns = patterns_of(inputs, found.decisions, {})
+    add_to_page(report, options)
+
+
+def add_to_page(report: Report, options: Options) -> None:
+    """Adds a report to the page of the dump. A page that cannot be written is no reason for a model not to run."""
+    if options.dump_ir is None:
+        return
+    try:
+        saved.add(Path(options.dump_ir), report.data())
+        write_index(Path(options.dump_ir))
+    except Exception as problem:  # whatever a disk, or data that no page was made of before, may raise
+        if options.strict:
+            raise
+        warnings.warn(f"gossamer: the page of the dump in {options.dump_ir} could not be written: {problem}", stacklevel=2)

@@ -1,0 +1,24 @@
+"""Where a report was made, for its page."""
+
+import platform
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.runtime.target import host
+
+
+def this_machine() -> dict[str, Any]:
+    """Where the report was made."""
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
+    return {
+        "cpu": named[1] if named else platform.processor() or platform.machine(),
+        "bits": host().vector_bits,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "gossamer": version("gossamer"),
+    }
