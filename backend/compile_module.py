@@ -16,6 +16,8 @@ from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
 from gossamer.backend.run.lifetime import keep_with
 from gossamer.backend.smaller.compile import compile_smaller
+from gossamer.backend.structures import kronecker_weights
+from gossamer.backend.structures.rewrite import use_factors
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.torch_internals import INDUCTOR, off
@@ -34,9 +36,9 @@ class Compiler:
         values  what the module is compiled for: real tensors, or fake ones where Dynamo's notes tell the real static ones
         pure    raise `Impure` for a graph whose results are not a function of the inputs alone
 
-        Tables with sparse gradients are looked up beside the graph. Layers with empty rows or columns are compiled as smaller
-        ones. A graph that cannot be compiled, or traced by torch,
-        runs as without torch.compile, with a warning. Under `strict`, raises the error of what fails.
+        Tables with sparse gradients are looked up beside the graph. Structured matrices give way to their factors. Layers with
+        empty rows or columns are compiled as smaller ones. A graph that cannot be compiled, or traced by torch, runs as without
+        torch.compile, with a warning. Under `strict`, raises the error of what fails.
         """
         compile_ = partial(self._compile, pure=pure)
         if stays_dense(values, self.options):
@@ -47,7 +49,12 @@ class Compiler:
             apart = compile_apart(module, values, compile_, partial(self.compile, pure=pure))
             if apart is not None:
                 return apart
-        return compile_smaller(module, values, self.options, compile_)
+
+        def smaller(module: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+            use_factors(module, values, self.options)
+            return compile_smaller(module, values, self.options, compile_)
+
+        return compile_smaller(module, values, self.options, smaller, kronecker_weights.plan)
 
     def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:
         options, mode, inputs = self.options, self.mode, Inputs.of(module, values)

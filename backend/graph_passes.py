@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gossamer.backend.report.options import SMALLER_LAYERS
+from gossamer.backend.report.options import SMALLER_LAYERS, STRUCTURED_WEIGHTS
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import did_you_mean
 
@@ -31,6 +31,8 @@ GRAPH_PASSES = {
     "distribute-factors": "operations.distribute_factors:DistributeFactors",
     # after it: the gradients of the factors become chains of small products
     "associate-products": "operations.associate_products:AssociateProducts",
+    # makes products that `sparse-weights` takes
+    "block-products": "operations.block_products:BlockProducts",
     # before `fuse-rows`, which would take the same products; for `sparse-weights`
     "stored-weights": "weights.stored_weights:StoredWeights",
     # after all that rewrites operations on SparseTensors
@@ -43,6 +45,8 @@ GRAPH_PASSES = {
     "written-attention": "attention.written_attention:WrittenAttention",
     # before `sparse-weights` takes the products of single experts, and `silu-gradients` changes gradients
     "routed-experts": "experts.routed_experts:RoutedExperts",
+    # after it: mixtures gather their weights alike
+    "many-adapters": "experts.many_adapters:ManyAdapters",
     # before `sparse-weights`, whose regions grow over the derivative
     "silu-gradients": "weights.silu_gradients:SiluGradients",
     # the first that takes dense products, with chains and what follows them
@@ -77,7 +81,7 @@ def graph_pass(name: str) -> "GraphPass":
 
 def check_disabled(names: Sequence[str]) -> None:
     """OptionError for a name in the option `disable` that is none of a pass."""
-    known = [*GRAPH_PASSES, SMALLER_LAYERS]
+    known = [*GRAPH_PASSES, SMALLER_LAYERS, STRUCTURED_WEIGHTS]
     for name in names:
         if name not in known:
             raise OptionError(

@@ -21,8 +21,8 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention", "edges", "chains",
-        "checking", "measuring", "regions", "run", "graph", "devices", "report", "page",
+        "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
+        "edges", "chains", "checking", "measuring", "regions", "run", "graph", "devices", "report", "page",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [

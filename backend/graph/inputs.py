@@ -198,6 +198,12 @@ def overwritten(graph: fx.Graph) -> set[fx.Node]:
     return written_by(graph) if in_training(graph) else set()
 
 
+def constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
+    """The tensors that tracing has put into a graph itself."""
+    found = {n: attrgetter(n.target)(graph.owning_module) for n in graph.nodes if n.op == "get_attr"}
+    return {node: value for node, value in found.items() if type(value) is torch.Tensor}
+
+
 def written_by(graph: fx.Graph) -> set[fx.Node]:
     """The placeholders that a graph writes to, in itself or by what it returns for them."""
     named = {node.meta["desc"]: node for node in graph.nodes if node.op == "placeholder" and "desc" in node.meta}

@@ -16,6 +16,7 @@ from gossamer.sparsity.operations.block_samples import whole_blocks
 from gossamer.sparsity.operations.calls import Build, kernel_of
 from gossamer.sparsity.operations.dense_results import einsum_ir, sample_ir
 from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
+from gossamer.sparsity.tensor.einsum_sketches import NotedOrder, take_notes
 
 ours = torch.ops.gossamer
 
@@ -24,8 +25,9 @@ class ReportOperations:
     """Changes nothing: says what operations on SparseTensors there are in the end."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each call of gossamer::einsum and gossamer::sample, in the order of the graph."""
-        found = []
+        """A decision for each einsum of several operands that was taken apart while torch traced it, and one for each call of
+        gossamer::einsum and gossamer::sample, in the order of the graph."""
+        found = [_order(note) for note in take_notes()]
         for node in graph.nodes:
             einsum, sample = call_at(node, ours.einsum.default), call_at(node, ours.sample.default)
             if einsum is not None:
@@ -33,6 +35,10 @@ class ReportOperations:
             elif sample is not None:
                 found.append(_decision(sample, "sample", sample_ir, RowSample.of(sample.spec), context.inputs))
         return found
+
+
+def _order(note: NotedOrder) -> Decision:
+    return Decision(note.expression, "product order", note.shape, 1.0, None, "order", False, note.text, note.gain)
 
 
 def name_of(structure: fx.Node, inputs: Inputs) -> str:

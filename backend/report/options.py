@@ -20,6 +20,9 @@ SCHEDULES = ("auto", "reference", *by_name.schedules(*by_name.CPU_SCHEDULES), *b
 SMALLER_LAYERS = "smaller-layers"
 """What the option `disable` calls the step before all graph passes, which leaves out empty rows and columns."""
 
+STRUCTURED_WEIGHTS = "structured-weights"
+"""The same for the step before that, which multiplies with the factors of structured matrices."""
+
 MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
 """The modes of torch.compile in which schedules are measured."""
 
@@ -40,7 +43,7 @@ class Options:
     check     run every graph as torch runs it, too, and warn where results or gradients differ. Slow; dense
               parts run op by op unless {"dense": "inductor"} is given
     disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them.
-              "smaller-layers" keeps rows, columns, filters and heads of zeros
+              "smaller-layers" keeps rows, columns, filters and heads of zeros, "structured-weights" makes whole matrices
     gpu       "dense" leaves graphs that use a GPU to Inductor; "untested" takes Gossamer's kernels for GPUs, none of which has
               run on a GPU yet
     verify    how a changed weight is noticed: "version" compares data pointer, version counter and a few values; "full"

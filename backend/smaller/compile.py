@@ -3,7 +3,7 @@
 gm(x, w1, b1, w2, b2)    →    gm'(x, smaller_0, smaller_1, smaller_2, smaller_3), called with rows and columns of w1 and w2
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -21,16 +21,21 @@ from gossamer.backend.smaller.plan import Plan, plan
 from gossamer.runtime.torch_internals import detect_fake_mode
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Planner = Callable[[fx.Graph, Mapping[int, str], Sequence[Any], Options], Plan | None]
+"""Finds another graph with the same results, and inputs that are computed from static ones; see `plan`."""
 
 
-def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Options, compile_: Compile) -> Callable[..., Any]:
+def compile_smaller(
+    module: fx.GraphModule, values: Sequence[Any], options: Options, compile_: Compile, planner: Planner = plan
+) -> Callable[..., Any]:
     """Returns what `compile_` makes of one of Dynamo's graphs, or of a smaller graph with the same results.
 
-    values  the inputs, as Dynamo passes them with the module
+    values   the inputs, as Dynamo passes them with the module
+    planner  finds the smaller graph
     """
     inputs = Inputs.of(module, values)
     statics = {n: static.name for n, static in inputs.statics.items() if static.tensor is inputs.values[n]}
-    found = plan(module.graph, statics, inputs.values, options)
+    found = planner(module.graph, statics, inputs.values, options)
     if found is None:
         return compile_(module, values)
     source = _Source(module, [*statics], compile_)
@@ -42,7 +47,7 @@ def compile_smaller(module: fx.GraphModule, values: Sequence[Any], options: Opti
 
     def another(args: Sequence[Any]) -> Variant | None:
         with source.at_work():
-            found = plan(source.graph, statics, args, options)
+            found = planner(source.graph, statics, args, options)
             return None if found is None else source.compiled(found, args, source.fakes(args))
 
     def whole(args: Sequence[Any]) -> Callable[..., Any]:

@@ -6,15 +6,12 @@
 First everything is decided and compiled, then the graph is changed.
 """
 
-from operator import attrgetter
-
-import torch
 from torch import fx
 
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.chains.replace_chain import replace_chain
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import written_by, zero_heavy
+from gossamer.backend.graph.inputs import constants, written_by, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.measuring.tune import tuned
 from gossamer.backend.regions import contractions
@@ -37,7 +34,7 @@ class SparseWeights:
         for node, static in lasting.items():
             if zero_heavy(static.tensor):
                 fix_sizes(node)
-        values = {node: static.tensor for node, static in statics.items()} | _constants(graph)
+        values = {node: static.tensor for node, static in statics.items()} | constants(graph)
         names = {node: statics[node].name if node in statics else str(node.target) for node in values}
         contractions.split_addends(graph, values)
         found = contractions.find(graph, values)
@@ -58,9 +55,3 @@ class SparseWeights:
                 replace(region, built.key, replaced)
         graph.eliminate_dead_code()
         return decisions
-
-
-def _constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
-    """The tensors that tracing has put into the graph itself."""
-    found = {n: attrgetter(n.target)(graph.owning_module) for n in graph.nodes if n.op == "get_attr"}
-    return {node: value for node, value in found.items() if type(value) is torch.Tensor}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
-from gossamer.sparsity.checkpoints.integer_layers import FloatLayer, Shapes, in_integers, tensor_of
+from gossamer.sparsity.checkpoints.integer_layers import FloatExperts, FloatLayer, Shapes, in_integers, tensor_of
 from gossamer.sparsity.checkpoints.sparse_arrays import (
     ARRAY,
     FORMAT,
@@ -101,7 +101,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     sparse-24-bitmask), plain safetensors files, and folders with several files.
 
     The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
-    on the meta device get memory. Linear layers and experts become quantized ones, and tables stored ones, if the file has such.
+    on the meta device get memory. Linear layers and experts become quantized ones, and tables stored ones, as in the file.
 
     FormatError if the file is broken, of a newer version, or of another model. Names and shapes are checked before anything
     changes.

@@ -32,7 +32,7 @@ class Routes:
     def of(cls, experts: Tensor, count: int) -> "Routes":
         """Of the experts [tokens, top] that tokens chose among `count`. ArgumentError for one that does not exist."""
         check_experts(experts, count)
-        keys = experts.reshape(-1)
+        keys = experts.reshape(-1).contiguous()  # kernels read it by address: of an expanded one, that is a view
         positions, order = sort_keys(keys if keys.dtype == torch.int32 else keys.long(), count, torch.int64)
         return cls(positions, torch.arange(keys.numel(), device=keys.device) if order is None else order, experts.shape[1])
 

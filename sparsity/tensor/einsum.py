@@ -19,11 +19,13 @@ from gossamer.sparsity.compiler.loop_order import dense_result_order, unblocked
 from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.operations.dense_results import einsum as einsum_dense
 from gossamer.sparsity.operations.dense_results import sample
+from gossamer.sparsity.operations.einsum_order import Order, cheaper_order
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
 from gossamer.sparsity.tensor.abbreviations import EinsumError, plain
 from gossamer.sparsity.tensor.block_edges import summed_within
 from gossamer.sparsity.tensor.constructor_arguments import format_of
+from gossamer.sparsity.tensor.einsum_sketches import note_order, sketches_of
 from gossamer.sparsity.tensor.fast_matmul import einsum_at_once
 from gossamer.sparsity.tensor.fast_sddmm import sample_at_once
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, made_of, values_of, wrap
@@ -41,7 +43,8 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
                   that has blocks)
                 - otherwise dense
 
-    Gradients flow to dense operands and to the values of sparse ones.
+    Three and more operands are multiplied in the order that is predicted to be cheapest, in pairs or all at once. Gradients
+    flow to dense operands and to the values of sparse ones.
     EinsumError if operands and expression do not fit, FormatError if `format` cannot store the result.
     """
     if not isinstance(expression, str) or not all(isinstance(operand, Tensor) for operand in operands):
@@ -58,7 +61,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
         product = len(inputs) == len(operands) == 2 and set(inputs[0]) ^ set(inputs[1]) <= set(result)
         if product and (format == "dense" or result not in inputs):
             out = einsum_at_once(inputs, result, *operands)
-        elif format is None:
+        elif format is None and len(set("".join(inputs)) - set(result)) < 2:  # other samples may be cheaper in pairs
             out = sample_at_once(inputs, result, operands)
         if out is not None:
             return out
@@ -89,9 +92,37 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
         return SparseTensor.from_dense(out, format) if isinstance(format, Format) else out
     if format is None:
         format = _inferred(bound, result)
+    order = _order(bound, operands, result, format) if len(operands) > 2 else None
+    if order is not None:
+        note_order(expression, order, inputs, result, operands)
+        return _in_pairs(order, inputs, result, operands, format)
     if format == "dense":
         return _dense(bound, result)
     return _sparse(expression, bound, operands, result, format)
+
+
+def _order(bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format | Literal["dense"]) -> Order | None:
+    """A cheaper order than all operands at once; None for bools, and where blocks at edges were split."""
+    if bound[0].values.dtype == torch.bool or len(bound) != len(operands):
+        return None
+    sparse = [at for at, operand in enumerate(bound) if operand.sparse]
+    kept = sparse[0] if len(sparse) == 1 and format != "dense" and set(bound[sparse[0]].letters) == set(result) else None
+    sketches = sketches_of(bound, operands, result, format != "dense")
+    return cheaper_order(sketches, result, sparse=format != "dense", kept=kept)
+
+
+def _in_pairs(
+    order: Order, inputs: Sequence[str], result: str, operands: Sequence[Tensor], format: Format | Literal["dense"]
+) -> Tensor:
+    """The products of pairs, and then that of all that is left."""
+    listed = [*zip(inputs, operands, strict=True)]
+    for step in order.steps:
+        (a, left), (b, right) = listed[step.first], listed[step.second]
+        made = _einsum(f"{a},{b}->{step.letters}", None if step.sparse else "dense", left, right)
+        listed = [each for n, each in enumerate(listed) if n not in (step.first, step.second)] + [(step.letters, made)]
+    letters, tensors = zip(*listed, strict=True)
+    made = _einsum(f"{','.join(letters)}->{result}", str(format), *tensors)
+    return made
 
 
 def _parse(expression: str, operands: Sequence[Tensor]) -> tuple[tuple[str, ...], str]:

@@ -6,6 +6,7 @@ experts     `grouped_mm` with pruned weights, for any share of the tokens
 mixtures    layers of a mixture of experts in all spellings, with their gradients
 points      convolutions of points, one after the other, with their gradients
 low-rank    pruned layers with adapters, or sums of a sparse matrix and factors, with their gradients
+structures  products with Kronecker products and the like, Monarch matrices, many adapters, einsums of several operands
 routed      `gossamer.routed_mlp` and `routed_linear`, with their gradients
 
 A case that fails is printed as a program. It leaves what it computed, and what that should be, in lists `found`, `expected`.
@@ -26,6 +27,7 @@ from torch import Tensor
 from gossamer.backend.report.report import collect
 from tests.fuzz.low_rank import low_rank
 from tests.fuzz.routed import routed
+from tests.fuzz.structures import structures
 
 HEADER = """import copy
 
@@ -271,7 +273,7 @@ def points(chance: random.Random) -> str:
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
     "quantized": quantized, "masked": masked, "experts": experts, "mixtures": mixtures, "points": points, "routed": routed,
-    "low-rank": lambda chance: low_rank(chance, OPTIONS),
+    "low-rank": lambda chance: low_rank(chance, OPTIONS), "structures": lambda chance: structures(chance, OPTIONS),
 }  # fmt: skip
 
 
@@ -290,7 +292,9 @@ def difference(kind: str, program: str) -> str | None:
             exec(program, names)
     except Exception as failure:
         return f"raises {type(failure).__name__}: {str(failure)[:800]}"
-    none = kind in ("points", "routed") or "nn.Linear(1," in program  # torch multiplies integers by one number in another way
+    none = (
+        kind in ("points", "routed", "structures") or "nn.Linear(1," in program
+    )  # torch multiplies integers by one number in another way
     if not none and not any(decision.sparse for decision in collected.decisions):
         return f"no regions: {[decision.reason for decision in collected.decisions]}"
     for n, (found, expected) in enumerate(zip(names["found"], names["expected"], strict=True)):
