@@ -30,6 +30,8 @@ examples: $(BIN)/gossamer-opt  ## run the other examples: minutes; npm fetches W
 	$(BIN)/python examples/spgemm_mesh.py
 	$(BIN)/python examples/long_documents.py
 	$(BIN)/python examples/mixture_of_experts.py
+	$(BIN)/python examples/many_adapters.py
+	$(BIN)/python examples/recommender.py
 	$(BIN)/python examples/pruned_mobilenet.py
 
 # Several processes share the cores, so that threads that wait must not spin. They share bytecode, too.
