@@ -15,13 +15,13 @@ from collections.abc import Container
 
 from torch import fx
 
+from gossamer.backend.checking.reproducer import write_reproducer
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.snapshot import Snapshot
 from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.report import FAILED, Decision, log
-from gossamer.backend.reproducer import write_reproducer
 from gossamer.backend.run import computed, region_op
 from gossamer.backend.run.lifetime import kept
 from gossamer.runtime.direct_call import KERNELS, enable

@@ -1,7 +1,8 @@
 """The torch.compile backend: `torch.compile(model, backend="sparse")`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -13,7 +14,7 @@ from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.eval_mode import modules_in_eval_mode
 from gossamer.backend.experts.trace_experts import trace_experts
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph_passes import check_disabled
+from gossamer.backend.graph_passes import STEPS, check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_graph_breaks
@@ -23,6 +24,9 @@ from gossamer.backend.run.profile_marks import leave_out_profile_marks
 from gossamer.backend.static_results import split_static_results
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.torch_internals import ahead_of_time
+
+if TYPE_CHECKING:
+    from gossamer.backend.checking.checked_graph import CheckedGraph
 
 
 def sparse(
@@ -68,17 +72,24 @@ def compile_dynamo_graph(
     compiler = Compiler(parsed, mode)
     if stays_dense(inputs.values, parsed):
         return compiler.compile(gm, example_inputs)
-    checked = None
-    if parsed.check:
-        from gossamer.backend.checking.checked_graph import CheckedGraph  # other models need none of it
-
-        checked = CheckedGraph(gm, inputs, parsed)
+    checked = _checked(gm, inputs, parsed) if parsed.check else None
     apart = split_static_results(gm, inputs)
     owners = modules_in_eval_mode(gm.graph, inputs.values)
     twice = compile_eval(gm, inputs, compiler, owners) if owners else None
     compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__
     beside = compiled if apart is None else apart.beside(compiled, twice is not None)
     return beside if checked is None else checked.around(beside)
+
+
+def _checked(gm: fx.GraphModule, inputs: Inputs, options: Options) -> "CheckedGraph":
+    """What compares the compiled graph with this one."""
+    from gossamer.backend.checking.checked_graph import CheckedGraph  # other models need none of it
+    from gossamer.backend.checking.locate import Ways
+
+    def compile_part(part: fx.GraphModule, values: Sequence[Any], changed: Options) -> Callable[..., Any]:
+        return Compiler(replace(changed, dump_ir=None), None).compile(part, values)
+
+    return CheckedGraph(gm, inputs, Ways(compile_part, options, STEPS))
 
 
 trace_experts(sparse)

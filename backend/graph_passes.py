@@ -71,6 +71,9 @@ GRAPH_PASSES = {
     "tall-products": "operations.tall_products:TallProducts",
 }
 
+STEPS = (STRUCTURED_WEIGHTS, SMALLER_LAYERS, *GRAPH_PASSES)
+"""All that the option `disable` can leave out, in the order in which it runs."""
+
 
 def graph_pass(name: str) -> "GraphPass":
     """The pass of this name."""
@@ -81,9 +84,8 @@ def graph_pass(name: str) -> "GraphPass":
 
 def check_disabled(names: Sequence[str]) -> None:
     """OptionError for a name in the option `disable` that is none of a pass."""
-    known = [*GRAPH_PASSES, SMALLER_LAYERS, STRUCTURED_WEIGHTS]
     for name in names:
-        if name not in known:
+        if name not in STEPS:
             raise OptionError(
-                f"option disable names {name!r}{did_you_mean(name, known)}; the graph passes are {', '.join(known)}"
+                f"option disable names {name!r}{did_you_mean(name, STEPS)}; the graph passes are {', '.join(STEPS)}"
             )

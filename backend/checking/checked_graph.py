@@ -12,12 +12,11 @@ from torch import Tensor, fx
 from torch.autograd.graph import register_multi_grad_hook
 
 from gossamer.backend.checking.differences import apart, gradients_apart
-from gossamer.backend.checking.locate import Place, locate
+from gossamer.backend.checking.locate import Place, Ways, locate
 from gossamer.backend.checking.part import copies
+from gossamer.backend.checking.reproducer import write_difference
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, copied
-from gossamer.backend.report.options import Options
-from gossamer.backend.reproducer import write_difference
 from gossamer.dialects.errors import GossamerError
 
 
@@ -72,11 +71,11 @@ class CheckedGraph:
     ones. A call takes two copies of all inputs, weights included, and the time of both ways.
     """
 
-    def __init__(self, module: fx.GraphModule, inputs: Inputs, options: Options) -> None:
-        dense = "eager" if options.dense == "auto" else options.dense
-        self._options = replace(options, check=False, strict=False, dense=dense)
+    def __init__(self, module: fx.GraphModule, inputs: Inputs, ways: Ways) -> None:
+        dense = "eager" if ways.options.dense == "auto" else ways.options.dense
+        self._ways = replace(ways, options=replace(ways.options, check=False, strict=False, dense=dense))
         self._kept = KeptGraph(module, sorted(inputs.statics))
-        self._strict, self._told = options.strict, set[bool]()
+        self._strict, self._told = ways.options.strict, set[bool]()
         self._names = [inputs.names.get(n, node.name) for n, node in enumerate(module.graph.find_nodes(op="placeholder"))]
         self._collected = _found.get()
 
@@ -129,10 +128,10 @@ class CheckedGraph:
         self._told.add(gradients)
         module = copied(self._kept.module)
         self._kept.note(module.graph.find_nodes(op="placeholder"), before)
-        place = locate(module, before, self._options, gradients)
+        place = locate(module, before, self._ways, gradients)
         file = None
         if place is not None:
-            file = write_difference(place.node.name, place.part.module, place.part.inputs, self._options)
+            file = write_difference(place.node.name, place.part.module, place.part.inputs, self._ways.options)
         difference = Difference(differ, gradients, place, file)
         if self._collected is not None:
             self._collected.append(difference)

@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from gossamer.backend.checking.part import Part, calls, computed
-from gossamer.backend.graph_passes import GRAPH_PASSES
-from gossamer.backend.report.options import SMALLER_LAYERS, Options
+from gossamer.backend.checking.part import Compile, Part, calls, computed
+from gossamer.backend.report.options import Options
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,16 @@ class Place:
         return re.sub(r"^L\['\w+'\]\.?", "", stack[-1][0]) if stack else ""
 
 
-def locate(module: fx.GraphModule, inputs: Sequence[Any], options: Options, gradients: bool) -> Place | None:
+@dataclass(frozen=True)
+class Ways:
+    """How graphs are compiled: by what, with which options, and with which steps, in their order, that options can disable."""
+
+    compile: Compile
+    options: Options
+    steps: Sequence[str]
+
+
+def locate(module: fx.GraphModule, inputs: Sequence[Any], ways: Ways, gradients: bool) -> Place | None:
     """The place where a graph of Dynamo's goes wrong on these inputs. None if no part is wrong by itself.
 
     gradients  look at gradients instead of results
@@ -56,7 +64,7 @@ def locate(module: fx.GraphModule, inputs: Sequence[Any], options: Options, grad
     ends = [n for n, node in enumerate(nodes) if isinstance(values[node], Tensor) and values[node].is_floating_point()]
 
     def wrong(start: int, end: int) -> bool:
-        return not Part.of(module, values, nodes[start : end + 1]).is_right(options, gradients)
+        return not Part.of(module, values, nodes[start : end + 1]).is_right(ways.compile, ways.options, gradients)
 
     found = bisect_left(ends, True, key=lambda end: wrong(0, end))
     if found == len(ends):
@@ -65,13 +73,11 @@ def locate(module: fx.GraphModule, inputs: Sequence[Any], options: Options, grad
     start = end - bisect_left(range(end + 1), True, key=lambda length: wrong(end - length, end))
     part = Part.of(module, values, nodes[start : end + 1])
 
-    def right(changed: Options) -> bool:
-        return part.is_right(changed, gradients)
+    def right(**changed: Any) -> bool:
+        return part.is_right(ways.compile, replace(ways.options, **changed), gradients)
 
-    passes = [SMALLER_LAYERS, *GRAPH_PASSES]
+    def right_with(steps: int) -> bool:
+        return right(disable=[*ways.options.disable, *ways.steps[steps:]])
 
-    def right_with(first: int) -> bool:
-        return right(replace(options, disable=[*options.disable, *passes[first:]]))
-
-    number = bisect_left(range(len(passes) + 1), True, key=lambda first: not right_with(first))
-    return Place(part, nodes[end], passes[number - 1] if number else None, right(replace(options, schedule="reference")))
+    steps = bisect_left(range(len(ways.steps) + 1), True, key=lambda steps: not right_with(steps))
+    return Place(part, nodes[end], ways.steps[steps - 1] if steps else None, right(schedule="reference"))

@@ -10,7 +10,7 @@ Inputs of the whole graph stay what they are, static weights too. Other values a
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from gossamer.backend.checking.differences import apart, gradients_apart
-from gossamer.backend.compile_module import Compiler
 from gossamer.backend.graph.kept_graph import copied, module_of
 from gossamer.backend.report.options import Options
 
 Values = Mapping[fx.Node, Any]
+Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
+"""What compiles a graph of Dynamo's for some inputs and options, with or without gradients as they are enabled."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +55,25 @@ class Part:
         graph.output((made[needed[-1]],))
         return cls(module_of(graph, whole), inputs)
 
-    def is_right(self, options: Options, gradients: bool) -> bool:
+    def is_right(self, compile_: Compile, options: Options, gradients: bool) -> bool:
         """Whether the compiled part gives torch's result, or torch's gradients. What does not compile is right."""
         try:
             with warnings.catch_warnings(), torch.random.fork_rng(()):
                 warnings.simplefilter("ignore")
-                return self._gradients_are_right(options) if gradients else self._result_is_right(options)
+                return (self._gradients_are_right if gradients else self._result_is_right)(compile_, options)
         except Exception:  # a part that ends between a view and a write, say, is none that torch can trace
             return True
 
-    def _result_is_right(self, options: Options) -> bool:
+    def _result_is_right(self, compile_: Compile, options: Options) -> bool:
         with torch.no_grad():
-            compiled = Compiler(options, None).compile(copied(self.module), self.inputs)
+            compiled = compile_(copied(self.module), self.inputs, options)
             with torch.random.fork_rng(()):
                 expected = self.module(*copies(self.inputs))
             return not apart("?", compiled(*self.inputs), expected)
 
-    def _gradients_are_right(self, options: Options) -> bool:
+    def _gradients_are_right(self, compile_: Compile, options: Options) -> bool:
         with torch.enable_grad():
-            compiled = Compiler(options, None).compile(copied(self.module), self.inputs)
+            compiled = compile_(copied(self.module), self.inputs, options)
             with torch.random.fork_rng(()):
                 (expected,) = self.module(*self.inputs)
             (found,) = compiled(*self.inputs)

@@ -64,7 +64,7 @@ def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | 
     weight = contraction.weight
     return Decision.dense(
         name, contraction.op, weight.shape, weight.density, with_times(reason, contraction), gain, bool(contraction.times),
-        weight.pattern.label, details_of(contraction, min_gain),
+        weight.pattern.label, None if refusal(contraction) else details_of(contraction, min_gain),
     )  # fmt: skip
 
 

@@ -18,7 +18,9 @@ def test_fullgraph_and_dynamic_are_those_of_torch_compile(monkeypatch: pytest.Mo
     with pytest.raises(torch._dynamo.exc.Unsupported, match="print"):
         gossamer.explain(Layer(broken=True), torch.randn(8, 64), fullgraph=True)
     given = list[Any]()
-    monkeypatch.setattr("gossamer.backend.explain.sparse", lambda gm, inputs, **_: given.extend(inputs) or gm.forward)
+    monkeypatch.setattr(
+        "gossamer.backend.explain.compile_dynamo_graph", lambda gm, inputs, *_: given.extend(inputs) or gm.forward
+    )
     for dynamic in (True, False):
         given.clear()
         gossamer.explain(Layer(), torch.randn(8, 64), dynamic=dynamic, both=False)

@@ -53,7 +53,8 @@ def test_one_can_be_left_out() -> None:
 
 def test_a_name_of_none_is_refused() -> None:
     with pytest.raises(
-        OptionError, match=r"'sparse-weigths' \(did you mean 'sparse-weights'\?\); the graph passes are tangent-sizes, drop-"
+        OptionError,
+        match=r"'sparse-weigths' \(did you mean 'sparse-weights'\?\); the graph passes are structured-weights, smaller-",
     ):
         gossamer.explain(Layer(), torch.randn(8, 64), options={"disable": ["sparse-weigths"]})
     with pytest.raises(OptionError, match="a list of names"):
