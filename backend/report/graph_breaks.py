@@ -5,6 +5,7 @@ loop, in a `with`), all of the function runs uncompiled, its sparse layers too. 
 warning and the report say which: Dynamo reads its settings before it calls a backend, so that the backend cannot change them.
 """
 
+import ast
 import linecache
 import os
 import re
@@ -61,7 +62,6 @@ _OVER_ALL = (
     " If this is a loop over the experts that are hit, write `for e in range(experts)` without `.tolist()` and `if`, and "
     "torch._dynamo.config.capture_dynamic_output_shape_ops = True before you compile: it becomes one operation."
 )
-_NEAR = 5  # lines
 
 _OURS = tuple(os.path.join(folder, "") for folder in getattr(find_spec("gossamer.sparsity"), "submodule_search_locations", ()))
 """Where our code is that Dynamo traces."""
@@ -199,6 +199,12 @@ def _remedy(reason: str | None, filename: str | None, number: int | None) -> str
 
 
 def _is_about_experts(filename: str | None, number: int | None) -> bool:
-    """Whether the lines around one name experts."""
-    near = range(max(1, (number or 0) - _NEAR), (number or 0) + _NEAR + 1)
-    return any("expert" in linecache.getline(filename or "", each).lower() for each in near)
+    """Whether the innermost function around a line names experts."""
+    lines = linecache.getlines(filename or "")
+    try:
+        defined = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.FunctionDef)]
+    except SyntaxError:
+        return False
+    around = [each for each in defined if each.lineno <= (number or 0) <= (each.end_lineno or 0)]
+    innermost = max(around, key=lambda each: each.lineno, default=None)
+    return innermost is not None and "expert" in "".join(lines[innermost.lineno - 1 : innermost.end_lineno]).lower()
