@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from gossamer.backend.checking.checked_graph import Difference, collect_differences
 from gossamer.backend.entry import sparse
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, collect
 from gossamer.backend.unchanged import unchanged
+from gossamer.runtime.torch_internals import tree_flatten
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def bisect(
         with unchanged(model, inputs, kwargs) as held, collect_differences() as found, collect() as decided:
             held.copy_parameters()
             compiled = torch.compile(model, backend=_backend(parsed), dynamic=dynamic)
-            results = [each for each in tree_leaves(compiled(*inputs, **kwargs)) if _has_gradient(each)]
-            leaves = [each for each in (*tree_leaves((inputs, kwargs)), *_parameters(model)) if _has_gradient(each)]
+            results = [each for each in tree_flatten(compiled(*inputs, **kwargs))[0] if _has_gradient(each)]
+            leaves = [each for each in (*tree_flatten((inputs, kwargs))[0], *_parameters(model)) if _has_gradient(each)]
             if torch.is_grad_enabled() and results and leaves:
                 tangents = [torch.randn_like(each) for each in results]
                 torch.autograd.grad(results, leaves, tangents, allow_unused=True)

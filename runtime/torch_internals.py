@@ -340,7 +340,7 @@ PRIVATE = {
     "flex_in_full": Private(f"{_FLEX}:sdpa_dense", "what it computes", ATTENTION),
     "flex_backward_in_full": Private(f"{_FLEX}:sdpa_dense_backward", "what its gradients are", ATTENTION),
     "make_fx": Private("torch.fx.experimental.proxy_tensor:make_fx", "that as a graph", ATTENTION),
-    "tree_flatten": Private("torch.utils._pytree:tree_flatten", "its arguments in a list", ATTENTION),
+    "tree_flatten": Private("torch.utils._pytree:tree_flatten", "arguments and results in a list", ATTENTION),
     "tree_unflatten": Private("torch.utils._pytree:tree_unflatten", "and back", ATTENTION),
     "tensor_references": Private("torch:Tensor._use_count", "whether others have its values", COPIES, _UNCOUNTED),
     "storage_references": Private("torch._C:_storage_Use_Count", "whether others have their memory", COPIES, _UNCOUNTED),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.graph import register_multi_grad_hook
 
 from gossamer.backend.checking.differences import apart, gradients_apart
 from gossamer.backend.checking.locate import Place, Ways, locate
@@ -64,6 +63,21 @@ def collect_differences() -> Iterator[list[Difference]]:
         _found.reset(token)
 
 
+class _Watched(torch.autograd.Function):
+    """Copies of results; a function gets their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, compare: Callable[[Sequence[Tensor | None]], None], *results: Tensor) -> tuple[Tensor, ...]:
+        ctx.compare = compare
+        ctx.set_materialize_grads(False)
+        return tuple(each.clone() for each in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        ctx.compare(gradients)
+        return None, *gradients
+
+
 class CheckedGraph:
     """A compiled graph that compares itself with torch at every call, and in the backward pass.
 
@@ -115,9 +129,8 @@ class CheckedGraph:
             names = [f"the gradient of {self._names[n]}" for n in leaves]
             self._compare(names, gradients(found, args), gradients(expected, dense), before, gradients=True)
 
-        register_multi_grad_hook([found[n] for n in results], compare, mode="all")
-        # The hook is not called for what a backward pass starts with, so users get what is computed from it.
-        return [each.clone() if n in results else each for n, each in enumerate(found)]
+        watched = dict(zip(results, _Watched.apply(compare, *(found[n] for n in results)), strict=True))
+        return [watched.get(n, each) for n, each in enumerate(found)]
 
     def _compare(
         self, names: Sequence[str], found: Sequence[Any], expected: Sequence[Any], before: Sequence[Any], gradients: bool

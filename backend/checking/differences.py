@@ -12,7 +12,7 @@ from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Largest difference, as a share of the largest value, of what counts as equal."""
 
-_CANCELLED = 1e-3
+_CANCELLED = 1e-2
 """Gradients this much smaller than the largest may be sums that cancel: that of a bias before a batch norm is one."""
 
 

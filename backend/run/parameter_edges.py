@@ -5,11 +5,13 @@
     Function.backward(…)                  returns `Gradients` of the handle; its node hands them on to the parameters
 
 For a hundred parameters, asking takes as long as a small layer. A handle keeps its parameters alive. So it is kept only for
-parameters of the modules that a graph was compiled for, and only as long as these live.
+parameters of the modules that a graph was compiled for, and only as long as these live. If a parameter is replaced, the handle
+goes at the next call, or when Python collects garbage.
 """
 
+import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -90,6 +92,7 @@ class Ways:
         this = weakref.ref(self)
         self._modules = [weakref.ref(module, lambda _: _forget(this())) for module in modules]
         self.kept: Way | None = None
+        _all.add(self)
 
     def to(self, tensors: Sequence[Tensor]) -> Way:
         """The way to these tensors as they are now."""
@@ -101,13 +104,32 @@ class Ways:
             handle = _Edges.apply(*[tensors[place] for place in leads])
         found = Way(handle, leads, versions, identities)
         known = kept is not None and kept.identities == identities
-        self.kept = found if known or self._own(tensors[place] for place in leads) else None
+        self.kept = found if known or self._own(identities[place] for place in leads) else None
         return found
 
-    def _own(self, tensors: Iterable[Tensor]) -> bool:
+    def forget_replaced(self) -> None:
+        """Drops the handle if a module has other parameters by now."""
+        kept = self.kept
+        if kept is not None and not self._own(kept.identities[place] for place in kept.leads):
+            self.kept = None
+
+    def _own(self, identities: Iterable[int]) -> bool:
         modules = [module for reference in self._modules if (module := reference()) is not None]
-        parameters = {id(parameter) for module in modules for parameter in module.parameters()}
-        return len(modules) == len(self._modules) and parameters.issuperset(map(id, tensors))
+        parameters = {_IDENTITY(parameter) for module in modules for parameter in module.parameters()}
+        return len(modules) == len(self._modules) and parameters.issuperset(identities)
+
+
+_all = weakref.WeakSet[Ways]()
+
+
+def _at_collection(phase: str, info: Mapping[str, int]) -> None:
+    if phase == "start" and info["generation"] == _OLDEST:
+        for ways in list(_all):
+            ways.forget_replaced()
+
+
+_OLDEST = 2
+gc.callbacks.append(_at_collection)
 
 
 def _forget(ways: Ways | None) -> None:
