@@ -6,7 +6,7 @@ import runpy
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -66,7 +66,7 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right(monkeypatch
     assert documented == {f.name: repr(getattr(Options(), f.name)).replace("'", '"') for f in fields(Options)}
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md", "docs/experts.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md", "docs/embeddings.md", "docs/experts.md"])
 def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
     text = (ROOT / document).read_text()
     assert "<!-- measured: " in text
@@ -82,6 +82,9 @@ def test_code_runs_as_it_stands(page: str, program: str, tmp_path: Path, monkeyp
         if package in program:
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    if page.startswith("docs/migrate"):  # what pays depends on the machine, not whether the code is compiled
+        parse = Options.parse
+        monkeypatch.setattr(Options, "parse", lambda given: replace(parse(given), min_gain=0))
     with collect() as collected, warnings.catch_warnings():
         if page.count("/") == 2:  # migration, tutorials
             warnings.filterwarnings("error", message="torch.compile (broke|gave up)")
