@@ -1,7 +1,7 @@
 """Monarch matrices and other batches of small products in a row become sparse products in one kernel."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,14 +11,6 @@ from torch import Tensor, nn
 from gossamer.backend.report.report import Decision, collect
 
 OPTIONS = {"strict": True, "dense": "eager"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Monarch(nn.Module):

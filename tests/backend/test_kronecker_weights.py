@@ -1,7 +1,6 @@
 """Weights that are exactly Kronecker products are multiplied by their factors for as long as they are."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,14 +10,6 @@ from gossamer.backend.report.report import Decision, collect
 from gossamer.backend.structures.kronecker_weights import _left, _rest, _right, _split
 
 OPTIONS = {"strict": True, "dense": "eager"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """Low ranks beside sparse weights: adapters, sums of a sparse matrix and factors, and the order of their products."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,6 @@ import gossamer
 from gossamer.backend.report.report import Decision, collect
 
 OPTIONS = {"strict": True, "dense": "eager"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def pruned(rows: int, columns: int, dtype: torch.dtype = torch.float32, density: float = 0.1) -> nn.Linear:

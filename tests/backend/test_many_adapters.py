@@ -1,7 +1,7 @@
 """Many adapters in one batch: each sequence's adapter is an expert of a low rank, read where it lies."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,14 +11,6 @@ import gossamer
 from gossamer.backend.report.report import Decision, collect
 
 OPTIONS = {"strict": True, "dense": "eager", "min_gain": 0}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Served(nn.Module):

@@ -1,7 +1,6 @@
 """Adapters beside layers of int8 and 4-bit weights, not merged: one kernel, which trains the factors alone."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,6 @@ import gossamer
 from gossamer.backend.report.report import Decision, collect
 
 OPTIONS = {"strict": True, "dense": "eager"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Adapted(nn.Module):

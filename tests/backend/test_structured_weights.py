@@ -1,7 +1,7 @@
 """Products with Kronecker products, block diagonals, diagonals and sums of these multiply with the factors."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,6 @@ import gossamer
 from gossamer.backend.report.report import Decision, collect
 
 OPTIONS = {"strict": True, "dense": "eager"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Factors(nn.Module):
