@@ -39,7 +39,7 @@ class Difference:
         more = f" and {len(self.values) - 3} more" if len(self.values) > 3 else ""
         text = f"a compiled graph differs from torch in {names}{more} (of the largest value)."
         if self.place is None:
-            return f"{text} No part of it differs by itself"
+            return f"{text} No part of it differs by itself."
         where = ", ".join(filter(None, (self.place.module, self.place.line)))
         text += f" The first value that differs is {self.place.node.name}{f' ({where})' if where else ''}."
         if self.place.culprit:

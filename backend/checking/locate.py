@@ -1,9 +1,9 @@
 """Where a compiled graph goes wrong: a small part that is wrong by itself, and the graph pass that makes it wrong.
 
-nodes of the graph      0 … … … … … … n
-the end                 the first node that is wrong, of the part from 0 on      by halving
-the start               the last one from which the part is still wrong          by halving
-the pass                the first with which the part is wrong           by halving
+nodes of the graph    0 … … … … … … n
+the end               the first node that is wrong, of the part from 0 on    by halving
+the start             the last one from which the part is still wrong        by halving
+the pass              the first with which the part is wrong                 by halving
 """
 
 import re
