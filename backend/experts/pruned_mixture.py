@@ -51,11 +51,11 @@ def put_pruned(
     leaves = [each.experts[0].weight.leaves for each in (up, down)]
     operands = list(dict.fromkeys(leaf for own in leaves for leaf in own))
     through = (*leaves[0] * (1 + (layer.gate.layout != "up")), *leaves[1])
-    places = [tuple(map(operands.index, own)) for own in (*leaves, through)]
+    first, second, chain = (tuple(map(operands.index, own)) for own in (*leaves, through))
+    places = first, second, chain
     gate = layer.gate.activation, layer.gate.layout
     key = content_hash("mixture", *(each.key for built in (*parts, chains) for each in built), places, gate)
-    regions = [regions_of(built) for built in (*parts, chains)]
-    region_op.add(key, PrunedMixture(*regions, tuple(places), *gate))
+    region_op.add(key, PrunedMixture(regions_of(parts[0]), regions_of(parts[1]), regions_of(chains), places, *gate))
     for each in (up, down):
         each.forget()
     put_region(layer, key, operands)
