@@ -10,7 +10,7 @@ blocks of a transformer do.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -59,22 +59,27 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
         full = not counted_apart and len(checks) >= _MOST_TOGETHER
         names = [name for name, tensor in _tensors(module) if id(tensor) in statics and has_zeros_to_see(tensor)]
         if names and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
-            checks.append(check := _Check(module, names, source, frame.f_globals))
+            checks.append(check := _Check(module, names, source.local_name if counted_apart else None))
             install_guard(source.make_guard(partial(_zeros_match, check)))
 
 
 def _still_of_use(checks: Iterable["_Check"]) -> "list[_Check]":
     """The checks of graphs that Dynamo still has. Of those whose models are gone it forgets all but the latest."""
-    found = [check for check in checks if check.graph() is not None]
+    found = [check for check in checks if check.has_graph()]
     for check in [check for check in found if check.counted() is _NOBODY][:-_MOST_UNUSED]:
         check.drop_graph()
-    return [check for check in found if check.graph() is not None]
+    return [check for check in found if check.has_graph()]
 
 
 def _zeros_match(check: "_Check", builder: Any, guard: Any) -> None:
     """Adds the check to the guards of a graph, as the methods of Dynamo's GuardBuilder do."""
     text = f"the zeros of {guard.name} are those it was compiled for"
-    builder.guard_manager.root.add_lambda_guard(check, [text], None)
+    root = builder.guard_manager.root  # its guards see all local variables, at every call
+    if check.variable is not None:
+        root.add_lambda_guard(lambda scope: check(scope.get(check.variable)), [text], None)
+    else:
+        root.add_lambda_guard(lambda _: check(check.latest()), [text], None)
+        builder.get_guard_manager(guard).add_lambda_guard(check, [text], None)  # left out while it is the same module
     check.graph, check.counts = weakref.ref(builder.guard_manager), builder.id_matched_objs
     check.count()
 
@@ -82,15 +87,16 @@ def _zeros_match(check: "_Check", builder: Any, guard: Any) -> None:
 class _Check:
     """Whether a graph serves the module of a frame.
 
-    counted  the module as whose Dynamo counts the graph
-    graph    Dynamo's record of the graph, as long as there is one
-    counts   what Dynamo counts graphs by: modules by the names of local variables
+    variable  the local variable that the module is in; None for others, whose graphs Dynamo does not count apart
+    counted   the module as whose Dynamo counts the graph
+    graph     Dynamo's record of the graph
+    counts    what Dynamo counts graphs by: modules by the names of local variables
     """
 
-    def __init__(self, module: nn.Module, names: Sequence[str], source: Any, variables: Mapping[str, Any]) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str], variable: str | None) -> None:
         self.graph: Callable[[], Any] = _nothing
         self.counts = dict[str, Any]()
-        self._names, self._source, self._globals = names, source, variables
+        self.variable, self._names = variable, names
         tensors = dict(_tensors(module))
         self._zeros = [Zeros.of(tensors[name]) for name in names]
         self._probed = max(names, key=lambda name: tensors[name].numel())
@@ -98,12 +104,15 @@ class _Check:
         self._looks[module] = self._last = _Look(module, self._probed, serves=True)
         self.counted = weakref.ref(module)
 
-    def __call__(self, variables: Mapping[str, Any]) -> bool:
+    def __call__(self, module: object) -> bool:
         try:
-            module = self._module(variables)
             return not isinstance(module, nn.Module) or self._serves(module)
         except Exception:  # a guard must not raise; whether the graph can run is for Dynamo's own to tell
             return True
+
+    def latest(self) -> nn.Module | None:
+        """The module that was seen last."""
+        return self._last.module()
 
     def count(self) -> None:
         """Has Dynamo count the graph as that of a module which it serves. Dynamo allows eight graphs for each module in a local
@@ -112,21 +121,20 @@ class _Check:
         self.counted = weakref.ref(served)
         if served is not _NOBODY:
             weakref.finalize(served, self.count).atexit = False
-        if isinstance(self._source, LocalSource):
-            self.counts[self._source.local_name] = weakref.ref(served)
+        if self.variable is not None:
+            self.counts[self.variable] = weakref.ref(served)
+
+    def has_graph(self) -> bool:
+        """Whether Dynamo has the graph; after torch.compiler.reset() only its record is left."""
+        graph = self.graph()
+        return graph is not None and graph.cache_entry is not None
 
     def drop_graph(self) -> None:
         """Has Dynamo forget the graph."""
         graph, self.graph = self.graph(), _nothing
-        if graph.cache_entry is not None and graph.extra_state is not None:
-            forgotten = DeletedGuardManagerWrapper("the models with these zeros are gone")
-            forgotten.id_matched_objs.update(graph.id_matched_objs)
-            graph.extra_state.invalidate(graph.cache_entry, forgotten)
-
-    def _module(self, variables: Mapping[str, Any]) -> Any:
-        if isinstance(self._source, LocalSource):
-            return variables[self._source.local_name]
-        return self._source.get_value({"G": self._globals, "L": variables}, {}, {})
+        forgotten = DeletedGuardManagerWrapper("the models with these zeros are gone")
+        forgotten.id_matched_objs.update(graph.id_matched_objs)
+        graph.extra_state.invalidate(graph.cache_entry, forgotten)
 
     def _serves(self, module: nn.Module) -> bool:
         look = self._last

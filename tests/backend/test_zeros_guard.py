@@ -124,6 +124,15 @@ def test_a_function_of_a_global_model_compiles_for_a_few() -> None:
     assert 1 < sum(found) <= zeros_guard._MOST_TOGETHER + 1
 
 
+def test_a_global_model_with_loaded_weights_gets_another_graph() -> None:
+    global MODEL
+    MODEL = Layers()
+    function = compiled(with_global_model)
+    assert call(function, MODEL) == (1, 0)
+    MODEL.load_state_dict(Layers(0.1).state_dict())
+    assert call(function, MODEL) == (1, 2)
+
+
 MODEL: Layers
 
 
