@@ -72,7 +72,8 @@ class _Step:
         """Has the next step begin here, whatever became of the one before."""
         self.end()
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
-        self._hooks[1].hooks_dict_ref().move_to_end(self._hooks[1].id, last=False)
+        hooks: Any = self._hooks[1].hooks_dict_ref()
+        hooks.move_to_end(self._hooks[1].id, last=False)
 
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
