@@ -62,7 +62,7 @@ MODELS = {"mlp": mlp, "mlp-blocks": mlp_blocks, "gpt": gpt} | {name: partial(con
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A model with zeros in the weights of the layers of these names, what it learns, and what AdamW is asked for."""
+    """A model with zeros in the weights of the layers of these names, what it learns, and a flag of AdamW."""
 
     model: nn.Module
     layers: tuple[str, ...]
@@ -70,7 +70,7 @@ class Training:
     target: Tensor
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"f32": 1e-4})
     precision: str = "f32"
-    flags: Mapping[str, bool] = field(default_factory=lambda: {"fused": True})
+    fused: bool | None = True
 
     def reference(self) -> tuple[Tensor, Work]:
         """The gradients in float64; three products a layer."""
@@ -116,7 +116,7 @@ def steps(
     attach: Callable[[torch.optim.Optimizer], object] = id,
 ) -> Prepared:
     """Takes a step of training at each call, and gives the gradients of the first."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, **problem.flags)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=problem.fused)
     attach(optimizer)
 
     def backward() -> None:
@@ -294,8 +294,8 @@ def build(name: str, sparsity: float, optimizer: str = "fused") -> Training:
         if isinstance(layer, nn.Linear | nn.Conv2d) and (layer.weight == 0).double().mean() >= _LEAST_ZEROS
     ]
     tolerance = {"f32": 0.1 if name in GFLOP else 1e-4, "bf16": 0.05}
-    precision, flags = "bf16" if name == "mlp-blocks" else "f32", {"fused": True} if optimizer == "fused" else {}
-    return Training(model, tuple(layers), x, torch.randn_like(model(x)), tolerance, precision, flags)
+    precision, fused = "bf16" if name == "mlp-blocks" else "f32", True if optimizer == "fused" else None
+    return Training(model, tuple(layers), x, torch.randn_like(model(x)), tolerance, precision, fused)
 
 
 def add_arguments(parser: _ActionsContainer) -> None:

@@ -238,7 +238,7 @@ def test_closures_are_called_once() -> None:
             losses.append(loss.item())
             return loss
 
-        found = [float(each.optimizer.step(closure)), float(each.optimizer.step(closure=closure))]  # type: ignore[arg-type]
+        found = [each.optimizer.step(closure).item(), each.optimizer.step(closure=closure).item()]  # type: ignore[arg-type]
         each.check_path(4)
         assert found == losses
     assert_equal(ours, plain)
@@ -272,6 +272,16 @@ def test_masks_that_keep_less_and_revive_entries() -> None:
     moved = parameter.detach()[hidden & (mask != 0)]
     assert moved.isfinite().all() and (moved != before[mask[hidden] != 0]).any()
     assert torch.equal(parameter.detach()[hidden & (mask == 0)], before[mask[hidden] == 0])
+
+
+@pytest.mark.parametrize("entries", [0, 1, 17])
+def test_masks_that_keep_little_and_have_factors(entries: int) -> None:
+    ours, plain = pair()
+    for each in (ours, plain):
+        for _, mask in each.masked:
+            mask.fill_(0).view(-1)[:entries] = 1.5
+        each.steps(4)
+    assert_equal(ours, plain)
 
 
 def test_a_parameter_that_is_used_without_its_mask_steps_as_a_whole() -> None:
