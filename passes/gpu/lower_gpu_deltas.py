@@ -71,12 +71,12 @@ def _read(matrix: Matrix) -> float:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor: 15 bytes of memory a cycle, which the weight has to pass; and for each pass over it of up to
-    8 tokens its instructions for 32 entries, of which it does 2.5 a cycle: seven, and two for each token."""
+    """Cycles of a multiprocessor for the instructions of each pass over the weight, up to 8 tokens: for 32 entries seven, and
+    two for each token, of which it does 2.5 a cycle."""
     stored, able = _storage(matrix), [count for count in _TOKENS if _shared(matrix.columns, count) <= _MOST_SHARED]
     assert stored is not None
     count = min((each for each in able if each >= tokens), default=able[0])
-    return -(-tokens // count) * max(_bytes(matrix, stored) / 15, _entries(matrix, stored) / 32 * (7 + 2 * count) / 2.5)
+    return -(-tokens // count) * _entries(matrix, stored) / 32 * (7 + 2 * count) / 2.5
 
 
 GPU_DELTAS = Family("gpu-deltas", _storage, _tile, _cycles, most=_TOKENS[0], read=_read)
