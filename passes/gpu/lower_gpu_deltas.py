@@ -92,11 +92,15 @@ class LowerGpuDeltas:
                 spmv = GpuProduct(op, [_TOKENS[0]])
                 launches = {tokens: _launch(spmv, tokens) for tokens in _TOKENS}
                 fitting = {tokens: launch for tokens, launch in launches.items() if launch.shared <= _MOST_SHARED}
-                spmv.kernels(fitting, lambda operands, spmv=spmv: _Kernel(spmv, operands).emit())
+                spmv.kernels(fitting, partial(_emit, spmv))
 
 
 def _launch(spmv: GpuProduct, tokens: int) -> Launch:
     return Launch(tokens, -(-spmv.M // Deltas.ROWS), Deltas.WARPS * WARP, _shared(spmv.K, tokens))
+
+
+def _emit(spmv: GpuProduct, operands: Operands) -> None:
+    _Kernel(spmv, operands).emit()
 
 
 class _Kernel:

@@ -131,7 +131,7 @@ def timings(tmp_path: Path) -> Path:
     """As a GPU would give them whose rates are TRUE, within a tenth."""
     draw, model = random.Random(0), Roofline.with_peaks(*PEAKS, TRUE)
     lines = [{"capability": PEAKS[0], "multiprocessors": 132, "clock_mhz": 1980.0, "bytes_a_us": PEAKS[2]}]
-    for schedule, element in (("gpu-kblock", "f32"), ("gpu-expand", "bf16")):
+    for schedule, element in (("gpu-kblock", "f32"), ("gpu-expand", "bf16"), ("gpu-deltas", "f16")):
         for rows, columns in ((768, 3072), (4096, 4096)):
             for density in (0.3, 0.1):
                 for tokens in (1, 16, 64, 2048):
@@ -166,7 +166,7 @@ def test_tables_have_a_row_for_each_layer_and_density(timings: Path, capsys: pyt
     assert fit.main([str(timings), "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| layer | zeros | 1 tokens | 16 tokens | 64 tokens | 2048 tokens |"
-    assert len(lines) == 2 + 2 * 2 * 2
+    assert len(lines) == 2 + 3 * 2 * 2
 
 
 def test_without_timings_there_is_no_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
