@@ -127,10 +127,9 @@ def checked() -> Iterator[tuple[Layer, tuple[int, ...]]]:
         for rows, columns in ((1, 1), (33, 129), (512, 3000)):
             yield Layer("gpu-gather", rows, columns, element, ("bias", "gelu")), (1, 3, 16)
     for element in ("bf16", "f16"):
-        for rows, columns in ((1, 1), (33, 129), (130, 872), (512, 4096)):
+        for rows, columns, few in ((1, 1, (1,)), (33, 129, (1, 5)), (130, 872, (2, 3, 6)), (512, 4096, (*range(1, 9), 16))):
             for planned in (None, 0.5):
-                layer = Layer("gpu-deltas", rows, columns, element, ("bias", "gelu"), planned=planned)
-                yield layer, (*range(1, 9), 16)
+                yield Layer("gpu-deltas", rows, columns, element, ("bias", "gelu"), planned=planned), few
         for rows, columns in ((1, 8), (33, 872), (512, 4096)):
             yield Layer("gpu-expand", rows, columns, element, ("bias", "gelu")), (1, 3, 16, 40)
         for rows, columns in ((1, 8), (130, 264), (512, 384)):
@@ -180,17 +179,20 @@ def timed() -> Iterator[Timing]:
             layer = Layer(schedule, rows, columns, element)
             for density in (0.5, 0.3, 0.2, 0.1, 0.05):
                 yield from (Timing(layer, density, tokens) for tokens in (1, 4, 8, 16, 32))
-        for element in ("bf16", "f16"):
-            layer = Layer("gpu-deltas", rows, columns, element)
-            for density in (0.5, 0.3, 0.2, 0.1, 0.05):
-                stored = layer if density <= 0.1 else replace(layer, planned=density)
-                yield from (Timing(stored, density, tokens) for tokens in (1, 2, 4, 8))
-        layer = Layer("gpu-gather", rows, columns, "f16")
-        yield from (Timing(layer, density, tokens) for density in (0.5, 0.2) for tokens in (1, 4))
         for schedule, counts in (("gpu-gather", (1, 4, 8, 16)), ("gpu-quads", (1, 8, 16, 32, 64))):
             layer = Layer(schedule, rows, columns, "i8")
             for density in (0.3, 0.2, 0.1, 0.05):
                 yield from (Timing(layer, density, tokens) for tokens in counts)
+    for rows, columns in (*_LLAMA, *BERT[-2:]):
+        for density in (0.5, 0.3, 0.2, 0.1, 0.05):
+            layer = Layer("gpu-deltas", rows, columns, "f16", planned=density if density > 0.1 else None)
+            yield from (Timing(layer, density, tokens) for tokens in (1, 2, 4, 8))
+    for rows, columns in _LLAMA:
+        for density in (0.5, 0.2):
+            layer = Layer("gpu-deltas", rows, columns, "bf16", planned=density)
+            yield from (Timing(layer, density, tokens) for tokens in (1, 4))
+            layer = Layer("gpu-gather", rows, columns, "f16")
+            yield from (Timing(layer, density, tokens) for tokens in (1, 4))
     fused = Layer("gpu-kblock", 3072, 768, "f32", ("bias", "gelu"))
     for layer in (fused, replace(fused, schedule="gpu-blocks", element="bf16", block=64)):
         yield from (Timing(layer, 0.1, tokens) for tokens in (128, 4096))
