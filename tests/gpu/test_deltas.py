@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from gossamer.backend.devices.cuda_cost import EXPECTED, Roofline
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.gpu_packings import Deltas
 from gossamer.passes import gpu_pipelines, pipelines
@@ -166,6 +167,18 @@ def test_bytes_of_a_nonzero(density: float, most: float) -> None:
     found = sum(array.nbytes for array in pack(w, stored).components) / nonzeros
     assert found <= most
     assert family.read(matrix) / matrix.nonzeros == pytest.approx(found, rel=0.08)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+@pytest.mark.parametrize(("density", "gain"), [(0.5, 1.2), (0.2, 2.5)])
+def test_the_model_takes_it_for_decoding(density: float, gain: float, tokens: int) -> None:
+    """On a GPU with the figures of an H100, of which nothing was measured."""
+    model = Roofline.with_peaks((9, 0), 132 * 1755.0, 3.35e6, EXPECTED)
+    for rows, columns in ((11008, 4096), (4096, 11008)):
+        matrix = Matrix(rows, columns, 1, "f16", gpu_pipelines.WARP_BITS, density)
+        assert model.predict(matrix, tokens, False).schedule == SCHEDULE
+        assert model.dense_us(matrix, tokens, False) > gain * model.sparse_us(SCHEDULE, matrix, tokens)
+        assert model.predict(matrix, 16, False).schedule != SCHEDULE
 
 
 def test_the_packing_says_where_each_nonzero_lies() -> None:
