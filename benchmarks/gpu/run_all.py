@@ -27,7 +27,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 UNPACKED = Path(os.environ.get("GOSSAMER_TRAVEL_ROOM", "/tmp/gossamer-travel"))
-REHEARSED = 4  # times as long as on a GPU a step may take without one
+REHEARSED = 10  # times as long as on a GPU a step may take without one
 OUT = "{out}"  # in commands: the folder of the results
 
 
