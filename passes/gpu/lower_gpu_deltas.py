@@ -29,7 +29,7 @@ from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing, parse_packing
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.gpu.gpu_product import GpuProduct, Operands
-from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, load, shared, store, total, when, widest
+from gossamer.passes.loops.gpu_threads import MOST_SHARED, WARP, below, divmod_by, load, shared, store, total, when, widest
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.vectors import added, byte_width, index, load_index, loop, multiplied, vector_of, widened, zeros
 
@@ -37,12 +37,11 @@ _TOKENS = (8, 4, 2, 1)
 _HALF = Deltas.ENTRIES // 2  # entries whose values a lane loads at once
 _QUAD = 4  # distances in a word
 _STAGED = 8  # elements of x that a thread stores at once
-_MOST_SHARED = 96 << 10  # bytes of x in shared memory: what a block may have on every architecture since Ampere
 _SUMS = 4 * Deltas.WARPS * Deltas.ROWS  # bytes of the warps' sums of a token
 
 
 def _storage(matrix: Matrix) -> Deltas | None:
-    fits = matrix.element in ("bf16", "f16") and _shared(matrix.columns, 1) <= _MOST_SHARED
+    fits = matrix.element in ("bf16", "f16") and _shared(matrix.columns, 1) <= MOST_SHARED
     return min((Deltas(matrix.reduction, bits) for bits in (4, 8)), key=partial(_bytes, matrix)) if fits else None
 
 
@@ -73,7 +72,7 @@ def _read(matrix: Matrix) -> float:
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Cycles of a multiprocessor for the instructions of each pass over the weight, up to 8 tokens: for 32 entries seven, and
     two for each token, of which it does 2.5 a cycle."""
-    stored, able = _storage(matrix), [count for count in _TOKENS if _shared(matrix.columns, count) <= _MOST_SHARED]
+    stored, able = _storage(matrix), [count for count in _TOKENS if _shared(matrix.columns, count) <= MOST_SHARED]
     assert stored is not None
     count = min((each for each in able if each >= tokens), default=able[0])
     return -(-tokens // count) * _entries(matrix, stored) / 32 * (7 + 2 * count) / 2.5
@@ -91,7 +90,7 @@ class LowerGpuDeltas:
             with op.location:
                 spmv = GpuProduct(op, [_TOKENS[0]])
                 launches = {tokens: _launch(spmv, tokens) for tokens in _TOKENS}
-                fitting = {tokens: launch for tokens, launch in launches.items() if launch.shared <= _MOST_SHARED}
+                fitting = {tokens: launch for tokens, launch in launches.items() if launch.shared <= MOST_SHARED}
                 spmv.kernels(fitting, partial(_emit, spmv))
 
 
