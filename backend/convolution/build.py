@@ -21,6 +21,7 @@ from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run import region_op
 from gossamer.backend.run.compiled_region import Band, CompiledRegion, Variant, Weight
+from gossamer.backend.run.labels import about
 from gossamer.backend.run.layouts import Images, Matrices
 from gossamer.backend.run.packed_weights import Packings
 from gossamer.backend.run.reference_region import ReferenceRegion
@@ -81,7 +82,8 @@ def as_images(
     band: Band | None = None,
 ) -> CompiledRegion:  # fmt: skip
     """What runs a convolution with this kernel; a depthwise one is never dense, and so has no body."""
-    return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band)
+    said = about("", region.members, [found.node])
+    return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band, about=said)
 
 
 def _reference(found: Convolution, region: Region, kernel: Kernel, weights: tuple[Weight, ...]) -> ReferenceRegion:
