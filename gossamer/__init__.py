@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gossamer.backend.bisect import bisect
     from gossamer.backend.explain import explain
     from gossamer.backend.measuring.calibrate import calibrate
+    from gossamer.backend.profile import profile
+    from gossamer.backend.profiling.measured import Profile
     from gossamer.backend.report.options import Options
     from gossamer.backend.report.report import Decision
     from gossamer.backend.report.table import Report
@@ -68,6 +70,8 @@ _HOMES = {
     "bisect": "gossamer.backend.bisect",
     "calibrate": "gossamer.backend.measuring.calibrate",
     "explain": "gossamer.backend.explain",
+    "profile": "gossamer.backend.profile",
+    "Profile": "gossamer.backend.profiling.measured",
     "Options": "gossamer.backend.report.options",
     "Decision": "gossamer.backend.report.report",
     "Report": "gossamer.backend.report.table",
@@ -135,6 +139,7 @@ __all__ = [
     "GradualMasks",
     "OptionError",
     "Options",
+    "Profile",
     "Recipe",
     "Report",
     "RowWiseAdagrad",
@@ -159,6 +164,7 @@ __all__ = [
     "implements",
     "load",
     "prepare",
+    "profile",
     "prune",
     "quantize",
     "register_format",

@@ -105,7 +105,7 @@ class Operation:
         if self.remembers_floats:
             REMEMBER_FLOATS.add(name)
         LIBRARY.define(plain(self.schema), tags=self.tags)
-        label = self.label or partial(_label, name)
+        label = lambda *given: self.called(given)
         LIBRARY.impl(name, _entered(dispatched(name, kernel, label), kernel), "CPU")
         if self.cuda is not None:
             kernel = self.checked(self.cuda)
@@ -117,6 +117,13 @@ class Operation:
         if self.batched is not None:
             self.batched(name)
         return call
+
+    def called(self, given: Sequence[Any]) -> str:
+        """What a call is called in profiles."""
+        if self.label is not None:
+            return self.label(*given)
+        weights = dict.fromkeys(each for tensor in tensors_in(given) if tensor.dim() > 1 and (each := name_of(tensor)))
+        return f"{self.name} of {', '.join(weights)}" if weights else self.name
 
     @property
     def name(self) -> str:
@@ -183,11 +190,6 @@ def _entered(call: Function, kernel: Function) -> Function:
     """What the dispatcher calls, and below it the kernel, as Dynamo must not trace them."""
     untraced(kernel)
     return untraced(call)
-
-
-def _label(name: str, *given: Any) -> str:
-    weights = dict.fromkeys(each for tensor in tensors_in(given) if tensor.dim() > 1 and (each := name_of(tensor)))
-    return f"{name} of {', '.join(weights)}" if weights else name
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
 """What calls of regions are called in profiles: by the modules whose weights they take, and what else they compute.
 
-encoder.layer.0.attention.self.query to output.dense + softmax, gelu, native_layer_norm, chain of 6
+encoder.layer.0.attention.self.query to output.dense + softmax, gelu, layer_norm, chain of 6
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,16 @@ _UNSAID = {
 
 def about(kind: str, members: Sequence[fx.Node], products: Sequence[fx.Node]) -> str:
     """What the members of a region compute besides some products, by the operations that torch traced, then its kind."""
-    traced = [node.meta.get("original_aten") or node.target for node in members if node not in products]
-    names = [getattr(getattr(each, "overloadpacket", each), "__name__", "") for each in traced]
-    own = {_named(node) for node in products}
-    said = [name for name in dict.fromkeys(names) if name and name not in _UNSAID | own]
+    unsaid = _UNSAID | {_operation(node) for node in products}
+    said = [name for name in dict.fromkeys(map(_operation, members)) if name and name not in unsaid]
     text = f"+ {', '.join(said[:_MOST])}{', …' * (len(said) > _MOST)}" if said else ""
     return ", ".join(each for each in (text, kind) if each)
 
 
-def _named(node: fx.Node) -> str:
+def _operation(node: fx.Node) -> str:
+    """The operation of the model that a node is, or is a part of."""
     target: Any = node.meta.get("original_aten") or node.target
-    return str(getattr(getattr(target, "overloadpacket", target), "__name__", ""))
+    return str(getattr(getattr(target, "overloadpacket", target), "__name__", "")).removeprefix("native_")
 
 
 def modules_of(region: object, operands: Sequence[Tensor]) -> list[str]:
@@ -59,6 +58,6 @@ def label(region: object, operands: Sequence[Tensor]) -> str:
     else:
         first, last = modules[0].split("."), modules[-1].split(".")
         shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
-        named = f"{modules[0]} to {'.'.join(last[shared:])}"
+        named = ".".join(first[:shared]) + ": " * bool(shared) + f"{'.'.join(first[shared:])} to {'.'.join(last[shared:])}"
     said = str(getattr(region, "about", ""))
     return f"{named}{' ' if said.startswith(('+', '(')) else ', '}{said}" if said else named

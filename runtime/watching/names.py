@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakref.WeakKeyDictionary()
 
@@ -23,7 +24,9 @@ def name_of(tensor: Tensor) -> str | None:
 
 
 def _address(tensor: Tensor) -> int | None:
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout is not torch.strided:
+        return None
     try:
         return tensor.data_ptr() or None
-    except RuntimeError:  # fake tensors, and others without memory
+    except RuntimeError:  # torch.func wraps it
         return None
