@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,6 +19,12 @@ from gossamer.backend.report.words import count, in_bytes, one_name, span, witho
 
 _WIDTH = 100
 _NAME = 32
+
+
+class Measured(Protocol):
+    """What `gossamer.profile` returns."""
+
+    def data(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -69,16 +75,18 @@ class Report:
         """Packed bytes of the same weights, once for each format."""
         return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one HTML file, which any browser shows from disk: the model, the patterns, and the code.
+    def save(self, path: str | os.PathLike[str], profile: "Measured | None" = None) -> None:
+        """Writes the report as one HTML file, which any browser shows from disk: the model, the patterns, the code, the run.
 
-        It shows code if the report was made with options={"dump_ir": DIR}. OSError if the file cannot be written.
+        It shows code if the report was made with options={"dump_ir": DIR}, and the run if there is a `profile` of the call.
+        OSError if the file cannot be written.
         """
         from gossamer.backend.page.render import render  # most reports are only printed
         from gossamer.backend.page.stages import kernels_in
 
         kernels = kernels_in(Path(self.dump)) if self.dump else []
-        Path(path).write_text(render(self.data(), kernels, self.dump or ""), encoding="utf-8")
+        data = self.data() | ({} if profile is None else {"run": profile.data()})
+        Path(path).write_text(render(data, kernels, self.dump or ""), encoding="utf-8")
 
     def data(self) -> dict[str, Any]:
         """The report as JSON can hold it: what its page shows, and what a dump folder keeps of it."""

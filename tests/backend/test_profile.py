@@ -87,7 +87,7 @@ def test_arrows_lead_from_modules_to_kernel_calls(model: nn.Module, tmp_path: Pa
     (kernel,) = (each for each in events if each["name"] == label)
     modules = [each for each in events if each.get("pid") == "modules" and each["ph"] == "X"]
     assert [each["name"] for each in modules] == ["outer", "block"]
-    assert all((each["ts"], each["dur"]) == (kernel["ts"], pytest.approx(kernel["dur"])) for each in modules)
+    assert all((each["ts"], each["dur"]) == (kernel["ts"], pytest.approx(kernel["dur"], abs=1)) for each in modules)
     begin, end = (next(each for each in events if each["ph"] == phase and each.get("cat") == "modules") for phase in "sf")
     assert begin["id"] == end["id"] and (end["pid"], end["tid"]) == (kernel["pid"], kernel["tid"])
 
