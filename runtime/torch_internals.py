@@ -125,6 +125,7 @@ def _in_transform() -> bool:
 _AOT, _SHAPES = "torch._functorch._aot_autograd.descriptors", "torch.fx.experimental.symbolic_shapes"
 _CODEGEN, _FUNCTORCH = "torch._inductor.codegen", "torch._C._functorch"
 _CACHES, _FRAMES = "torch.compiler._cache", "torch._C._dynamo.eval_frame"
+_ACTIVE = "torch._C:_are_functorch_transforms_active"
 _FLEX = "torch._higher_order_ops.flex_attention"
 _ATEN = "torch:ops.aten"
 _UNCOUNTED = lambda *_: -1
@@ -278,10 +279,11 @@ PRIVATE = {
     "get_proxy_mode": Private(
         "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES
     ),
-    "layers_of_transforms": Private(
-        f"{_FUNCTORCH}:get_dynamic_layer_stack_depth", "whether one runs", TRANSFORMS, _in_transform
+    "layers_of_transforms": Private(  # Dynamo traces the first from torch 2.13 on
+        f"{_FUNCTORCH}:get_dynamic_layer_stack_depth" if torch.__version__ >= (2, 13) else _ACTIVE,
+        "whether one runs", TRANSFORMS, _in_transform,
     ),
-    "transforms_active": Private("torch._C:_are_functorch_transforms_active", "whether one runs", TRANSFORMS, _in_transform),
+    "transforms_active": Private(_ACTIVE, "whether one runs", TRANSFORMS, _in_transform),
     "is_functorch_wrapped_tensor": Private(
         f"{_FUNCTORCH}:is_functorch_wrapped_tensor", "what is inside of one", TRANSFORMS, lambda _: False
     ),
