@@ -17,6 +17,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.without_zeros import without_zeros
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.pictures import patterns_of
+from gossamer.backend.regions.details import answered
 from gossamer.backend.report.graph_breaks import collect_breaks, is_whole, watch_graph_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector, collect
@@ -90,7 +91,7 @@ class _Call:
         finally:
             torch.compiler.reset()  # which forgets who watches, too
             watch_graph_breaks(sparse)
-        decisions = [*found.decisions, *without_zeros(backend.parameters, {each.name for each in found.decisions})]
+        decisions = [*answered(found.decisions), *without_zeros(backend.parameters, {each.name for each in found.decisions})]
         report = Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training)
         report.min_gain, report.patterns, report.dump = options.min_gain, backend.patterns, options.dump_ir
         return report, held
