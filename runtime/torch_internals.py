@@ -279,6 +279,10 @@ PRIVATE = {
     "get_proxy_mode": Private(
         "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES
     ),
+    "compiler_flags": Private(
+        "torch.compiler:_is_exporting_flag", "whether it traces", EXPORT, SimpleNamespace(_is_exporting_flag=False),
+        changing=True,
+    ),
     "layers_of_transforms": Private(  # Dynamo traces the first from torch 2.13 on
         f"{_FUNCTORCH}:get_dynamic_layer_stack_depth" if torch.__version__ >= (2, 13) else _ACTIVE,
         "whether one runs", TRANSFORMS, _in_transform,
