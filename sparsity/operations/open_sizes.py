@@ -12,12 +12,11 @@ from gossamer.runtime.torch_internals import check_in_graph, guard_or_true
 
 def agree(one: Any, other: Any) -> bool:
     """Whether two sizes are equal. If a graph learns that only when it runs, it counts as true, and the graph checks it."""
-    same = one == other
-    if isinstance(same, bool) and not torch.compiler.is_compiling():  # which torch 2.11 denies while it computes fake results
-        return same
-    if not guard_or_true(same):
+    if not torch.compiler.is_compiling():
+        return bool(one == other)
+    if not guard_or_true(one == other):
         return False
-    check_in_graph(same)
+    check_in_graph(one == other)
     return True
 
 
