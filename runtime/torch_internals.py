@@ -10,10 +10,9 @@ of, and have a schema that torch keeps.
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.runtime.modules import sizes
+from gossamer.runtime.modules import compiling, sizes
 from gossamer.runtime.modules.when_loaded import when_loaded
 
 REGIONS = "sparse regions"
@@ -385,23 +384,6 @@ def _found(private: Private) -> Any:
         return _refusing(private.feature) if private.stand_in is None else private.stand_in
 
 
-@contextmanager
-def _compiling(install: Callable[..., Any], *given: Any) -> Iterator[None]:
-    flags, before = _get("compiler_flags"), _get("compiler_flags")._is_compiling_flag
-    flags._is_compiling_flag = True
-    try:
-        with install(*given):
-            yield
-    finally:
-        flags._is_compiling_flag = before
-
-
-def _hold_flag() -> None:
-    """Has torch.compiler.is_compiling() be true in all that runs while Dynamo compiles a frame, as it is from torch 2.13 on."""
-    handler = _get("callback_handler")
-    handler.install_callbacks = partial(_compiling, handler.install_callbacks)
-
-
 if torch.__version__ < (2, 13):
-    when_loaded("torch._dynamo.callback", _hold_flag)
+    when_loaded("torch._dynamo.callback", lambda: compiling.hold(_get("callback_handler"), _get("compiler_flags")))
 when_loaded(_SHAPES, lambda: sizes.take(_get("statically_known_true"), _get("guard_or_true")))
