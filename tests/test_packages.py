@@ -62,6 +62,8 @@ assert_type(gossamer.SparseTensor.from_dense(x).shape, torch.Size)
 assert_type(gossamer.Format.CSR, gossamer.Format)
 assert_type(gossamer.train_sparse(model, torch.optim.SGD(model.parameters()), "rigl"), gossamer.SparseTraining)
 caught: type[Exception] = gossamer.OptionError
+assert_type(gossamer.recipes.Cubic(1, 2), gossamer.recipes.Cubic)
+wrap: Callable[..., object] = gossamer.distributed.data_parallel
 verbs: list[Callable[..., object]] = [gossamer.prune, gossamer.quantize, gossamer.bisect]
 """
 

@@ -101,7 +101,7 @@ def distill(
     """Trains a sparse model toward its dense teacher, in place. Zeros stay zeros. Returns the model, in the modes that it had.
 
     data           batches as for `prune`; they are repeated until `steps` are done
-    sparsity       the share of zeros to reach, by the cubic schedule of `GradualMasks`. None keeps the zeros of the model
+    sparsity       the share of zeros to reach, by the cubic schedule of `gossamer.recipes.GradualMasks`. None keeps the zeros of the model
     learning_rate  of AdamW without weight decay. It rises for 20 steps, then falls linearly to 0
     on_step        a function that is called with the number and the loss of each step
 
