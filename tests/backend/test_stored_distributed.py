@@ -83,7 +83,7 @@ def worker(rank: int, directory: str) -> None:
     assert not torch.equal(*others)
     with pytest.raises(OptionError, match="processes store other elements of"):
         gossamer.distributed.data_parallel(network(rank))
-    with pytest.raises(PatternError, match=r"gossamer\.data_parallel"):
+    with pytest.raises(PatternError, match=r"gossamer\.distributed\.data_parallel"):
         DistributedDataParallel(network())
     leave()
 
