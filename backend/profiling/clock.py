@@ -45,8 +45,8 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self.round, self.seen = Round(), None
-        self.seen: Seen | None
+        self.round = Round()
+        self.seen: Seen | None = None
         self._thread, self._open, self._depth = threading.get_ident(), Call("", 0), 0
         self._outside = self._open
 

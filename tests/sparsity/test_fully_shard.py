@@ -124,7 +124,7 @@ def worker(rank: int, ranks: int, directory: str) -> None:
         train(model, rank, ranks)
     assert len([d for d in collected.decisions if d.sparse]) >= 6, collected.decisions  # both ways, and gradients of weights
     equal(model, alone)
-    with pytest.raises(OptionError, match=r"gossamer\.fully_shard"):
+    with pytest.raises(OptionError, match=r"gossamer\.distributed\.fully_shard"):
         torch_fully_shard(network(), mesh=mesh)
     with pytest.raises(OptionError, match=r"mp_policy computes in torch\.bfloat16"):
         gossamer.distributed.fully_shard(network(), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
