@@ -22,7 +22,8 @@ INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
         "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
-        "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices", "report", "page",
+        "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices", "report",
+        "page",
     ],
     "runtime": ["modules", "packers", "watching"],
     "sparsity": [
