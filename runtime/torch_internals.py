@@ -284,7 +284,7 @@ PRIVATE = {
         changing=True,
     ),
     "layers_of_transforms": Private(  # Dynamo traces the first from torch 2.13 on
-        f"{_FUNCTORCH}:get_dynamic_layer_stack_depth" if torch.__version__ >= (2, 13) else _ACTIVE,
+        f"{_FUNCTORCH}:get_dynamic_layer_stack_depth" if torch.__version__ >= "2.13" else _ACTIVE,
         "whether one runs", TRANSFORMS, _in_transform,
     ),
     "transforms_active": Private(_ACTIVE, "whether one runs", TRANSFORMS, _in_transform),
@@ -387,6 +387,6 @@ def _found(private: Private) -> Any:
         return _refusing(private.feature) if private.stand_in is None else private.stand_in
 
 
-if torch.__version__ < (2, 13):
+if torch.__version__ < "2.13":
     when_loaded("torch._dynamo.callback", lambda: compiling.hold(_get("callback_handler"), _get("compiler_flags")))
 when_loaded(_SHAPES, lambda: sizes.take(_get("statically_known_true"), _get("guard_or_true")))
