@@ -7,6 +7,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.page import saved
 from gossamer.backend.page.render import write_index
 from gossamer.backend.pictures import patterns_of
+from gossamer.backend.regions.details import answered
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector
 from gossamer.backend.report.table import Report
@@ -16,7 +17,7 @@ from gossamer.runtime.torch_internals import known_off
 def write_page(found: Collector, inputs: Inputs, options: Options) -> None:
     """Adds what was decided about the graph of these inputs to the page of the dump."""
     report = Report(
-        found.decisions, [], len(found.kernels), found.seconds, known_off(), found.training, min_gain=options.min_gain
+        answered(found.decisions), [], len(found.kernels), found.seconds, known_off(), found.training, min_gain=options.min_gain
     )
     report.patterns = patterns_of(inputs, found.decisions, {})
     add_to_page(report, options)

@@ -26,6 +26,7 @@ from gossamer.backend.run.profile_marks import leave_out_profile_marks
 from gossamer.backend.static_results import split_static_results
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.torch_internals import ahead_of_time
+from gossamer.runtime.watching.names import name_tensors
 
 if TYPE_CHECKING:
     from gossamer.backend.checking.checked_graph import CheckedGraph
@@ -70,6 +71,7 @@ def compile_dynamo_graph(
     watch_graph_breaks(sparse)
     leave_out_profile_marks()
     inputs = Inputs.of(gm, example_inputs)
+    name_tensors((inputs.values[index], static.name) for index, static in inputs.statics.items())
     calibrate_at_first_use(inputs)
     compiler = Compiler(parsed, mode)
     if stays_dense(inputs.values, parsed):

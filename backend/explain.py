@@ -1,6 +1,5 @@
 """`gossamer.explain`: compiles a model as `backend="sparse"` would, and reports what was decided."""
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,11 +12,12 @@ from torch import Tensor, fx, nn
 from gossamer.backend.dense import check_mode
 from gossamer.backend.dump_page import add_to_page
 from gossamer.backend.entry import compile_dynamo_graph, sparse
+from gossamer.backend.example_call import tensor_names, uncompile, uncompiled
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.names import paths
 from gossamer.backend.graph.without_zeros import without_zeros
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.pictures import patterns_of
+from gossamer.backend.regions.details import answered
 from gossamer.backend.report.graph_breaks import collect_breaks, is_whole, watch_graph_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector, collect
@@ -58,7 +58,7 @@ def explain(
     parsed = Options.parse(options)
     check_mode(mode)
     check_disabled(parsed.disable)
-    call = _Call(_uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic)
+    call = _Call(uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic)
     report, held = call.explained(parsed)
     wanted = report.training if both is None else both
     if wanted and torch.is_grad_enabled() and any(each.requires_grad for each in held.tensors):
@@ -84,14 +84,14 @@ class _Call:
         try:
             with unchanged(self.function, self.inputs, self.kwargs) as held, collect() as found, collect_breaks() as breaks:
                 backend = _Backend(self, options, held, found)
-                _uncompile(held.modules)
+                uncompile(held.modules)
                 compiled = torch.compile(self.function, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
                 with suppress(_Finished):
                     compiled(*self.inputs, **self.kwargs)
         finally:
             torch.compiler.reset()  # which forgets who watches, too
             watch_graph_breaks(sparse)
-        decisions = [*found.decisions, *without_zeros(backend.parameters, {each.name for each in found.decisions})]
+        decisions = [*answered(found.decisions), *without_zeros(backend.parameters, {each.name for each in found.decisions})]
         report = Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training)
         report.min_gain, report.patterns, report.dump = options.min_gain, backend.patterns, options.dump_ir
         return report, held
@@ -128,7 +128,7 @@ class _Backend:
         decisions = self.found.decisions
         start = len(decisions)
         compiled = compile_dynamo_graph(gm, example_inputs, self.call.mode, self.options)
-        inputs, own = Inputs.of(gm, example_inputs), _paths(self.call.function)
+        inputs, own = Inputs.of(gm, example_inputs), tensor_names(self.call.function)
         names = {name: own.get(id(inputs.values[index]), name) for index, name in inputs.names.items()}
         decisions[start:] = [replace(each, name=names.get(each.name, each.name)) for each in decisions[start:]]
         own_names = {name: names[name] for name in inputs.names.values()}
@@ -139,19 +139,6 @@ class _Backend:
             return _finish
         self.held.copy_parameters()
         return compiled
-
-
-def _paths(function: Callable[..., Any]) -> dict[int, str]:
-    """The names that tensors of a model, or of those that a function uses, have in graphs of their parts, too."""
-    owner = getattr(function, "__self__", function)
-    if isinstance(owner, nn.parallel.DistributedDataParallel):
-        owner = owner.module
-    if isinstance(owner, nn.Module):
-        return paths(owner)
-    variables = inspect.getclosurevars(function) if inspect.isfunction(function) else None
-    used = {**variables.globals, **variables.nonlocals} if variables is not None else {}
-    modules = {name: paths(value) for name, value in used.items() if isinstance(value, nn.Module)}
-    return {tensor: f"{name}.{path}" for name, found in modules.items() for tensor, path in found.items()}
 
 
 def _other(call: _Call, report: Report, held: Held, options: Options) -> Report | None:
@@ -179,19 +166,3 @@ def _in_mode(modules: list[nn.Module], training: bool) -> Iterator[None]:
     finally:
         for module, value in zip(modules, before, strict=True):
             module.training = value
-
-
-def _uncompile(modules: list[nn.Module]) -> None:
-    """Makes modules that are compiled in place, or hold a compiled forward, what they were. Not for good: see `unchanged`."""
-    for module in modules:
-        attributes = vars(module)  # beside torch's wrapper of compiled modules, which sets attributes of another one
-        attributes.pop("_compiled_call_impl", None)
-        if "forward" in attributes:
-            attributes["forward"] = _uncompiled(attributes["forward"])
-
-
-def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile was given, if it was."""
-    for attribute in ("_orig_mod", "_torchdynamo_orig_callable"):
-        model = getattr(model, attribute, model)
-    return model

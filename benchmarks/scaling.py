@@ -1,7 +1,7 @@
 """python -m benchmarks.scaling: the tables of docs/scaling.md, what 1 to 1024 processes send and hold, by counting.
 
-Nothing is timed, and no process is started: what `gossamer.ShardedRows` fetches follows from the matrix. A test compares it
-with what two and four processes did.
+Nothing is timed, and no process is started: what `gossamer.distributed.ShardedRows` fetches follows from the matrix. A test
+compares it with what two and four processes did.
 """
 
 from collections.abc import Sequence

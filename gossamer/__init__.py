@@ -18,9 +18,15 @@ from gossamer.checkout import beside as _beside
 from gossamer.registration import register as _register
 
 if TYPE_CHECKING:
+    from gossamer import distributed as distributed
+    from gossamer import nn as nn
+    from gossamer import recipes as recipes
+    from gossamer import torchsparse as torchsparse
     from gossamer.backend.bisect import bisect
     from gossamer.backend.explain import explain
     from gossamer.backend.measuring.calibrate import calibrate
+    from gossamer.backend.profile import profile
+    from gossamer.backend.profiling.measured import Profile
     from gossamer.backend.report.options import Options
     from gossamer.backend.report.report import Decision
     from gossamer.backend.report.table import Report
@@ -36,7 +42,6 @@ if TYPE_CHECKING:
     from gossamer.sparsity.pruning.prune import prune
     from gossamer.sparsity.quantization.quantize import quantize
     from gossamer.sparsity.reorder import reorder
-    from gossamer.sparsity.sharded_rows import ShardedRows
     from gossamer.sparsity.sparsifiers import register_sparsifier, sparsify
     from gossamer.sparsity.store_sparse import store_sparse
     from gossamer.sparsity.tensor.densify import strict
@@ -44,14 +49,8 @@ if TYPE_CHECKING:
     from gossamer.sparsity.tensor.extension import implements, register_format
     from gossamer.sparsity.tensor.graph_attention import graph_attention
     from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-    from gossamer.sparsity.tensor_parallel import ColwiseParallel, RowwiseParallel
     from gossamer.sparsity.training.cuttlefish import Cuttlefish
-    from gossamer.sparsity.training.data_parallel import data_parallel
     from gossamer.sparsity.training.distill import DistillationLoss, distill
-    from gossamer.sparsity.training.fully_shard import fully_shard
-    from gossamer.sparsity.training.gradual_masks import GradualMasks
-    from gossamer.sparsity.training.recipe import Recipe, Sparsifier
-    from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedule, Stepwise
     from gossamer.sparsity.training.train_sparse import SparseTraining, train_sparse
 
 try:
@@ -68,6 +67,8 @@ _HOMES = {
     "bisect": "gossamer.backend.bisect",
     "calibrate": "gossamer.backend.measuring.calibrate",
     "explain": "gossamer.backend.explain",
+    "profile": "gossamer.backend.profile",
+    "Profile": "gossamer.backend.profiling.measured",
     "Options": "gossamer.backend.report.options",
     "Decision": "gossamer.backend.report.report",
     "Report": "gossamer.backend.report.table",
@@ -82,11 +83,8 @@ _HOMES = {
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
     "load": "gossamer.sparsity.checkpoints.save_load",
-    "data_parallel": "gossamer.sparsity.training.data_parallel",
     "distill": "gossamer.sparsity.training.distill",
     "DistillationLoss": "gossamer.sparsity.training.distill",
-    "fully_shard": "gossamer.sparsity.training.fully_shard",
-    "GradualMasks": "gossamer.sparsity.training.gradual_masks",
     "prepare": "gossamer.sparsity.prepare",
     "Cuttlefish": "gossamer.sparsity.training.cuttlefish",
     "decompose": "gossamer.sparsity.pruning.decompose",
@@ -98,67 +96,46 @@ _HOMES = {
     "routed_linear": "gossamer.sparsity.experts.routed_linear",
     "routed_mlp": "gossamer.sparsity.experts.routed_mlp",
     "save": "gossamer.sparsity.checkpoints.save_load",
-    "ColwiseParallel": "gossamer.sparsity.tensor_parallel",
-    "RowwiseParallel": "gossamer.sparsity.tensor_parallel",
     "RowWiseAdagrad": "gossamer.sparsity.bags.row_wise_adagrad",
-    "ShardedRows": "gossamer.sparsity.sharded_rows",
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
     "store_sparse": "gossamer.sparsity.store_sparse",
     "SparseTensor": "gossamer.sparsity.tensor.sparse_tensor",
-    "Recipe": "gossamer.sparsity.training.recipe",
-    "Sparsifier": "gossamer.sparsity.training.recipe",
-    "Schedule": "gossamer.sparsity.training.schedules",
-    "Cubic": "gossamer.sparsity.training.schedules",
-    "Exchange": "gossamer.sparsity.training.schedules",
-    "Fading": "gossamer.sparsity.training.schedules",
-    "Stepwise": "gossamer.sparsity.training.schedules",
     "SparseTraining": "gossamer.sparsity.training.train_sparse",
     "train_sparse": "gossamer.sparsity.training.train_sparse",
 }
 
-_PACKAGES = {*_ROOMS, "nn", "torchsparse"}
+_PACKAGES = {*_ROOMS, "distributed", "nn", "recipes", "torchsparse"}
 
 __all__ = [
-    "ColwiseParallel",
     "CompileError",
-    "Cubic",
     "Cuttlefish",
     "Decision",
     "DistillationLoss",
     "EinsumError",
-    "Exchange",
-    "Fading",
     "Format",
     "FormatError",
     "GossamerError",
-    "GradualMasks",
     "OptionError",
     "Options",
-    "Recipe",
+    "Profile",
     "Report",
     "RowWiseAdagrad",
-    "RowwiseParallel",
-    "Schedule",
-    "ShardedRows",
     "SparseTensor",
     "SparseTraining",
-    "Sparsifier",
-    "Stepwise",
     "__version__",
     "bisect",
     "calibrate",
-    "data_parallel",
     "decompose",
     "distill",
     "einsum",
     "explain",
     "finalize",
-    "fully_shard",
     "graph_attention",
     "implements",
     "load",
     "prepare",
+    "profile",
     "prune",
     "quantize",
     "register_format",

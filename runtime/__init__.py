@@ -1,4 +1,12 @@
 """From LLVM IR to running code."""
 
 # Before any file here: at the end of its own import, torch calls gossamer.registration, which imports some of them.
-import torch  # noqa: F401
+import torch
+
+OLDEST_TORCH = "2.11"
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < tuple(map(int, OLDEST_TORCH.split("."))):
+    raise ImportError(
+        f"gossamer needs torch {OLDEST_TORCH} or newer, but torch {torch.__version__} is installed in {torch.__path__[0]}. "
+        f"Install a newer one: pip install 'torch>={OLDEST_TORCH}'"
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gossamer.runtime.jit import Code
+from gossamer.runtime.watching.calls import Wrap, watchable
 
 _CACHE_LINE = 64
 
@@ -52,6 +53,12 @@ class Kernel:
         self.words = eval(f"lambda o, out: [{terms}]")
         self.function, self.workspace = function, workspace
         self._count, self._here = words + 3, names["here"]
+        self._names = names
+        watchable(self)
+
+    def watch(self, wrap: Wrap | None) -> None:
+        """See `Watchable`."""
+        self._names["function"] = self.function if wrap is None else wrap("kernel", "", self.function)
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
         """A function of the words that follow these first ones: much of a small kernel's call is to bring all into place."""
@@ -65,7 +72,12 @@ class Kernel:
                 workspace.grow(size)
             function(before + after(*words, workspace.address, size, threads))
 
-        return call
+        def watch(wrap: Wrap | None) -> None:
+            nonlocal function
+            function = self.function if wrap is None else wrap("kernel", "", self.function)
+
+        call.watch = watch  # type: ignore[attr-defined]
+        return watchable(call)
 
 
 class _Workspace:
@@ -149,16 +161,24 @@ class KernelsInARow:
     def __init__(self, calls: Sequence[tuple[Kernel, Sequence[int | Given]]]) -> None:
         self._needed = max(kernel.workspace for kernel, _ in calls)
         self._arrays = [(ctypes.c_int64 * (len(words) + 3))() for _, words in calls]
-        self._calls: list[tuple[Callable[[int], None], int]] = []
+        self._functions = [kernel.function for kernel, _ in calls]
+        self._words: list[int] = []
         self._open: list[tuple[Any, int, int, int]] = []
-        for array, (kernel, words) in zip(self._arrays, calls, strict=True):
-            self._calls.append((kernel.function, ctypes.addressof(array)))
+        for array, (_, words) in zip(self._arrays, calls, strict=True):
+            self._words.append(ctypes.addressof(array))
             for place, word in enumerate(words):
                 if isinstance(word, Given):
                     self._open.append((array, place, word.number, word.offset))
                 else:
                     array[place] = word
         self._there = (-1, -1, 0)
+        self.watch(None)
+        watchable(self)
+
+    def watch(self, wrap: Wrap | None) -> None:
+        """See `Watchable`."""
+        functions = [each if wrap is None else wrap("kernel", "", each) for each in self._functions]
+        self._calls = [*zip(functions, self._words, strict=True)]
 
     def __call__(self, addresses: Sequence[int]) -> None:
         workspace, threads = _thread.workspace, torch.get_num_threads()

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.torch_internals import DIRECT_CALLS, off, profiler, set_version_counter
+from gossamer.runtime.watching.calls import Wrap, watchable
 
 KERNELS: dict[str, Callable[..., Any]] = {}
 """What each operation runs for CPU tensors."""
@@ -43,7 +44,30 @@ def direct(name: str) -> Callable[..., Any]:
     def call(*given: Any) -> Any:
         return operation(*given) if profiler._is_profiler_enabled else kernel(*given)
 
-    return call
+    def watch(wrap: Wrap | None) -> None:
+        nonlocal kernel
+        kernel = KERNELS[name] if wrap is None else wrap("operation", name, KERNELS[name])
+
+    call.watch = watch  # type: ignore[attr-defined]
+    return watchable(call)
+
+
+def dispatched(name: str, kernel: Callable[..., Any], label: Callable[..., str]) -> Callable[..., Any]:
+    """What torch's dispatcher calls for gossamer::name. In profiles, each call is a range with a label of its own."""
+    function = kernel
+
+    def call(*given: Any) -> Any:
+        if profiler._is_profiler_enabled:
+            with torch.profiler.record_function(label(*given)):
+                return function(*given)
+        return function(*given)
+
+    def watch(wrap: Wrap | None) -> None:
+        nonlocal function
+        function = kernel if wrap is None else wrap("operation", name, kernel)
+
+    call.watch = watch  # type: ignore[attr-defined]
+    return watchable(call)
 
 
 new_content = itertools.count(1 << 24).__next__

@@ -9,7 +9,7 @@ softmax = Operation(
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
 from gossamer.dialects.signature import Declared, Given, Known, Signature, plain
-from gossamer.runtime.direct_call import KERNELS, REMEMBER_FLOATS, enable
+from gossamer.runtime.direct_call import KERNELS, REMEMBER_FLOATS, dispatched, enable
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.modules.when_loaded import when_loaded
 from gossamer.runtime.torch_internals import UNTRACED, FrameAction, FrameExecStrategy, off, set_code_exec_strategy
+from gossamer.runtime.watching.names import name_of
 
 LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
 
@@ -83,6 +84,7 @@ class Operation:
     derivative        gives the operation of a name its derivatives, and returns what calls it (see derivatives.py)
     batched           has torch.func.vmap compute the operation of a name (see batches.py)
     remembers_floats  whether it remembers what it has made of floating-point operands, too, by their counts of writes
+    label             what a call is called in profiles; by default its name, and those of the weights that it takes
     tags              what torch may expect of it
     """
 
@@ -93,6 +95,7 @@ class Operation:
     derivative: Callable[[str], Function] | None = None
     batched: Callable[[str], None] | None = None
     remembers_floats: bool = False
+    label: Callable[..., str] | None = None
     tags: tuple[torch.Tag, ...] = TAGS
 
     def register(self) -> Function:
@@ -102,9 +105,11 @@ class Operation:
         if self.remembers_floats:
             REMEMBER_FLOATS.add(name)
         LIBRARY.define(plain(self.schema), tags=self.tags)
-        LIBRARY.impl(name, untraced(kernel), "CPU")
+        label = lambda *given: self.called(given)
+        LIBRARY.impl(name, _entered(dispatched(name, kernel, label), kernel), "CPU")
         if self.cuda is not None:
-            LIBRARY.impl(name, untraced(self.checked(self.cuda)), "CUDA")
+            kernel = self.checked(self.cuda)
+            LIBRARY.impl(name, _entered(dispatched(name, kernel, label), kernel), "CUDA")
         torch.library.register_fake(f"{LIBRARY.ns}::{name}", _traced(self.fake or self.traced), lib=LIBRARY)
         call: Function = getattr(torch.ops.gossamer, name).default
         if self.derivative is not None:
@@ -112,6 +117,13 @@ class Operation:
         if self.batched is not None:
             self.batched(name)
         return call
+
+    def called(self, given: Sequence[Any]) -> str:
+        """What a call is called in profiles."""
+        if self.label is not None:
+            return self.label(*given)
+        weights = dict.fromkeys(each for tensor in tensors_in(given) if tensor.dim() > 1 and (each := name_of(tensor)))
+        return f"{self.name} of {', '.join(weights)}" if weights else self.name
 
     @property
     def name(self) -> str:
@@ -172,6 +184,21 @@ class Operation:
             for each in self.signature.gives
         ]
         return made[0] if len(made) == 1 else tuple(made)
+
+
+def _entered(call: Function, kernel: Function) -> Function:
+    """What the dispatcher calls, and below it the kernel, as Dynamo must not trace them."""
+    untraced(kernel)
+    return untraced(call)
+
+
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """The tensors among arguments, or results, of an operation."""
+    for each in given if isinstance(given, list | tuple) else (given,):
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from tensors_in(each)
 
 
 def _traced(fake: Function) -> Function:

@@ -24,6 +24,7 @@ from torch.nn import Parameter
 from gossamer.runtime.huge_pages import large_empty
 from gossamer.runtime.sample import samples_of
 from gossamer.runtime.uncounted import counts_writes
+from gossamer.runtime.watching.calls import watched
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ class Remembered(Generic[T]):
             found = self._entries.get(key)
             if found is None or not found.is_current(tensors):  # else another thread was faster
                 found = self._begin(key, tensors)
-                found.value = make()
+                found.value = watched("packing", make)()
                 self._put(key, found)
             return found.value
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import GossamerError
-from gossamer.runtime.modules import sizes
+from gossamer.runtime.modules import compiling, sizes
 from gossamer.runtime.modules.when_loaded import when_loaded
 
 REGIONS = "sparse regions"
@@ -48,8 +48,8 @@ SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 EXPORT = "torch.export of what gives a SparseTensor"
 TRANSFORMS = "torch.func on operations of SparseTensors"
-DDP = "gossamer.data_parallel"
-EXCHANGE = "gossamer.ShardedRows"
+DDP = "gossamer.distributed.data_parallel"
+EXCHANGE = "gossamer.distributed.ShardedRows"
 SHARDED = "a quick look at weights beside FSDP2"
 ANY_NUMBER = "batch norm over a number of rows that a compiled graph learns when it runs"
 OPTIMIZERS = "compiled steps of optimizers on SparseTensors"
@@ -125,6 +125,7 @@ def _in_transform() -> bool:
 _AOT, _SHAPES = "torch._functorch._aot_autograd.descriptors", "torch.fx.experimental.symbolic_shapes"
 _CODEGEN, _FUNCTORCH = "torch._inductor.codegen", "torch._C._functorch"
 _CACHES, _FRAMES = "torch.compiler._cache", "torch._C._dynamo.eval_frame"
+_ACTIVE = "torch._C:_are_functorch_transforms_active"
 _FLEX = "torch._higher_order_ops.flex_attention"
 _ATEN = "torch:ops.aten"
 _UNCOUNTED = lambda *_: -1
@@ -278,10 +279,15 @@ PRIVATE = {
     "get_proxy_mode": Private(
         "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES
     ),
-    "layers_of_transforms": Private(
-        f"{_FUNCTORCH}:get_dynamic_layer_stack_depth", "whether one runs", TRANSFORMS, _in_transform
+    "compiler_flags": Private(
+        "torch.compiler:_is_exporting_flag", "whether it traces", EXPORT, SimpleNamespace(_is_exporting_flag=False),
+        changing=True,
     ),
-    "transforms_active": Private("torch._C:_are_functorch_transforms_active", "whether one runs", TRANSFORMS, _in_transform),
+    "layers_of_transforms": Private(  # Dynamo traces the first from torch 2.13 on
+        f"{_FUNCTORCH}:get_dynamic_layer_stack_depth" if torch.__version__ >= "2.13" else _ACTIVE,
+        "whether one runs", TRANSFORMS, _in_transform,
+    ),
+    "transforms_active": Private(_ACTIVE, "whether one runs", TRANSFORMS, _in_transform),
     "is_functorch_wrapped_tensor": Private(
         f"{_FUNCTORCH}:is_functorch_wrapped_tensor", "what is inside of one", TRANSFORMS, lambda _: False
     ),
@@ -381,4 +387,6 @@ def _found(private: Private) -> Any:
         return _refusing(private.feature) if private.stand_in is None else private.stand_in
 
 
+if torch.__version__ < "2.13":
+    when_loaded("torch._dynamo.callback", lambda: compiling.hold(_get("callback_handler"), _get("compiler_flags")))
 when_loaded(_SHAPES, lambda: sizes.take(_get("statically_known_true"), _get("guard_or_true")))

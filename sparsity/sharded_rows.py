@@ -1,6 +1,6 @@
-"""`gossamer.ShardedRows`: a sparse matrix of which each process has some rows, for graphs that are too large for one machine.
+"""`gossamer.distributed.ShardedRows`: a sparse matrix of which each process has some rows, for graphs too large for one.
 
-a = gossamer.ShardedRows(rows, mesh)    rows: SparseTensor [own rows, all columns]
+a = gossamer.distributed.ShardedRows(rows, mesh)    rows: SparseTensor [own rows, all columns]
 y = a @ x                               x: own rows of x; those of others that `rows` needs come by one all_to_all
 """
 

@@ -1,6 +1,7 @@
 """Tensor parallelism of linear layers whose weights store their nonzeros alone: each process has some rows, or columns.
 
-parallelize_module(store_sparse(block), mesh, {"up": gossamer.ColwiseParallel(), "down": gossamer.RowwiseParallel()})
+from gossamer.distributed import ColwiseParallel, RowwiseParallel
+parallelize_module(store_sparse(block), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 The styles are those of torch.distributed.tensor.parallel, and do as those do where a weight is dense. Of a stored weight a
 process keeps its part, which is a SparseTensor still; torch's own styles make it dense. Nothing is sent for that: all processes

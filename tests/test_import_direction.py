@@ -22,9 +22,10 @@ INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
         "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
-        "edges", "chains", "checking", "measuring", "regions", "run", "owners", "graph", "devices", "report", "page",
+        "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices", "report",
+        "page",
     ],
-    "runtime": ["modules", "packers"],
+    "runtime": ["modules", "packers", "watching"],
     "sparsity": [
         "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "torch_functions", "tensor",
         "experts", "edges", "attention", "bags", "operations", "arrays", "compiler",

@@ -19,6 +19,7 @@ from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.run import region_op
 from gossamer.backend.run.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.run.labels import about
 from gossamer.backend.run.layouts import Matrices, Sequences
 from gossamer.backend.run.packed_weights import Packings
 from gossamer.dialects.errors import CompileError, FormatError
@@ -51,7 +52,8 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
         built = region_op.find(key)
         if built is None:
             variant = Variant(math.inf, kernel, tuple(weights))
-            built = CompiledRegion((variant,), _layout(chain), DenseChain.of(chain))
+            said = about(f"chain of {len(contractions)}", chain.members, [each.node for each in contractions])
+            built = CompiledRegion((variant,), _layout(chain), DenseChain.of(chain), about=said)
         built = region_op.add(key, built)
     sizes, arrays = list[int](), list[Arrays]()
     for weight, values, own in zip(weights, leaves, names, strict=True):

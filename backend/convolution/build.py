@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,27 +10,32 @@ from torch import fx
 
 from gossamer.backend.convolution.bands import band_rows, of_rows
 from gossamer.backend.convolution.convolution import Convolution
+from gossamer.backend.convolution.cost import CONVOLVE
 from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import noticed
-from gossamer.backend.regions.build_region import code_of, content_hash
+from gossamer.backend.regions.build_region import arrays_of, code_of, content_hash
 from gossamer.backend.regions.compiled_kernel import compiled_kernel
 from gossamer.backend.regions.cost import matrix_of
+from gossamer.backend.regions.details import end_of
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature
+from gossamer.backend.report.details import Details
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run import region_op
 from gossamer.backend.run.compiled_region import Band, CompiledRegion, Variant, Weight
+from gossamer.backend.run.labels import about
 from gossamer.backend.run.layouts import Images, Matrices
 from gossamer.backend.run.packed_weights import Packings
 from gossamer.backend.run.reference_region import ReferenceRegion
 from gossamer.dialects.format import Format
 from gossamer.dialects.window import Window
+from gossamer.runtime.packing import Packed
 
 aten = torch.ops.aten
 
-CONVOLVE, REFERENCE = "convolve", "reference"
+REFERENCE = "reference"
 
 _DENSEST = 0.9
 """Density above which no convolution stays sparse, whatever it gained with its zeros: weights may lose them in training."""
@@ -42,8 +48,10 @@ def build(
     values: Mapping[fx.Node, torch.Tensor],
     gain: float | None,
     context: GraphContext,
+    details: Details | None,
 ) -> tuple[str, Decision]:
-    """The key under which `gossamer::region` finds what runs the region, and what is told of it. CompileError."""
+    """The key under which `gossamer::region` finds what runs the region, and what is told of it, with these details.
+    CompileError."""
     options = context.options
     schedule = REFERENCE if options.schedule == REFERENCE else CONVOLVE
     kernel = compiled(name, found, region, schedule, context.dump)
@@ -51,7 +59,7 @@ def build(
     if found.depthwise:
         key = content_hash(kernel.key, found.window)
         region_op.add(key, region_op.find(key) or as_images(found, region, kernel, ()))
-        return key, _told(name, found, region, None, schedule, gain, 0)
+        return key, _told(name, found, region, None, schedule, gain, None, None)
     weight, leaves = found.weight, [values[leaf] for leaf in found.weight.leaves]
     verify, format = noticed(weight.leaves, options.verify), next(f for f in kernel.formats if f is not None)
     assert isinstance(format, Format)
@@ -73,7 +81,9 @@ def build(
             known = as_images(found, region, kernel, own, on_images(region.body, found.window, dims), band)
     region_op.add(key, known)
     packed = packings.current(leaves, densest)
-    return key, _told(name, found, region, format.name, schedule, gain, packed.nbytes if packed is not None else 0)
+    if details is not None:
+        details = replace(details, region=key, end=end_of(region.output), arrays=arrays_of(packed))
+    return key, _told(name, found, region, format.name, schedule, gain, packed, details)
 
 
 def as_images(
@@ -81,7 +91,8 @@ def as_images(
     band: Band | None = None,
 ) -> CompiledRegion:  # fmt: skip
     """What runs a convolution with this kernel; a depthwise one is never dense, and so has no body."""
-    return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band)
+    said = about("", region.members, [found.node])
+    return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band, about=said)
 
 
 def _reference(found: Convolution, region: Region, kernel: Kernel, weights: tuple[Weight, ...]) -> ReferenceRegion:
@@ -115,7 +126,8 @@ def _told(
     format: str | None,
     schedule: str,
     gain: float | None,
-    packed_bytes: int,
+    packed: Packed | None,
+    details: Details | None,
 ) -> Decision:
     fused = f"{region.fused} op{'s' * (region.fused > 1)} fused" if region.fused else "nothing to fuse"
     weight = found.weight
@@ -125,8 +137,7 @@ def _told(
     dense_bytes = weight.shape[0] * weight.shape[1] * found.given.itemsize
     return Decision(
         name, found.op, weight.shape, found.density, format, schedule, True, fused, gain, found.measured,
-        dense_bytes, packed_bytes,
-        pattern=weight.pattern.label,
+        dense_bytes, packed.nbytes if packed is not None else 0, pattern=weight.pattern.label, details=details,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from gossamer.backend.convolution.build import REFERENCE, build
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.cost import Judgement, gain_of, judged_by
+from gossamer.backend.convolution.cost import Judgement, details_of, gain_of, judged_by
 from gossamer.backend.convolution.find_convolutions import find
 from gossamer.backend.convolution.fold_scales import fold_scales
 from gossamer.backend.convolution.gradients import ask_for_what_is_used, take_apart
@@ -28,6 +28,7 @@ from gossamer.backend.graph.inputs import Static, density, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.regions.grow_region import Region, grow
+from gossamer.backend.report.details import Details
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.backend.run import region_op
@@ -84,10 +85,10 @@ class _Replacing:
     def decide(self, judgement: Judgement) -> Iterator[Decision]:
         """The decision about a convolution, which is replaced if nothing is against it. CompileError if that is strict."""
         found, reason, gain = judgement.found, judgement.reason, judgement.gain
-        name = self.statics[found.weight.main].name
+        name, details = self.statics[found.weight.main].name, None if gain is None else details_of(found)
         if reason is None:
             try:
-                yield self._replaced(name, found, gain)
+                yield self._replaced(name, found, gain, details)
                 return
             except CompileError as error:
                 if self.context.options.strict:
@@ -95,16 +96,16 @@ class _Replacing:
                 self.failures.append(error)
         elif found.density == 1:
             return
-        yield Decision.dense(name, found.op, found.weight.shape, found.density, reason or FAILED, gain)
+        yield Decision.dense(name, found.op, found.weight.shape, found.density, reason or FAILED, gain, details=details)
 
-    def _replaced(self, name: str, found: Convolution, gain: float | None) -> Decision:
+    def _replaced(self, name: str, found: Convolution, gain: float | None, details: Details | None) -> Decision:
         """Replaces a convolution by a region. CompileError."""
         plain = _without_bias(found)
         if not self.training:
             fold_scales(plain.node, self.static)
         region = grow(plain, self.claimed)
         values = {node: static.tensor for node, static in self.statics.items()}
-        key, taken = build(name, found, region, values, gain, self.context)
+        key, taken = build(name, found, region, values, gain, self.context, details)
         self.claimed.update(region.members)
         _replace(plain, region, key)
         return taken

@@ -11,11 +11,16 @@ from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.convolution.plan_window import depthwise_cycles, kernel_cycles
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
+from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.graph.masked_matrix import arrangement_of
 from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.measuring.convolution_times import torch_us
 from gossamer.backend.regions.cost import matrix_of, predicted
+from gossamer.backend.report.details import Contender, Details
 from gossamer.runtime.elements import FLOATS
+
+CONVOLVE = "convolve"
+"""The schedule of our kernel."""
 
 _DENSE_STORE, _DENSE_TAP = 8.0, 1.5  # cycles of a vector of results of torch's depthwise convolution, and for each tap
 
@@ -66,6 +71,17 @@ def dense_us(convolution: Convolution) -> float:
     matrix, tokens = matrix_of(c), c.pixels
     cycles = matrix.rows / matrix.lanes * tokens * (_DENSE_STORE + _DENSE_TAP * c.window.taps)
     return cycles / this_machine().speeds[matrix.element].cycles_a_us("rowpairs", tokens) / torch.get_num_threads()
+
+
+def details_of(convolution: Convolution) -> Details:
+    """What competed for a convolution: torch's own, and our kernel, measured where they were."""
+    c, dense = convolution, dense_us(convolution)
+    timed, ours = measured_us(c.dense_node) is not None, ours_us(replace(c, kernel_us=None))
+    contenders = (
+        Contender(DENSE, None if timed else dense, dense if timed else None),
+        Contender(CONVOLVE, ours, None if c.kernel_us is None else ours_us(c)),
+    )
+    return Details(c.pixels, False, str(c.weight.dtype).removeprefix("torch."), contenders)
 
 
 def measurable(node: fx.Node) -> tuple[Any, ...] | None:

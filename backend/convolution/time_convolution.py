@@ -12,9 +12,9 @@ from statistics import median
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.build import CONVOLVE, as_images, compiled, on_images
+from gossamer.backend.convolution.build import as_images, compiled, on_images
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.cost import Judgement, dense_us, gain_of, judged_by, kernel_us_of, measurable
+from gossamer.backend.convolution.cost import CONVOLVE, Judgement, dense_us, gain_of, judged_by, kernel_us_of, measurable
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.measured_times import believable
 from gossamer.backend.graph.nodes import hint

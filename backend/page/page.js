@@ -2,7 +2,7 @@
 // The page as a whole: tabs, search, keyboard, theme.
 
 const Page = (() => {
-  const panels = { model: Model, sparsity: Sparsity, code: Code };
+  const panels = { model: Model, sparsity: Sparsity, code: Code, ...(DATA.run ? { run: Run } : {}) };
   const names = Object.keys(panels);
   let current = "model", started = new Set(["model"]);
 
@@ -45,7 +45,7 @@ const Page = (() => {
     }
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const act = { "/": () => byId("search").focus(), t: () => setTheme(isDark() ? "light" : "dark"), "?": () => byId("keys").showModal(),
-      1: () => open("model", true), 2: () => open("sparsity", true), 3: () => open("code", true) }[event.key];
+      1: () => open("model", true), 2: () => open("sparsity", true), 3: () => open("code", true), 4: () => panels.run && open("run", true) }[event.key];
     if (act) { act(); event.preventDefault(); }
     else if (event.target.getAttribute("role") === "tab") {
       const to = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -58,6 +58,7 @@ const Page = (() => {
     try { saved = localStorage.getItem("gossamer-theme"); } catch { /* see above */ }
     if (saved) document.documentElement.dataset.theme = saved;
     themes.addEventListener("change", () => emit("theme"));
+    byId("tab-run").hidden = !DATA.run;
     for (const name of names) byId(`tab-${name}`).addEventListener("click", () => open(name));
     byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
     byId("help").addEventListener("click", () => byId("keys").showModal());

@@ -22,7 +22,7 @@ from gossamer.backend.page.stages import kernels_in
 
 INDEX = "index.html"
 
-_SCRIPTS = ("tools.js", "model.js", "weight.js", "sparsity.js", "listing.js", "kernel.js", "code.js", "page.js")
+_SCRIPTS = ("tools.js", "model.js", "weight.js", "sparsity.js", "listing.js", "kernel.js", "code.js", "run.js", "page.js")
 _COMMON_JS = ("core", "python", "llvm")  # parts of highlight.js
 _MOST_BYTES = 4_500_000
 """Of all code in a page. Beyond that the largest stages between the first and the last are left out."""

@@ -68,7 +68,7 @@ const Weight = (() => {
         Code.hasKernel(decision) ? el("button", { onclick: () => { emit("panel", "code"); emit("kernel", decision); } }, "Show its code") : null),
       facts(decision),
       details ? contenders(details, decision) : null,
-      details ? zeros(details, decision) : null,
+      details?.contenders.some((each) => Object.keys(each.terms).length) ? zeros(details, decision) : null,
       details && decision.sparse ? kernel(details, decision) : null,
       decision.picture ? el("section", {}, el("h3", {}, "Mask, computed where it is dark"), el("pre", { class: "mask" }, decision.picture)) : null);
     byId("weight").classList.add("open");

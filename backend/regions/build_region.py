@@ -24,6 +24,7 @@ from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.run import region_op
 from gossamer.backend.run.compiled_region import CompiledRegion, Variant, Weight
+from gossamer.backend.run.labels import about
 from gossamer.backend.run.layouts import Matrices
 from gossamer.backend.run.packed_weights import Packings
 from gossamer.backend.run.region_op import Callee
@@ -91,7 +92,8 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             result = contraction.m, region.output.meta["val"].dtype
             layout = Matrices((result,) * (1 + (region.second is not None)))
             body = with_narrow_product(region.body) if contraction.quantized else region.body
-            built = CompiledRegion(tuple(variants), layout, body, device_of(weight.device).allocate, training)
+            said = about("backward" * contraction.op.endswith("backward"), region.members, [contraction.node])
+            built = CompiledRegion(tuple(variants), layout, body, device_of(weight.device).allocate, training, about=said)
         built = region_op.add(key, built)
     # With several variants the first call that needs one packs for it.
     at = next(n for n, v in enumerate(variants) if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)

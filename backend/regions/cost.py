@@ -1,6 +1,7 @@
 """Whether a sparse kernel pays, and which schedules to compile: the cost model asked about a contraction on this machine."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -30,12 +31,16 @@ def predicted_gain(contraction: Contraction, density: float | None = None) -> fl
 
     A weight on the left costs two transposes more: x before and y after it.
     """
+    found = predicted(contraction, contraction.tokens, density)
+    return found.dense_us / (found.sparse_us + transposes_us(contraction))
+
+
+def transposes_us(contraction: Contraction) -> float:
+    """Microseconds in which x and y are transposed around a kernel."""
     c = contraction
-    found = predicted(c, c.tokens, density)
-    transposes = 0.0
-    if c.side == "left" and c.tokens != 1:
-        transposes = device_of(c.weight.device).transpose_us((c.m + c.k) * (c.tokens or 1) * c.weight.dtype.itemsize)
-    return found.dense_us / (found.sparse_us + transposes)
+    if c.side == "right" or c.tokens == 1:
+        return 0.0
+    return device_of(c.weight.device).transpose_us((c.m + c.k) * (c.tokens or 1) * c.weight.dtype.itemsize)
 
 
 def permuting_pays(contraction: Contraction, reordered: Contraction) -> bool:
@@ -128,6 +133,10 @@ def predicted(
     times = contraction.times.get(tokens_class(UNKNOWN_TOKENS if known is None else known))
     if times is None:
         return found
-    base = device.predict(own, known)
-    factors = {name: (times.us[name] + device.call_us) / us for name, us in base.by_schedule if name in times.us}
-    return found.scaled(times.us[DENSE] / base.dense_us, factors) if factors else found
+    return corrected(found, device.predict(own, known), times.us, device.call_us)
+
+
+def corrected(found: Prediction, base: Prediction, us: Mapping[str, float], call_us: float) -> Prediction:
+    """A prediction as wrong as `base`, that of a product whose schedules took these microseconds, put right."""
+    factors = {name: (us[name] + call_us) / predicted for name, predicted in base.by_schedule if name in us}
+    return found.scaled(us[DENSE] / base.dense_us, factors) if factors else found

@@ -2,7 +2,9 @@
 
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 
+import torch
 from torch import fx
 
 from gossamer.backend.devices.device import device_of
@@ -10,26 +12,40 @@ from gossamer.backend.devices.measured_times import DENSE, tokens_class
 from gossamer.backend.graph.layout import is_view
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.contractions import Contraction
-from gossamer.backend.regions.cost import matrix_of, predicted_gain, usual_tokens
-from gossamer.backend.report.details import Contender, Details
+from gossamer.backend.regions.cost import corrected, matrix_of, transposes_us, usual_tokens
+from gossamer.backend.report.details import Contender, Details, Question
+from gossamer.backend.report.report import Decision
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 
 
 def details_of(contraction: Contraction, min_gain: float) -> Details:
-    """The details of a contraction, as far as they do not depend on what is decided."""
-    tokens, dtype = usual_tokens(contraction), str(contraction.weight.dtype).removeprefix("torch.")
-    contenders = tuple(_contenders(contraction, tokens))
-    pays = _pays_from(contraction, min_gain) if min_gain > 0 else None
-    return Details(tokens, contraction.dynamic, dtype, contenders, pays)
-
-
-def _contenders(contraction: Contraction, tokens: int) -> Iterable[Contender]:
-    """Dense and the schedules by their predictions, which measurements of this product have corrected."""
-    device, matrix = device_of(contraction.weight.device), matrix_of(contraction)
-    base = device.predict(matrix, tokens)
-    times = contraction.times.get(tokens_class(tokens))
+    """The details of a contraction, as far as they do not depend on what is decided. See `answered` for the others."""
+    c, tokens, dtype = contraction, usual_tokens(contraction), str(contraction.weight.dtype).removeprefix("torch.")
+    times = c.times.get(tokens_class(tokens))
     us = {} if times is None else dict(times.us)
+    device = str(c.weight.device)
+    question = Question(device, matrix_of(c), c.weight.density, c.tokens, us, transposes_us(c), min_gain)
+    return Details(tokens, c.dynamic, dtype, question=question)
+
+
+def answered(decisions: Iterable[Decision]) -> list[Decision]:
+    """Decisions whose details have contenders and the zeros that would pay."""
+    return [each if each.details is None else replace(each, details=_answered(each.details)) for each in decisions]
+
+
+def _answered(details: Details) -> Details:
+    if (question := details.question) is None:
+        return details
+    contenders = tuple(_contenders(question, details.tokens))
+    pays = _pays_from(question) if question.min_gain > 0 else None
+    return replace(details, contenders=contenders, pays_from=pays, question=None)
+
+
+def _contenders(question: Question, tokens: int) -> Iterable[Contender]:
+    """Dense and the schedules by their predictions, which measurements of this product have corrected."""
+    device, matrix, us = device_of(torch.device(question.device)), question.matrix, dict(question.us)
+    base = device.predict(matrix, tokens)
     yield Contender(DENSE, base.dense_us, us.pop(DENSE, None))
     for name, found in base.by_schedule:
         yield Contender(name, found, us.pop(name, None), device.terms(matrix, tokens, name))
@@ -37,14 +53,22 @@ def _contenders(contraction: Contraction, tokens: int) -> Iterable[Contender]:
         yield Contender(name, None, found)
 
 
-def _pays_from(contraction: Contraction, min_gain: float) -> float | None:
+def _pays_from(question: Question) -> float | None:
     """The share of zeros from which on a weight with this pattern gains enough by itself; None if none is."""
-    if predicted_gain(contraction, 0.01) < min_gain:
+    q, device = question, device_of(torch.device(question.device))
+    base = device.predict(replace(q.matrix, density=q.density), q.tokens)
+
+    def gains(percent: int) -> bool:
+        found = device.predict(replace(q.matrix, density=percent / 100), q.tokens)
+        found = corrected(found, base, q.us, device.call_us) if q.us else found
+        return found.dense_us / (found.sparse_us + q.copies_us) >= q.min_gain
+
+    if not gains(1):
         return None
     pays, loses = 1, 101
     while loses - pays > 1:
         percent = (pays + loses) // 2
-        pays, loses = (percent, loses) if predicted_gain(contraction, percent / 100) >= min_gain else (pays, percent)
+        pays, loses = (percent, loses) if gains(percent) else (pays, percent)
     return round(1 - pays / 100, 2)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gossamer.passes.framework.family import Matrix
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -21,6 +23,27 @@ class Contender:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What contenders and zeros are predicted from. That takes milliseconds, so it waits until somebody wants to see them.
+
+    device     that the product is for
+    matrix     the weight as schedules see it, and `density` its own
+    tokens     None if their number is open
+    us         measured microseconds by schedule
+    copies_us  microseconds of transposes around the kernel
+    min_gain   the option
+    """
+
+    device: str
+    matrix: Matrix
+    density: float
+    tokens: int | None
+    us: Mapping[str, float]
+    copies_us: float
+    min_gain: float
+
+
+@dataclass(frozen=True)
 class Details:
     """The numbers behind one decision.
 
@@ -32,6 +55,7 @@ class Details:
     stages      the region whose stages the dump has for that kernel; empty without a dump
     end         where the kernel ends, and why; empty if it is not sparse
     arrays      names and bytes of the arrays that the weight is packed in
+    question    what `contenders` and `pays_from` are predicted from, until they are
     """
 
     tokens: int
@@ -43,3 +67,4 @@ class Details:
     stages: str = ""
     end: str = ""
     arrays: tuple[tuple[str, int], ...] = ()
+    question: Question | None = None

@@ -5,9 +5,8 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,9 +15,16 @@ from rich.table import Table
 from gossamer.backend.report.machine import this_machine
 from gossamer.backend.report.options import SCHEDULES
 from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision
+from gossamer.backend.report.words import count, in_bytes, one_name, span, without_numbers
 
 _WIDTH = 100
 _NAME = 32
+
+
+class Measured(Protocol):
+    """What `gossamer.profile` returns."""
+
+    def data(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -69,16 +75,18 @@ class Report:
         """Packed bytes of the same weights, once for each format."""
         return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one HTML file, which any browser shows from disk: the model, the patterns, and the code.
+    def save(self, path: str | os.PathLike[str], profile: "Measured | None" = None) -> None:
+        """Writes the report as one HTML file, which any browser shows from disk: the model, the patterns, the code, the run.
 
-        It shows code if the report was made with options={"dump_ir": DIR}. OSError if the file cannot be written.
+        It shows code if the report was made with options={"dump_ir": DIR}, and the run if there is a `profile` of the call.
+        OSError if the file cannot be written.
         """
         from gossamer.backend.page.render import render  # most reports are only printed
         from gossamer.backend.page.stages import kernels_in
 
         kernels = kernels_in(Path(self.dump)) if self.dump else []
-        Path(path).write_text(render(self.data(), kernels, self.dump or ""), encoding="utf-8")
+        data = self.data() | ({} if profile is None else {"run": profile.data()})
+        Path(path).write_text(render(data, kernels, self.dump or ""), encoding="utf-8")
 
     def data(self) -> dict[str, Any]:
         """The report as JSON can hold it: what its page shows, and what a dump folder keeps of it."""
@@ -112,7 +120,7 @@ def _render(report: Report) -> str:
     console.print(f"gossamer, {_mode(report)}: {_summary(report)}")
     if report.packed_bytes:
         share = report.packed_bytes / report.dense_bytes
-        console.print(f"{_bytes(report.dense_bytes)} of weights packed in {_bytes(report.packed_bytes)} ({share:.0%})")
+        console.print(f"{in_bytes(report.dense_bytes)} of weights packed in {in_bytes(report.packed_bytes)} ({share:.0%})")
     if report.other is not None and (report.other.layers, report.other.kernels) != (report.layers, report.kernels):
         console.print(f"{_HOW[report.other.training]}: {_summary(report.other)}")
     if (advice := _advice(report)) is not None:
@@ -123,7 +131,7 @@ def _render(report: Report) -> str:
     for picture, decision in pictures.items():
         console.print(f"mask of {decision.name}, computed where it is dark:\n{picture}")
     if report.graph_breaks:
-        console.print(f"{_count(len(report.graph_breaks), 'graph break')}; no region crosses a break:")
+        console.print(f"{count(len(report.graph_breaks), 'graph break')}; no region crosses a break:")
         for number, reason in enumerate(report.graph_breaks, 1):
             console.print(f"  {number}. {reason}")
     for sentence in report.off:
@@ -142,7 +150,7 @@ def _mode(report: Report) -> str:
 def _summary(report: Report) -> str:
     """How many weights are sparse: each counts once, however often it is used, and is sparse if any of its uses is."""
     sparse = sum(report.layers.values())
-    return f"{sparse} sparse on {_count(report.kernels, 'kernel')}, {len(report.layers) - sparse} left dense"
+    return f"{sparse} sparse on {count(report.kernels, 'kernel')}, {len(report.layers) - sparse} left dense"
 
 
 def _advice(report: Report) -> str | None:
@@ -167,7 +175,7 @@ def _table(decisions: Iterable[Decision]) -> Table:
         groups.setdefault(_kind(decision), []).append(decision)
     for group in groups.values():
         first = group[0]
-        name = _names([d.name for d in group])
+        name = one_name([d.name for d in group])
         times = f" (x{len(group)})" if len(group) > 1 else ""
         gains = [d.gain for d in group if d.gain is not None]
         what = f"sparse {_kernel(first)}, {first.reason}" if first.sparse else f"dense: {first.reason}"
@@ -175,8 +183,8 @@ def _table(decisions: Iterable[Decision]) -> Table:
             _wrapped(f"{name}{times}"),
             first.op,
             "x".join(map(str, first.shape)),
-            _range([100 * d.density for d in group], "{:.0f}", "%") + (f"\n{first.pattern}" if first.pattern else ""),
-            _range(gains, "{:.2g}", "x"),
+            span([100 * d.density for d in group], "{:.0f}", "%") + (f"\n{first.pattern}" if first.pattern else ""),
+            span(gains, "{:.2g}", "x"),
             what,
         )
     return table
@@ -191,8 +199,8 @@ def _kernel(decision: Decision) -> str:
 
 def _kind(decision: Decision) -> object:
     """What decisions have in common that share a row."""
-    d, pattern = decision, re.sub(r"(?<![^.])\d+(?![^.])", "*", decision.name)
-    return pattern, d.op, d.shape, d.sparse, d.format, d.schedule, d.reason, d.pattern
+    d = decision
+    return without_numbers(d.name), d.op, d.shape, d.sparse, d.format, d.schedule, d.reason, d.pattern
 
 
 def _wrapped(name: str) -> str:
@@ -203,32 +211,3 @@ def _wrapped(name: str) -> str:
             lines.append("  ")
         lines[-1] += part
     return "\n".join(lines)
-
-
-def _names(names: list[str]) -> str:
-    """One name for many that differ in numbers: layer.0.fc, layer.1.fc, layer.2.fc → layer.{0-2}.fc."""
-    columns = [list(dict.fromkeys(parts)) for parts in zip(*(name.split(".") for name in names), strict=True)]
-    return ".".join(column[0] if len(column) == 1 else f"{{{_runs(column)}}}" for column in columns)
-
-
-def _runs(numbers: list[str]) -> str:
-    runs = []
-    for _, run in groupby(enumerate(sorted(map(int, numbers))), lambda pair: pair[1] - pair[0]):
-        values = [value for _, value in run]
-        runs.append(str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}")
-    return ",".join(runs)
-
-
-def _range(values: list[float], form: str, unit: str) -> str:
-    if not values:
-        return "-"
-    low, high = form.format(min(values)), form.format(max(values))
-    return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB" if number >= 1e5 else f"{max(1, round(number / 1e3))} kB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -97,6 +97,7 @@ class CompiledRegion:
     allocate memory for the results, on the device of the kernels
     training whether the region is of a graph with gradients
     band     computes some channels of a convolution, where a depthwise one reads the result
+    about    what it computes besides its products, in words (see labels.py)
     """
 
     variants: tuple[Variant, ...]
@@ -105,6 +106,7 @@ class CompiledRegion:
     allocate: Allocate = allocate
     training: bool = False
     band: Band | None = None
+    about: str = ""
 
     def __post_init__(self) -> None:
         self._plans: dict[Shape, _Plan] = {}  # it takes as long to make one as to multiply small matrices

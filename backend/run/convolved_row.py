@@ -51,6 +51,11 @@ class ConvolvedRow:
         """Those of all steps."""
         return tuple(kernel for step in self.steps for kernel in step.region.kernels)
 
+    @property
+    def about(self) -> str:
+        """See labels.py."""
+        return f"row of {len(self.steps)}"
+
     def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[Shape, torch.dtype]]:
         """Sizes and types of all results."""
         made, shapes = [], [tuple(each.shape) for each in operands[: self.given]]

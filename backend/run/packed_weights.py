@@ -30,6 +30,7 @@ from gossamer.dialects.packing import Packing
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.remembered import Made, Remembered
+from gossamer.runtime.watching.calls import watched
 from gossamer.runtime.weight_store import store_of
 from gossamer.sparsity.training.kept_steps import note_mask
 
@@ -91,7 +92,7 @@ class Packings(Remembered[KnownWeight]):
         else:
             known = made is not None and self._is_current(made, leaves)
         if made is None or not known or (weight := made.value).lent or (weight.packed is None and weight.density <= densest):
-            weight, packed = self._renewed(leaves, densest, renew)
+            weight, packed = watched("packing", self._renewed)(leaves, densest, renew)
         else:
             packed = weight.packed
         weight.calls += 1

@@ -18,6 +18,7 @@ from torch import fx
 from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.run.compiled_region import CompiledRegion
 from gossamer.backend.run.fused_optimizers import count_writes
+from gossamer.backend.run.labels import label
 from gossamer.backend.run.lifetime import share
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime import int8_product  # noqa: F401  # which bodies of regions from the disk call
@@ -82,6 +83,10 @@ def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor | list[torch
     return on_cpu(operands, key)
 
 
+def _label(operands: list[torch.Tensor], key: str) -> str:
+    return label(find(key), operands)
+
+
 def _fake(operands: list[torch.Tensor], key: str) -> torch.Tensor:
     ((shape, dtype),) = known(key).outputs(operands)
     return operands[0].new_empty(shape, dtype=dtype)
@@ -98,6 +103,6 @@ def _unknown(key: str) -> CompileError:
     )
 
 
-region = Operation("region(Tensor[] operands, str key) -> Tensor", on_cpu, on_cuda, _fake).register()
-chain = Operation("chain(Tensor[] operands, str key) -> Tensor[]", on_cpu, fake=_fake_chain).register()
+region = Operation("region(Tensor[] operands, str key) -> Tensor", on_cpu, on_cuda, _fake, label=_label).register()
+chain = Operation("chain(Tensor[] operands, str key) -> Tensor[]", on_cpu, fake=_fake_chain, label=_label).register()
 count_writes()

@@ -85,7 +85,7 @@ class ManyBags:
     def counts(self) -> list[int]:
         """How many bags each table has; a size of a graph where they are traced."""
         return [
-            each.shape[0] if begins is None else begins.shape[0] - self.last
+            each.shape[0] if begins is None else begins.shape[0] - int(self.last)
             for each, begins in zip(self.indices, self.offsets, strict=True)
         ]
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from gossamer.runtime.torch_internals import compiler_flags, emit_call_in_export, get_proxy_mode
 
-from gossamer.runtime.torch_internals import emit_call_in_export, get_proxy_mode
+
+def in_export() -> bool:
+    """Whether torch.export traces. Dynamo takes torch.compiler.is_exporting() for true everywhere (torch 2.11)."""
+    return bool(compiler_flags._is_exporting_flag)
 
 
 def exported(make: Callable[..., Any], *arguments: Any) -> Any:
@@ -15,7 +18,7 @@ def exported(make: Callable[..., Any], *arguments: Any) -> Any:
     numbers and strings, maybe in tuples. Elsewhere than in an export it is a call and nothing else.
     """
     made = make(*arguments)
-    mode = get_proxy_mode() if torch.compiler.is_exporting() else None
+    mode = get_proxy_mode() if in_export() else None
     if mode is not None and mode.pre_dispatch:
         name = f"{make.__module__}.{make.__qualname__}".replace(".", "_")
         emit_call_in_export(

@@ -94,8 +94,8 @@ def _tell(func: Callable[..., Any]) -> None:
     if name == "chunk" and _is_being_sharded():
         raise OptionError(
             "FSDP2 keeps parameters in flat arrays of all elements, and a SparseTensor has none: shard a model with stored "
-            "weights by gossamer.fully_shard, which keeps their nonzeros on every process and averages their gradients, or "
-            "deal them by gossamer.ColwiseParallel and gossamer.RowwiseParallel"
+            "weights by gossamer.distributed.fully_shard, which keeps their nonzeros on every process and averages their "
+            "gradients, or deal them by gossamer.distributed.ColwiseParallel and gossamer.distributed.RowwiseParallel"
         )
     message = f"SparseTensor has no sparse {name}, so it is computed on all elements, zeros too, and the result is dense"
     if _strict.get():

@@ -115,7 +115,8 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if _is_being_wrapped():
         raise PatternError(
             "DistributedDataParallel keeps parameters and gradients in flat buffers, and a SparseTensor has none: wrap a "
-            "model with stored weights by gossamer.data_parallel(model), which averages their gradients by what is stored"
+            "model with stored weights by gossamer.distributed.data_parallel(model), which averages their gradients by what is "
+            "stored"
         )
     name = func._schema.name.removeprefix("aten::")
     raise PatternError(

@@ -29,7 +29,7 @@ from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_memory, in_transform, transformed
-from gossamer.sparsity.operations.exporting import exported
+from gossamer.sparsity.operations.exporting import exported, in_export
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import compress
 from gossamer.sparsity.tensor import constructor_arguments, interchange
@@ -296,7 +296,7 @@ def values_of(tensor: SparseTensor) -> Tensor:
     """The stored values, flat and differentiable."""
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor._stored
-    if torch.compiler.is_exporting():
+    if in_export():
         values: Tensor = exported(_Values.apply, tensor)
         return values
     outside = temporarily_clear_interpreter_stack if in_transform() else nullcontext  # torch.func has not seen this tensor
@@ -307,7 +307,7 @@ def values_of(tensor: SparseTensor) -> Tensor:
 
 def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
     """The tensor of these arrays; gradients flow to the values (flat)."""
-    if torch.compiler.is_exporting():
+    if in_export():
         return exported(_made, str(format), tuple(shape), tuple(structure), values)
     return _made(format, shape, structure, values)
 

@@ -1,6 +1,6 @@
-"""`gossamer.data_parallel`: DistributedDataParallel for models whose weights store their nonzeros alone.
+"""`gossamer.distributed.data_parallel`: DistributedDataParallel for models whose weights store their nonzeros alone.
 
-model = gossamer.data_parallel(gossamer.store_sparse(model))          before the optimizer is made and before torch.compile
+model = gossamer.distributed.data_parallel(gossamer.store_sparse(model))   before the optimizer is made and before torch.compile
 """
 
 from collections.abc import Callable, Sequence

@@ -101,14 +101,14 @@ def distill(
     """Trains a sparse model toward its dense teacher, in place. Zeros stay zeros. Returns the model, in the modes that it had.
 
     data           batches as for `prune`; they are repeated until `steps` are done
-    sparsity       the share of zeros to reach, by the cubic schedule of `GradualMasks`. None keeps the zeros of the model
+    sparsity       the share of zeros to reach, by a cubic schedule. None keeps the zeros of the model
     learning_rate  of AdamW without weight decay. It rises for 20 steps, then falls linearly to 0
     on_step        a function that is called with the number and the loss of each step
 
     Dropout is off, because the teacher has none. OptionError if the loss is NaN or infinite, before the model learns from it.
 
-    In a loop of your own, use `DistillationLoss`, and call `GradualMasks.step()` after each step of the optimizer. In
-    transformers.Trainer, use `GradualMasks.callback()`.
+    In a loop of your own, use `DistillationLoss`, and `gossamer.recipes.GradualMasks`: call its `step()` after each step
+    of the optimizer, or give its `callback()` to transformers.Trainer.
     """
     check_least("steps", steps, 1, integer=True)
     masks, calls = GradualMasks(model, sparsity, steps=steps, only=only, skip=skip), calls_of(model, data)

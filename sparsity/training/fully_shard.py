@@ -1,8 +1,8 @@
-"""`gossamer.fully_shard`: FSDP2 for models some of whose weights store their nonzeros alone.
+"""`gossamer.distributed.fully_shard`: FSDP2 for models some of whose weights store their nonzeros alone.
 
 for block in model.blocks:
-    gossamer.fully_shard(block, mesh=mesh)
-gossamer.fully_shard(model, mesh=mesh)                             before the optimizer is made and before torch.compile
+    gossamer.distributed.fully_shard(block, mesh=mesh)
+gossamer.distributed.fully_shard(model, mesh=mesh)                     before the optimizer is made and before torch.compile
 """
 
 from typing import Any, TypeVar

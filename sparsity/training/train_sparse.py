@@ -310,7 +310,7 @@ def _check_storable(model: nn.Module, recipe: Recipe) -> None:
     if isinstance(model, DistributedDataParallel):
         raise OptionError(
             "DistributedDataParallel holds on to the parameters it was given: store them first, by gossamer.store_sparse and "
-            "gossamer.data_parallel, and leave out store=True"
+            "gossamer.distributed.data_parallel, and leave out store=True"
         )
     if not _lives_on_nonzeros(recipe):
         raise OptionError(

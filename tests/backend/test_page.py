@@ -64,7 +64,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             options = {**EAGER, "dump_ir": str(folder / name)}
             report = gossamer.explain(model.eval(), *inputs, options=options)
             assert report.sparse, str(report)
-            report.save(folder / f"{name}.html")
+            report.save(folder / f"{name}.html", profile=gossamer.profile(model, *inputs, options=EAGER, calls=2))
         report = gossamer.explain(nn.Linear(64, 64).eval(), torch.randn(4, 64), options={"dense": "eager"})
         report.save(folder / "dense.html")
         gossamer.explain(torch.relu, torch.randn(4), options={"dense": "eager"}).save(folder / "empty.html")
@@ -203,6 +203,25 @@ def test_the_page_of_a_graph_network_draws_its_graph_and_follows_its_product(bro
     tab.close()
 
 
+def test_the_run_shows_each_sparse_operation(encoder: Tab) -> None:
+    encoder.page.keyboard.press("4")
+    parts = encoder.texts("#run-parts td:first-child .code-text")
+    assert parts[0].startswith("layer.0") and "gelu" in parts[0]
+    assert "Times are medians of 2 calls" in encoder.page.locator("#run").inner_text()
+    assert "kernels" in encoder.page.locator(".run-legend").inner_text()
+    encoder.page.keyboard.press("/")
+    encoder.page.keyboard.type("nothing of that name")
+    assert "No part matches" in encoder.page.locator("#run-parts").inner_text()
+
+
+def test_a_report_without_a_profile_has_no_run(browser: Any, pages: dict[str, Path]) -> None:
+    tab = Tab(browser, pages["dense"])
+    assert not tab.page.locator("#tab-run").is_visible()
+    tab.page.keyboard.press("4")
+    assert tab.page.locator("#model").is_visible()
+    tab.close()
+
+
 @pytest.mark.parametrize(("name", "words"), [("dense", "gossamer.prune"), ("empty", "nothing to decide")])
 def test_a_model_without_sparse_weights_has_a_useful_page(browser: Any, pages: dict[str, Path], name: str, words: str) -> None:
     tab = Tab(browser, pages[name])
@@ -218,7 +237,7 @@ def test_no_panel_is_wider_than_the_window_and_the_theme_switches(
     browser: Any, pages: dict[str, Path], theme: str, width: int
 ) -> None:
     tab = Tab(browser, pages["encoder"], viewport={"width": width, "height": 800}, color_scheme=theme)
-    for panel in "123":
+    for panel in "1234":
         tab.page.keyboard.press(panel)
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     ground = "getComputedStyle(document.body).backgroundColor"

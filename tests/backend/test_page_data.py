@@ -15,7 +15,9 @@ from gossamer.backend.page import saved
 from gossamer.backend.page.advice import advice_for
 from gossamer.backend.page.assembly import hot_loops
 from gossamer.backend.page.pattern import BLOCKS, pattern_of, pattern_of_places
+from gossamer.backend.regions.details import answered
 from gossamer.backend.report.details import Details
+from gossamer.backend.report.report import collect
 from gossamer.view import main
 from tests.backend.harness import prune_
 
@@ -157,6 +159,29 @@ def test_details_have_the_contenders_and_the_arrays() -> None:
     assert 0 < sum(size for _, size in found.details.arrays) <= found.packed_bytes
     assert found.details.end == "the graph returns its result"
     assert report.patterns["0.weight"]["nonzeros"] == int(model[0].weight.count_nonzero())
+
+
+def test_convolutions_have_contenders_and_arrays_as_well() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()).eval()
+    with torch.no_grad():
+        model[0].weight.mul_(torch.rand_like(model[0].weight) < 0.1)
+        found = gossamer.explain(model, torch.randn(1, 16, 8, 8), options=EAGER).decisions[0]
+    assert found.sparse and found.details is not None and found.details.tokens == 64
+    assert [each.name for each in found.details.contenders] == ["dense", "convolve"] and found.schedule == "convolve"
+    for each in found.details.contenders:
+        assert (each.measured_us or each.predicted_us or 0) > 0
+    assert found.details.region and found.details.end == "the graph returns its result"
+    assert 0 < sum(size for _, size in found.details.arrays) <= found.packed_bytes
+
+
+def test_nothing_is_predicted_for_a_report_that_nobody_asks_for() -> None:
+    model, x = prune_(nn.Sequential(nn.Linear(64, 96))).eval(), torch.randn(8, 64)
+    with torch.no_grad(), collect() as found:
+        torch.compile(model, backend="sparse", options=EAGER)(x)
+    (decision,) = found.decisions
+    assert decision.details is not None and decision.details.contenders == () and decision.details.question is not None
+    (answer,) = answered(found.decisions)
+    assert answer.details is not None and answer.details.contenders and answer.details.question is None
 
 
 def test_a_masked_weight_has_the_pattern_of_its_product() -> None:

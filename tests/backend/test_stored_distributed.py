@@ -1,4 +1,4 @@
-"""Stored weights under `gossamer.data_parallel`: two processes make the steps that one makes with both batches."""
+"""Stored weights under `gossamer.distributed.data_parallel`: two processes make the steps that one makes with both batches."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def worker(rank: int, directory: str) -> None:
         inner = network()
         with torch.no_grad():
             inner.last.weight.mul_(1.0 + rank)
-        model = gossamer.data_parallel(inner)
+        model = gossamer.distributed.data_parallel(inner)
         assert isinstance(model, DistributedDataParallel)
         run = (
             torch.compile(model, backend="sparse", options={"dense": "eager", "min_gain": 0, "strict": True})
@@ -82,8 +82,8 @@ def worker(rank: int, directory: str) -> None:
     dist.all_gather(others, kept)
     assert not torch.equal(*others)
     with pytest.raises(OptionError, match="processes store other elements of"):
-        gossamer.data_parallel(network(rank))
-    with pytest.raises(PatternError, match=r"gossamer\.data_parallel"):
+        gossamer.distributed.data_parallel(network(rank))
+    with pytest.raises(PatternError, match=r"gossamer\.distributed\.data_parallel"):
         DistributedDataParallel(network())
     leave()
 

@@ -1,4 +1,4 @@
-"""`gossamer.fully_shard`: stored weights on all processes, the rest by FSDP2, to the steps of one process with all batches."""
+"""`gossamer.distributed.fully_shard`: stored weights on all processes, the rest by FSDP2, to the steps of one process."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,8 @@ def network(seed: int = 0) -> Network:
 
 def shard(model: Network, mesh: Any) -> Network:
     for block in model.blocks:
-        gossamer.fully_shard(block, mesh=mesh)
-    return gossamer.fully_shard(model)  # over all processes
+        gossamer.distributed.fully_shard(block, mesh=mesh)
+    return gossamer.distributed.fully_shard(model)  # over all processes
 
 
 def train(model: nn.Module, rank: int, ranks: int, recipe: str = "") -> None:
@@ -124,12 +124,12 @@ def worker(rank: int, ranks: int, directory: str) -> None:
         train(model, rank, ranks)
     assert len([d for d in collected.decisions if d.sparse]) >= 6, collected.decisions  # both ways, and gradients of weights
     equal(model, alone)
-    with pytest.raises(OptionError, match=r"gossamer\.fully_shard"):
+    with pytest.raises(OptionError, match=r"gossamer\.distributed\.fully_shard"):
         torch_fully_shard(network(), mesh=mesh)
     with pytest.raises(OptionError, match=r"mp_policy computes in torch\.bfloat16"):
-        gossamer.fully_shard(network(), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        gossamer.distributed.fully_shard(network(), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     with pytest.raises(OptionError, match="processes store other elements of"):
-        gossamer.fully_shard(network(rank), mesh=mesh)
+        gossamer.distributed.fully_shard(network(rank), mesh=mesh)
     leave()
 
 

@@ -212,7 +212,7 @@ def test_shares_of_zeros_are_checked_everywhere(value: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     calls: list[Callable[[], object]] = [
         lambda: gossamer.prune(model, data, value),
-        lambda: gossamer.GradualMasks(model, value),
+        lambda: gossamer.recipes.GradualMasks(model, value),
         lambda: gossamer.train_sparse(model, optimizer, "gradual", steps=10, sparsity=value),
         lambda: gossamer.distill(model, model, data, gossamer.DistillationLoss(1.0), sparsity=value, steps=1),
     ]

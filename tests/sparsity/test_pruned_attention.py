@@ -308,7 +308,7 @@ def test_masks_of_sparsify_and_of_torch() -> None:
     with pytest.raises(gossamer.OptionError, match=r"'own\.in_proj_weight' has a mask"):
         gossamer.prune(model, batches(), 0.5, only=nn.MultiheadAttention)
     with pytest.raises(gossamer.OptionError, match=r"'own\.in_proj_weight' has a mask"):
-        gossamer.GradualMasks(model)
+        gossamer.recipes.GradualMasks(model)
     report = gossamer.prune(model, batches(), 0.5, skip="*.out_proj")
     assert report.left == {"ParametrizedMultiheadAttention": 2, "NonDynamicallyQuantizableLinear": 2}
     kept = is_zero(model.own)
@@ -321,5 +321,5 @@ def test_masks_of_sparsify_and_of_torch() -> None:
     hooked = Crossed()
     nn.utils.prune.l1_unstructured(hooked.own, "in_proj_weight", 0.5)
     with pytest.raises(gossamer.OptionError, match=r"'own\.in_proj_weight' has a mask: gossamer\.finalize"):
-        gossamer.GradualMasks(hooked)
+        gossamer.recipes.GradualMasks(hooked)
     assert len(gossamer.prune(gossamer.finalize(hooked), batches(), 0.5).layers) == 9

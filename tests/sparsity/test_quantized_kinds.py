@@ -142,7 +142,7 @@ def test_others_say_how_to_make_it_plain(kind: str, call: str) -> None:
     calls: list[Callable[[nn.Module], object]] = [
         lambda model: gossamer.prune(model, data, 0.5),
         lambda model: gossamer.sparsify(model, "nm"),
-        lambda model: gossamer.GradualMasks(model),
+        lambda model: gossamer.recipes.GradualMasks(model),
     ]
     for each in calls:
         with pytest.raises(gossamer.OptionError, match=rf"'0' is computed from others: {call}\(layer, 'weight'\)"):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer import OptionError, Recipe, Schedule, Sparsifier
+from gossamer import OptionError
+from gossamer.recipes import Recipe, Schedule, Sparsifier
 from tests.sparsity.recipes import adamw, attached, batch, network
 
 

@@ -15,8 +15,9 @@ from torch_geometric.nn import GATConv, SAGEConv
 
 import gossamer
 from benchmarks.scaling import fetched_rows
-from gossamer import Format, FormatError, OptionError, ShardedRows, SparseTensor
+from gossamer import Format, FormatError, OptionError, SparseTensor
 from gossamer.backend.report.report import collect
+from gossamer.distributed import ShardedRows
 from tests.processes import in_processes, leave
 
 NODES, FEATURES, CLASSES, STEPS = 70, 6, 5, 5  # 70 are dealt as 18, 18, 18, 16 to four

@@ -55,7 +55,7 @@ def worker(rank: int, directory: str) -> None:
     mesh = init_device_mesh("cpu", (2,))
     whole = block()
     alone = train(whole, whole)
-    plan: dict[str, Any] = {"up": gossamer.ColwiseParallel(), "down": gossamer.RowwiseParallel()}
+    plan: dict[str, Any] = {"up": gossamer.distributed.ColwiseParallel(), "down": gossamer.distributed.RowwiseParallel()}
     for compiled in (False, True):
         model = parallelize_module(block(), mesh, plan)
         assert isinstance(model.up.weight, SparseTensor) and isinstance(model.down.weight, SparseTensor)
@@ -71,8 +71,8 @@ def worker(rank: int, directory: str) -> None:
             torch.testing.assert_close(ours.weight.detach().to_dense(), expected, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(model.down.bias, whole.down.bias, rtol=1e-3, atol=1e-4)
 
-    dealt = {"up": gossamer.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
-    dealt |= {"down": gossamer.RowwiseParallel(output_layouts=Shard(0), use_local_output=False)}  # type: ignore[dict-item]
+    dealt = {"up": gossamer.distributed.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+    dealt |= {"down": gossamer.distributed.RowwiseParallel(output_layouts=Shard(0), use_local_output=False)}  # type: ignore[dict-item]
     model = parallelize_module(block(), mesh, dealt)
     y = model.down(torch.relu(model.up(X[0])))
     assert isinstance(y, DTensor) and y.placements == (Shard(0),)
@@ -88,7 +88,7 @@ def worker(rank: int, directory: str) -> None:
     assert isinstance(plain.up.weight, DTensor)
     narrow = gossamer.store_sparse(prune_(nn.Sequential(nn.Linear(64, 1)), 0.3))
     with pytest.raises(OptionError, match="cannot be dealt to 2 processes by dimension 0"):
-        parallelize_module(narrow, mesh, {"0": gossamer.ColwiseParallel()})
+        parallelize_module(narrow, mesh, {"0": gossamer.distributed.ColwiseParallel()})
     leave()
 
 

@@ -1,0 +1,44 @@
+"""Names, numbers and bytes as the tables of reports have them."""
+
+import re
+from itertools import groupby
+
+_NUMBER = re.compile(r"(?<![^. ])(?<!of )\d+(?![^. ,])")
+
+
+def without_numbers(name: str) -> str:
+    """What names of equal layers of a stack have in common: layer.0.fc, layer.1.fc → layer.*.fc."""
+    return _NUMBER.sub("*", name)
+
+
+def one_name(names: list[str]) -> str:
+    """One name for many that differ in numbers: layer.0.fc, layer.1.fc, layer.2.fc → layer.{0-2}.fc."""
+    numbers = [list(dict.fromkeys(found)) for found in zip(*map(_NUMBER.findall, names), strict=True)]
+    texts = iter(column[0] if len(column) == 1 else f"{{{_runs(column)}}}" for column in numbers)
+    return _NUMBER.sub(lambda _: next(texts), names[0])
+
+
+def _runs(numbers: list[str]) -> str:
+    runs = []
+    for _, run in groupby(enumerate(sorted(map(int, numbers))), lambda pair: pair[1] - pair[0]):
+        values = [value for _, value in run]
+        runs.append(str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}")
+    return ",".join(runs)
+
+
+def span(values: list[float], form: str, unit: str) -> str:
+    """The least and the largest of some values."""
+    if not values:
+        return "-"
+    low, high = form.format(min(values)), form.format(max(values))
+    return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
+
+
+def in_bytes(number: int) -> str:
+    """A number of bytes in a unit that fits."""
+    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB" if number >= 1e5 else f"{max(1, round(number / 1e3))} kB"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,63 @@
+"""What calls of regions are called in profiles: by the modules whose weights they take, and what else they compute.
+
+encoder.layer.0.attention.self.query to output.dense + softmax, gelu, layer_norm, chain of 6
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.runtime.watching.names import name_of
+
+_MOST = 4  # operations that a label names
+_UNSAID = {
+    "add", "sub", "mul", "div", "neg", "pow", "sum", "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand",
+    "unsqueeze", "squeeze", "clone", "slice", "select", "getitem", "_to_copy", "full", "alias", "detach",
+}  # fmt: skip
+"""Arithmetic, and what changes shapes: the pieces of which functions are written out."""
+
+
+def about(kind: str, members: Sequence[fx.Node], products: Sequence[fx.Node]) -> str:
+    """What the members of a region compute besides some products, by the operations that torch traced, then its kind."""
+    unsaid = _UNSAID | {_operation(node) for node in products}
+    said = [name for name in dict.fromkeys(map(_operation, members)) if name and name not in unsaid]
+    text = f"+ {', '.join(said[:_MOST])}{', …' * (len(said) > _MOST)}" if said else ""
+    return ", ".join(each for each in (text, kind) if each)
+
+
+def _operation(node: fx.Node) -> str:
+    """The operation of the model that a node is, or is a part of."""
+    target: Any = node.meta.get("original_aten") or node.target
+    return str(getattr(getattr(target, "overloadpacket", target), "__name__", "")).removeprefix("native_")
+
+
+def modules_of(region: object, operands: Sequence[Tensor]) -> list[str]:
+    """The modules whose weights a call takes, in the order in which it takes them."""
+    leaves = list(operands)
+    if isinstance(region, CompiledRegion) and region.weights:
+        leaves = [leaf for weight in region.weights for leaf in operands[weight.statics]]
+    names = (name_of(leaf) for leaf in leaves if leaf.dim() > 1 or leaf.numel() == 1)
+    return list(dict.fromkeys(module_of(name) for name in names if name))
+
+
+def module_of(name: str) -> str:
+    """The module of a parameter; the parameter itself if it has another name than most weights."""
+    return name.removesuffix(".weight")
+
+
+def label(region: object, operands: Sequence[Tensor]) -> str:
+    """The label of a call."""
+    modules = modules_of(region, operands)
+    if not modules:
+        sizes = ["x".join(map(str, each.shape)) for each in operands[:2]]
+        named = f"region of {' and '.join(sizes)}"
+    elif len(modules) == 1:
+        named = modules[0]
+    else:
+        first, last = modules[0].split("."), modules[-1].split(".")
+        shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+        named = ".".join(first[:shared]) + ": " * bool(shared) + f"{'.'.join(first[shared:])} to {'.'.join(last[shared:])}"
+    said = str(getattr(region, "about", ""))
+    return f"{named}{' ' if said.startswith(('+', '(')) else ', '}{said}" if said else named
