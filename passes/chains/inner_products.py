@@ -1,6 +1,6 @@
 """Elements of products with dense matrices (`kernel.inner`) in a tile: several features, all tokens of the tile at once.
 
-scf.for %k                         // of the features that are summed over; not unrolled, since the vectors of a whole rank spill
+scf.for %k                         // of the features that are summed over; not unrolled, or vectors spill
   x[k][tokens]                     // one load a vector of tokens
   w[n, k] into all lanes           // one load a feature, of the matrix as it lies in memory
   multiply-adds                    // features x vectors of sums
