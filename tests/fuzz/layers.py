@@ -9,7 +9,8 @@ low-rank    pruned layers with adapters, or sums of a sparse matrix and factors,
 structures  products with Kronecker products and the like, Monarch matrices, many adapters, einsums of several operands
 routed      `gossamer.routed_mlp` and `routed_linear`, with their gradients
 
-An interrupted run says how many cases it ran. A case that fails is printed as a program. It leaves what it computed, and what that should be, in lists `found`, `expected`.
+A case that fails is printed as a program. It leaves what it computed, and what that should be, in lists `found`, `expected`.
+A run that is interrupted says how many cases it ran.
 """
 
 import argparse
