@@ -142,8 +142,8 @@ class _Gradient:
             return None
         if ids is None or ids.meta["val"].dim() != 1 or not _is_served(node.meta["val"], ids):
             return None
-        turned = _turned(whole)
-        return None if turned is None else cls(node, *arguments(whole[0]), ids, turned)
+        (a, b), turned = arguments(whole[0]), _turned(whole)
+        return None if turned is None else cls(node, a, b, ids, turned)
 
     @property
     def copied(self) -> int | None:

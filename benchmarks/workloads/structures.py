@@ -4,7 +4,7 @@ forward    in inference, with parameters that do not change
 training   forward, and the gradients of the input and all parameters; the result is that of the first parameter
 
 PyTorch and Inductor run a structure as it is written. `by-hand` is Inductor with the factors that somebody takes out by hand;
-Monarch matrices, butterflies and adapters are written with factors anyway. `whole` is PyTorch with the matrix made once.
+Monarch matrices, butterflies and adapters are written with factors anyway. `whole` is PyTorch with the matrix made before.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def cases(args: Namespace) -> list[Case]:
 
 def contenders() -> dict[str, Contender]:
     labels = {
-        "eager": "PyTorch eager", "inductor": "Inductor", "whole": "PyTorch, matrix made once",
+        "eager": "PyTorch eager", "inductor": "Inductor", "whole": "PyTorch, matrix made before",
         "by-hand": "Inductor, by hand", "sparse": "Gossamer",
     }  # fmt: skip
     return {
