@@ -83,7 +83,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) transformer --workload transformer
 	$(MEASURE) decode --workload transformer --models step --pattern 1x16 --sparsity .5
 	$(MEASURE) convnet --workload convnet --batch 1 --contender inductor,inductor-frozen,sparse,openvino
-	$(MEASURE) lora --workload lora
+	$(MEASURE) lora --workload lora --contender dense,inductor,sparse
 	$(MEASURE) structures --workload structures
 	$(MEASURE) training --workload training
 	$(MEASURE) training-blocks --workload training --models mlp-blocks --sparsity .8,.9
