@@ -201,7 +201,7 @@ def as_it_is(layer: Any) -> Any:
 def prepared(name: str, problem: Structured | Chain) -> Prepared:
     """Who runs what."""
     if isinstance(problem, Chain):
-        chains = {
+        chains: dict[str, Callable[[Chain], Prepared]] = {
             "eager": partial(einsum, as_it_is), "inductor": partial(einsum, torch.compile), "by-hand": einsum_by_hand,
             "sparse": our_einsum,
         }  # fmt: skip
