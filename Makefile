@@ -83,6 +83,8 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) transformer --workload transformer
 	$(MEASURE) decode --workload transformer --models step --pattern 1x16 --sparsity .5
 	$(MEASURE) convnet --workload convnet --batch 1 --contender inductor,inductor-frozen,sparse,openvino
+	$(MEASURE) lora --workload lora --contender dense,inductor,sparse
+	$(MEASURE) structures --workload structures
 	$(MEASURE) training --workload training
 	$(MEASURE) training-default --workload training --optimizer default \
 	  --contender dense,inductor,sparse,sparse-masked,sparse-pruned
@@ -107,7 +109,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) huge --workload huge
 	$(MEASURE) points --workload points $(SHORT)
 	$(BIN)/python -m benchmarks.plots benchmarks/results/*/*.json
-	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md docs/embeddings.md docs/experts.md --update
+	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md docs/embeddings.md docs/experts.md docs/low_rank.md --update
 
 gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here
 	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle

@@ -66,7 +66,9 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right(monkeypatch
     assert documented == {f.name: repr(getattr(Options(), f.name)).replace("'", '"') for f in fields(Options)}
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md", "docs/embeddings.md", "docs/experts.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/benchmarks.md", "docs/embeddings.md", "docs/experts.md", "docs/low_rank.md"]
+)
 def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
     text = (ROOT / document).read_text()
     assert "<!-- measured: " in text

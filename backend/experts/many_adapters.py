@@ -3,22 +3,27 @@
     %a = index(%A, [%ids])                [B, K, R]             %e = expand(unsqueeze(%ids, 1), [B, S])
     %h = bmm(%x, %a)                      [B, S, R]       →     %h = gossamer::routed_product(%x, %e, permute(%A, [0, 2, 1]))
 
-An adapter is an expert of a low rank that all tokens of a sequence chose. The copies of the factors are what it saves, so only
-products with large ones are replaced.
+    %d = bmm(permute(%x, [0, 2, 1]), %g)  [B, K, R]
+    %s = index_put(zeros, [%ids], %d, True)             →     %s = gossamer::routed_outer(%x, %g, %e, adapters)
+
+An adapter is an expert of a low rank that all tokens of a sequence chose. The copies of the factors are what it saves, and in
+training the gradients of each sequence's copy, so only products with large ones are replaced.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from gossamer.backend.experts.layers import is_zeros
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.layout import Layout, follow, path, spans
 from gossamer.backend.graph.names import user_name
-from gossamer.backend.graph.nodes import arguments, hints, in_training
+from gossamer.backend.graph.nodes import arguments, hints
 from gossamer.backend.report.report import Decision
 from gossamer.sparsity.experts import routed_linear as _  # noqa: F401  # defines the operation
 
@@ -33,42 +38,36 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class ManyAdapters:
-    """Batches of products with gathered factors, in inference."""
+    """Batches of products with gathered factors, and their gradients."""
 
     name: ClassVar[str] = "many-adapters"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces the products whose copies are large; a decision for each that was found."""
-        if in_training(graph) or context.options.schedule != "auto":
+        if context.options.schedule != "auto":
             return []
         statics, decisions = context.inputs.match(graph), list[Decision]()
         for node in list(graph.nodes):
-            product = _Product.at(node)
+            product = _Product.at(node) or _Gradient.at(node)
             if product is None:
                 continue
-            static = statics.get(product.factors)
-            name = static.name if static is not None else user_name(product.factors.name)
-            shape = tuple(hints(product.factors.meta["val"].shape) or ())
-            copied = product.copied
-            pays = context.options.min_gain == 0 or (copied is not None and copied >= _COPIED)
+            pays = context.options.min_gain == 0 or (product.copied is not None and product.copied >= _COPIED)
             if pays:
                 product.replace()
-            reason = "each sequence reads its adapter in place" if pays else "left to torch: copies of so few factors are cheap"
-            decisions.append(
-                Decision(
-                    name,
-                    "adapters",
-                    shape,
-                    1.0,
-                    "routed rows" if pays else None,
-                    "routed" if pays else None,
-                    pays,
-                    reason,
-                    None,
-                )
-            )
+            if isinstance(product, _Product):
+                static = statics.get(product.factors)
+                name = static.name if static is not None else user_name(product.factors.name)
+                decisions.append(_decision(name, product, pays))
         graph.eliminate_dead_code()
         return decisions
+
+
+def _decision(name: str, product: "_Product", pays: bool) -> Decision:
+    shape = tuple(hints(product.factors.meta["val"].shape) or ())
+    if not pays:
+        return Decision.dense(name, "adapters", shape, 1.0, "left to torch: copies of so few factors are cheap")
+    reason = "each sequence reads its adapter in place"
+    return Decision(name, "adapters", shape, 1.0, "routed rows", "routed", True, reason, None)
 
 
 @dataclass(frozen=True)
@@ -93,27 +92,15 @@ class _Product:
         x, gathered = arguments(node)
         whole = path(gathered)
         factors, ids = _gather(whole[0])
-        layout = None if factors is None else follow(Layout.contiguous(whole[0].meta["val"].shape), whole[1:])
-        if factors is None or ids is None or layout is None or layout.offset:
+        if factors is None or ids is None or not _is_served(factors.meta["val"], ids):
             return None
-        value = factors.meta["val"]
-        if not value.is_cpu or value.dtype not in _DTYPES or ids.meta["val"].dtype not in (torch.int64, torch.int32):
-            return None
-        if not all(isinstance(size, int) and size > 1 for size in value.shape[1:]) or not isinstance(value.shape[0], int):
-            return None
-        a, b = value.shape[1:]
-        batch, rows, columns = layout.dims
-        plain, turned = (spans(rows, a, b) and spans(columns, b, 1)), (spans(rows, b, 1) and spans(columns, a, b))
-        if not spans(batch, ids.meta["val"].shape[0], a * b) or plain == turned:
-            return None
-        return cls(node, x, factors, ids, turned)
+        turned = _turned(whole)
+        return None if turned is None else cls(node, x, factors, ids, turned)
 
     @property
     def copied(self) -> int | None:
         """Bytes of the factors that are gathered; None if nobody knows how many sequences there are."""
-        sequences = hints(self.ids.meta["val"].shape)
-        value = self.factors.meta["val"]
-        return None if sequences is None else sequences[0] * prod(map(int, value.shape[1:])) * value.dtype.itemsize
+        return _copied(self.factors, self.ids)
 
     def replace(self) -> None:
         """Puts the operation in the place of the product."""
@@ -121,13 +108,94 @@ class _Product:
         weight = self.factors if self.turned else emit(aten.permute.default, self.factors, [0, 2, 1])
         adapters, rows, columns = map(int, weight.meta["val"].shape)
         sequences, tokens = emit.sizes(self.x, (0, 1))
-        last = emit(aten.add.Tensor, self.ids, adapters)
-        ids = emit(aten.where.self, emit(aten.lt.Scalar, self.ids, 0), last, self.ids)  # negative ones count from the end
-        each = emit(aten.expand.default, emit(aten.unsqueeze.default, ids, 1), [sequences, tokens])
-        flat = emit(aten.reshape.default, each, [-1, 1])
+        experts = _experts(emit, self.ids, adapters, sequences, tokens)
         x = emit(aten.reshape.default, self.x, [-1, columns])
-        y: Any = emit(torch.ops.gossamer.routed_product.default, x, flat, weight, None, None)
+        y: Any = emit(torch.ops.gossamer.routed_product.default, x, experts, weight, None, None)
         self.node.replace_all_uses_with(emit(aten.reshape.default, y, [sequences, tokens, rows]))
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """The gradient of factors: index_put(zeros, [ids], bmm(a, b), True) or index_add, maybe with views between.
+
+    a, b  [sequences, rows, tokens] and [sequences, tokens, columns], whose product may be `turned` before it is added
+    """
+
+    node: fx.Node
+    a: fx.Node
+    b: fx.Node
+    ids: fx.Node
+    turned: bool
+
+    @classmethod
+    def at(cls, node: fx.Node) -> "_Gradient | None":
+        """The gradient that a node is."""
+        given = arguments(node)
+        if node.target is aten.index_put.default and len(given) == 4 and len(given[1]) == 1 and given[3] is True:
+            zeros, (ids,), added, _ = given
+        elif node.target is aten.index_add.default and given[1] == 0 and not node.kwargs:
+            zeros, _, ids, added = given
+        else:
+            return None
+        whole = path(added)
+        if not is_zeros(zeros) or whole[0].target is not aten.bmm.default:
+            return None
+        if ids is None or ids.meta["val"].dim() != 1 or not _is_served(node.meta["val"], ids):
+            return None
+        (a, b), turned = arguments(whole[0]), _turned(whole)
+        return None if turned is None else cls(node, a, b, ids, turned)
+
+    @property
+    def copied(self) -> int | None:
+        """Bytes of the gradients of each sequence's factors."""
+        return _copied(self.node, self.ids)
+
+    def replace(self) -> None:
+        """Puts the operation in the place of the sum."""
+        emit = Emitter(self.node)
+        adapters, rows, columns = map(int, self.node.meta["val"].shape)
+        sequences, tokens = emit.sizes(self.b, (0, 1))
+        experts = _experts(emit, self.ids, adapters, sequences, tokens)
+        a, b = emit(aten.permute.default, self.a, [0, 2, 1]), self.b
+        first, second = (b, a) if self.turned else (a, b)
+        first = emit(aten.reshape.default, first, [-1, 1, rows])
+        second = emit(aten.reshape.default, second, [-1, columns])
+        self.node.replace_all_uses_with(emit(torch.ops.gossamer.routed_outer.default, first, second, experts, adapters))
+
+
+def _experts(emit: Emitter, ids: fx.Node, adapters: int, sequences: Any, tokens: Any) -> fx.Node:
+    """The adapter of each token: [sequences * tokens, 1]. Negative numbers count from the end."""
+    last = emit(aten.add.Tensor, ids, adapters)
+    ids = emit(aten.where.self, emit(aten.lt.Scalar, ids, 0), last, ids)
+    each = emit(aten.expand.default, emit(aten.unsqueeze.default, ids, 1), [sequences, tokens])
+    flat: fx.Node = emit(aten.reshape.default, each, [-1, 1])
+    return flat
+
+
+def _copied(factors: fx.Node, ids: fx.Node) -> int | None:
+    sequences, value = hints(ids.meta["val"].shape), factors.meta["val"]
+    return None if sequences is None else sequences[0] * prod(map(int, value.shape[1:])) * value.dtype.itemsize
+
+
+def _is_served(value: Tensor, ids: fx.Node) -> bool:
+    """Whether there are kernels for factors like these, taken by such numbers."""
+    if value.dim() != 3 or not isinstance(value.shape[0], int):
+        return False
+    if not value.is_cpu or value.dtype not in _DTYPES or ids.meta["val"].dtype not in (torch.int64, torch.int32):
+        return False
+    return all(isinstance(size, int) and size > 1 for size in value.shape[1:])
+
+
+def _turned(whole: Sequence[fx.Node]) -> bool | None:
+    """Whether views turn a batch of matrices, the first of these nodes; None if they make something else of it."""
+    shape = whole[0].meta["val"].shape
+    layout = follow(Layout.contiguous(shape), list(whole[1:])) if len(shape) == 3 else None
+    if layout is None or layout.offset or len(layout.dims) != 3:
+        return None
+    sequences, a, b = shape
+    batch, rows, columns = layout.dims
+    plain, turned = (spans(rows, a, b) and spans(columns, b, 1)), (spans(rows, b, 1) and spans(columns, a, b))
+    return turned if spans(batch, sequences, a * b) and plain != turned else None
 
 
 def _gather(node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:

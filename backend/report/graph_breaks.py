@@ -63,6 +63,9 @@ _OVER_ALL = (
     "torch._dynamo.config.capture_dynamic_output_shape_ops = True before you compile: it becomes one operation."
 )
 
+_MIXED = " Write model.base_model.model.compile(backend=...) instead: peft adds hooks before each call, outside of that model."
+"""For `adapter_names` of peft's models."""
+
 _OURS = tuple(os.path.join(folder, "") for folder in getattr(find_spec("gossamer.sparsity"), "submodule_search_locations", ()))
 """Where our code is that Dynamo traces."""
 
@@ -165,7 +168,7 @@ def _tell(reason: str, stack: list[FrameSummary], message: str) -> None:
     _told.add((*place, message))
     where = f"{place[0]}:{place[1]}" if line else "a line that Dynamo does not name"
     what = _SPARSE if "sparse tensor" in reason.lower() else message
-    why, remedy = _first_line(reason) + _explanation(reason).rstrip("."), _remedy(reason, *place)
+    why, remedy = _first_line(reason) + _explanation(reason).rstrip("."), _remedy(reason, *place, stack)
     text = what.format(where=where, why=why, remedy=remedy) + _MORE
     warnings.warn_explicit(text, UserWarning, place[0] or "torch.compile", place[1] or 1)
 
@@ -190,8 +193,10 @@ def _explanation(reason: str | None) -> str:
     return next((": " + line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
 
 
-def _remedy(reason: str | None, filename: str | None, number: int | None) -> str:
+def _remedy(reason: str | None, filename: str | None, number: int | None, stack: Sequence[FrameSummary] = ()) -> str:
     low = (reason or "").lower()
+    if any(os.path.join("peft", "peft_model.py") in each for each in (filename or "", *(line.filename for line in stack))):
+        return _MIXED
     if any(part in low for part in _OF_VALUES) and _is_about_experts(filename, number):
         return _OVER_ALL
     found = (line for part, line in _REMEDIES.items() if part.lower() in low)

@@ -1,6 +1,6 @@
 """Elements of products with dense matrices (`kernel.inner`) in a tile: several features, all tokens of the tile at once.
 
-scf.for %k                         // of the features that are summed over
+scf.for %k                         // of the features that are summed over; not unrolled, or vectors spill
   x[k][tokens]                     // one load a vector of tokens
   w[n, k] into all lanes           // one load a feature, of the matrix as it lies in memory
   multiply-adds                    // features x vectors of sums
@@ -13,7 +13,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import memref, scf, vector
 
 from gossamer.passes.chains.frame import Frame
-from gossamer.passes.loops.vectors import byte_width, index, loop, widened, zeros
+from gossamer.passes.loops.vectors import byte_width, index, rolled, widened, zeros
 
 _REGISTERS = {512: 16}
 """Sums in registers, by the bits of a vector; half of all registers."""
@@ -29,7 +29,7 @@ def emit_inner(op: Any, features: Sequence[ir.Value], frame: Frame) -> list[ir.V
     """A vector for each of these features and each vector of tokens, which come faster."""
     (factor,), reduction = frame.outside[op.w], ir.IntegerAttr(op.reduction).value
     size, count = ir.MemRefType(factor.type).shape[reduction], len(features) * frame.vectors
-    with loop(index(0), index(size), index(1), [zeros(frame.vec)] * count) as steps:
+    with rolled(index(0), index(size), [zeros(frame.vec)] * count) as steps:
         k, sums = steps.induction_variable, list(steps.inner_iter_args)
         xs = [frame.load(op.x, k, v) for v in range(frame.vectors)]
         for number, n in enumerate(features):

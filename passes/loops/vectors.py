@@ -105,7 +105,7 @@ def loop(low: ir.Value, high: ir.Value, step: ir.Value, carried: Sequence[ir.Val
 
 @contextmanager
 def rolled(low: ir.Value, high: ir.Value, carried: Sequence[ir.Value] = ()) -> Iterator[scf.ForOp]:
-    """A loop over entries of which a row often has a few only: it is not unrolled."""
+    """A loop over entries of which there are often few: it is not unrolled."""
     with loop(low, high, index(1), carried) as op:
         op.operation.attributes[ROLLED] = ir.Attribute.parse("#llvm.loop_annotation<unroll = <disable = true>>")
         yield op

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.torch_internals import is_fake
 from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.operations.einsum_order import Order, Sketch, cost_at_once
@@ -65,14 +66,21 @@ def _sketch(operand: Bound) -> Sketch:
     return Sketch(sizes, float(_number(operand.values.numel())), operand.sparse)
 
 
+_known = Remembered[list[Tensor]](most=64)
+"""How many entries have each coordinate, by the arrays of the coordinates: most operands are multiplied many times."""
+
+
 def _counted(tensor: SparseTensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
     """For each letter, how many entries have each value."""
-    with torch.no_grad():
-        at = CoordinateList.of(tensor).at
-        return {
-            letter: torch.bincount(where, minlength=size).double()
-            for (letter, size), where in zip(sizes.items(), at, strict=True)
-        }
+
+    def count() -> list[Tensor]:
+        with torch.no_grad():
+            at = CoordinateList.of(tensor).at
+            return [torch.bincount(where, minlength=size).double() for size, where in zip(sizes.values(), at, strict=True)]
+
+    structure = tensor.components[:-1]
+    found = _known.get(structure, (tensor.format, *tensor.shape), count) if structure else count()
+    return dict(zip(sizes, found, strict=True))
 
 
 def note_order(expression: str, order: Order, inputs: Sequence[str], result: str, operands: Sequence[Tensor]) -> None:

@@ -1,8 +1,10 @@
 """What Dynamo does not let through: recurrent layers, experts and `generate` become sparse with one line, which is named."""
 
 import contextlib
+import importlib.util
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +207,35 @@ def test_a_function_that_runs_uncompiled_is_warned_of() -> None:
     assert "gave up the rest of forward" in warning and "layers of torch.nn that it calls are dense" in warning
     (warning,) = breaks_of(Branching())
     assert "gave up forward" in warning and "Data-dependent branching" in warning
+
+
+_LIKE_PEFT = """
+from torch import nn
+
+class Wrapped(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        handle = self.model.register_forward_pre_hook(lambda module, args: args)
+        y = self.model(x)
+        handle.remove()
+        return y
+"""
+
+
+@pytest.mark.usefixtures("breaks_unseen")
+def test_a_break_for_mixed_batches_of_peft_names_the_model_to_compile(tmp_path: Path) -> None:
+    place = tmp_path / "peft" / "peft_model.py"
+    place.parent.mkdir()
+    place.write_text(_LIKE_PEFT)
+    spec = importlib.util.spec_from_file_location("like_peft", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    warning = breaks_of(module.Wrapped(nn.Linear(64, 64)))[0]
+    assert "Write model.base_model.model.compile(backend=...) instead" in warning
 
 
 @pytest.mark.usefixtures("breaks_unseen")

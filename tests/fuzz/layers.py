@@ -10,9 +10,11 @@ structures  products with Kronecker products and the like, Monarch matrices, man
 routed      `gossamer.routed_mlp` and `routed_linear`, with their gradients
 
 A case that fails is printed as a program. It leaves what it computed, and what that should be, in lists `found`, `expected`.
+A run that is interrupted says how many cases it ran.
 """
 
 import argparse
+import contextlib
 import random
 import sys
 import warnings
@@ -324,15 +326,17 @@ def main() -> int:
     options.add_argument("--kind", choices=KINDS, required=True)
     options.add_argument("--count", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
-    given, wrong = options.parse_args(), 0
+    given, ran, wrong = options.parse_args(), 0, 0
     torch.set_num_threads(1)
-    for seed in range(given.seed, given.seed + given.count):
-        program = make(given.kind, seed)
-        problem = difference(given.kind, program)
-        if problem is not None:
-            wrong += 1
-            print(f"# seed {seed}: {problem}".replace("\n", "\n# "), f"{program}\n", sep="\n", flush=True)
-    print(f"{given.count} cases of {given.kind} from {given.seed} on: {wrong} wrong")
+    with contextlib.suppress(KeyboardInterrupt):
+        for seed in range(given.seed, given.seed + given.count):
+            program = make(given.kind, seed)
+            problem = difference(given.kind, program)
+            ran += 1
+            if problem is not None:
+                wrong += 1
+                print(f"# seed {seed}: {problem}".replace("\n", "\n# "), f"{program}\n", sep="\n", flush=True)
+    print(f"{ran} cases of {given.kind} from {given.seed} on: {wrong} wrong")
     return min(wrong, 100)
 
 

@@ -14,6 +14,7 @@ from gossamer.dialects.format import Format
 from gossamer.sparsity.operations import einsum_order
 from gossamer.sparsity.operations.einsum_order import Order, Sketch, cheaper_order
 from gossamer.sparsity.tensor import einsum_sketches
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +177,21 @@ def test_compiled_einsums_say_which_order_was_taken(dynamic: bool | None) -> Non
 def test_sizes_that_do_not_fit_are_refused_as_a_whole() -> None:
     with pytest.raises(GossamerError, match=r"einsum 'ij,jk,kl->il': 'k' is 40 and 41"):
         gossamer.einsum("ij,jk,kl->il", sparse(60, 50), torch.randn(50, 40), torch.randn(41, 30))
+
+
+@pytest.mark.usefixtures("pairs_pay")
+def test_entries_of_an_operand_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values do not matter, other coordinates do."""
+    counted = list[tuple[int, ...]]()
+    coordinates = CoordinateList.of.__func__  # type: ignore[attr-defined]
+
+    def of(cls: type[CoordinateList], tensor: SparseTensor) -> CoordinateList:
+        counted.append(tuple(tensor.shape))
+        return coordinates(cls, tensor)
+
+    monkeypatch.setattr(CoordinateList, "of", classmethod(of))
+    a, b, other, c = sparse(60, 50), sparse(50, 40), sparse(50, 40), torch.randn(40, 30)
+    for left, right in ((a, b), (a * 2, b), (a, other)):
+        y = gossamer.einsum("ij,jk,kl->il", left, right, c)
+        torch.testing.assert_close(y, left.to_dense() @ right.to_dense() @ c)
+    assert counted == [(60, 50), (50, 40), (50, 40)]

@@ -2,15 +2,19 @@
 // RUN: gossamer-opt %s -p 'expose-storage,lower-chain,canonicalize,cse' --split-input-file | filecheck %s
 
 // The product keeps its sums in the tile until a vector of rows is whole. Then several rows at once get those of the low rank, each
-// of whose loads of tokens serves all of them, and the result is stored.
+// of whose loads of tokens serves all of them, and the result is stored. No loop over few features is unrolled as a whole: the
+// vectors would not fit into the registers.
+// CHECK: llvm.loop_unroll<disable = true>
 // CHECK-LABEL: func.func private @lora_rows_tile4(
 // CHECK:         scf.for %{{.*}} = %c0 to %c8 step %c1 iter_args(
 // CHECK:           memref.load %{{.*}} : memref<2x8xf32>
 // CHECK:           vector.fma
+// CHECK:         } {llvm.loop_annotation
 // CHECK-LABEL: func.func private @lora_product_tile4(
 // CHECK:         scf.for %{{.*}} = %c0 to %c2 step %c1 iter_args(
 // CHECK:           memref.load %{{.*}} : memref<8x2xf32>
 // CHECK:           vector.fma
+// CHECK:         } {llvm.loop_annotation
 // CHECK:         vector.maskedstore
 // CHECK-LABEL: func.func @lora(
 // CHECK:             call @lora_pack_tile4
