@@ -11,11 +11,13 @@ from gossamer.backend.compile_eval import compile_eval
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.dense import check_mode
 from gossamer.backend.devices.unproven import stays_dense
-from gossamer.backend.eval_mode import modules_in_eval_mode
 from gossamer.backend.experts.trace_experts import trace_experts
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import STEPS, check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
+from gossamer.backend.owners.eval_mode import modules_in_eval_mode
+from gossamer.backend.owners.owners import Owners
+from gossamer.backend.owners.zeros_guard import guard_zeros
 from gossamer.backend.report.generate import watch_for_generate
 from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import Options
@@ -74,8 +76,10 @@ def compile_dynamo_graph(
         return compiler.compile(gm, example_inputs)
     checked = _checked(gm, inputs, parsed) if parsed.check else None
     apart = split_static_results(gm, inputs)
-    owners = modules_in_eval_mode(gm.graph, inputs.values)
-    twice = compile_eval(gm, inputs, compiler, owners) if owners else None
+    owners = Owners(gm.graph)
+    guard_zeros(owners, inputs)
+    in_eval = modules_in_eval_mode(owners, inputs.values)
+    twice = compile_eval(gm, inputs, compiler, in_eval) if in_eval else None
     compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__
     beside = compiled if apart is None else apart.beside(compiled, twice is not None)
     return beside if checked is None else checked.around(beside)

@@ -304,6 +304,9 @@ PRIVATE = {
     "AttrSource": Private("torch._dynamo.source:AttrSource", "the mode of a module", EVAL, Absent),
     "GuardBuilder": Private("torch._dynamo.guards:GuardBuilder", "that it stays", EVAL, Absent),
     "install_guard": Private("torch._dynamo.guards:install_guard", "that it stays", EVAL, lambda *_: None),
+    "DeletedGuardManagerWrapper": Private(
+        "torch._dynamo.guards:DeletedGuardManagerWrapper", "forgetting those of models that are gone", ANEW, Absent
+    ),
     "weight_norm": Private("torch:_weight_norm", "what torch.nn.utils.weight_norm calls", HOOKS, Absent),
     "set_grad_enabled": Private("torch._C:_set_grad_enabled", "what graphs call", EVAL),
     "TensorifyScalarRestartAnalysis": Private(

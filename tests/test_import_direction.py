@@ -22,7 +22,7 @@ INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
         "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
-        "edges", "chains", "checking", "measuring", "regions", "run", "graph", "devices", "report", "page",
+        "edges", "chains", "checking", "measuring", "regions", "run", "owners", "graph", "devices", "report", "page",
     ],
     "runtime": ["modules", "packers"],
     "sparsity": [

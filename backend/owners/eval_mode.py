@@ -1,0 +1,42 @@
+"""Whether a graph belongs to modules in eval mode, although its gradients are enabled.
+
+    model.eval()
+    y = model(x)                gradients are on, as ever, and hardly anybody calls backward
+
+The mode of the modules becomes a guard. A call after `train()` compiles anew.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gossamer.backend.owners.owners import Owners
+from gossamer.runtime.torch_internals import (
+    EVAL,
+    AttrSource,
+    GuardBuilder,
+    dynamo_config,
+    install_guard,
+    is_fake,
+    is_traceable_wrapper_subclass,
+    off,
+)
+
+
+def modules_in_eval_mode(owners: Owners, inputs: Sequence[Any]) -> list[torch.nn.Module]:
+    """The outermost modules that own inputs, if gradients are enabled, an input requires them, and all owners are in eval mode.
+
+    Installs the guards that this answer depends on. To be asked while Dynamo compiles the frame of the graph.
+    Otherwise, and for inputs that are not plain tensors with values and versions, the list is empty.
+    """
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+        return []
+    if any(is_fake(each) or each.is_inference() or is_traceable_wrapper_subclass(each) for each in tensors):
+        return []
+    if off(EVAL) or dynamo_config.compiled_autograd:
+        return []
+    modes = (AttrSource(source, "training") for source, _ in owners.outermost)
+    install_guard(*(mode.make_guard(GuardBuilder.CONSTANT_MATCH) for mode in modes))
+    return [] if any(module.training for _, module in owners.all) else [module for _, module in owners.outermost]
