@@ -84,6 +84,8 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) decode --workload transformer --models step --pattern 1x16 --sparsity .5
 	$(MEASURE) convnet --workload convnet --batch 1 --contender inductor,inductor-frozen,sparse,openvino
 	$(MEASURE) training --workload training
+	$(MEASURE) training-default --workload training --optimizer default \
+	  --contender dense,inductor,sparse,sparse-masked,sparse-pruned
 	$(MEASURE) training-blocks --workload training --models mlp-blocks --sparsity .8,.9
 	$(MEASURE) training-convnets --workload training --models mobilenet1,mobilenet2,resnet18 --sparsity .9
 	$(MEASURE) attention --workload attention --masks window-64,documents,bigbird,prefix --lengths 1024,4096

@@ -19,11 +19,8 @@ _WEIGHT = "weight: t[count any any], scales: f32[scaled rows groups], bias: f32[
 _ROUTES = "positions: i64[count+1], order: i64[slots]"
 
 
-class RoutedProductOp(KernelOp, name="routed_product", traits=[ext.Pure]):
-    """y[s] = weight[e] x[s / top] + bias[e] for slot s of expert e; `top` is 1 where x has a row for each slot."""
-
-    takes = f"x: f[sources columns], {_WEIGHT}, {_ROUTES}"
-    gives = "result: f[slots rows]"
+class RoutedOp(KernelOp):
+    """One that multiplies rows of x with the weights of their experts."""
 
     top: ir.IntegerAttr
     dots: ir.IntegerAttr
@@ -32,37 +29,33 @@ class RoutedProductOp(KernelOp, name="routed_product", traits=[ext.Pure]):
     turned: ir.IntegerAttr
 
 
-class RoutedHiddenOp(KernelOp, name="routed_hidden", traits=[ext.Pure]):
+class RoutedProductOp(RoutedOp, name="routed_product", traits=[ext.Pure]):
+    """y[s] = weight[e] x[s / top] + bias[e] for slot s of expert e; `top` is 1 where x has a row for each slot."""
+
+    takes = f"x: f[sources columns], {_WEIGHT}, {_ROUTES}"
+    gives = "result: f[slots rows]"
+
+
+class RoutedHiddenOp(RoutedOp, name="routed_hidden", traits=[ext.Pure]):
     """h[n] = activation(gates) * up of what the n-th sorted slot gets from its expert, as `layout` says; `kept` are the sums
     that it is made of, where `keep` is 1."""
 
     takes = f"x: F[sources columns], {_WEIGHT}, {_ROUTES}"
     gives = "hidden: F[slots hidden], kept: F[kept rows]"
 
-    top: ir.IntegerAttr
-    dots: ir.IntegerAttr
-    four: ir.IntegerAttr
-    group: ir.IntegerAttr
-    turned: ir.IntegerAttr
     activation: ir.StringAttr
     layout: ir.StringAttr
     keep: ir.IntegerAttr
 
 
-class RoutedSumOp(KernelOp, name="routed_sum", traits=[ext.Pure]):
+class RoutedSumOp(RoutedOp, name="routed_sum", traits=[ext.Pure]):
     """y[t] = the sum over the slots s of token t of scores[s] * (weight[e] h[n] + bias[e]); n is the place of s in order."""
 
     takes = f"hidden: f[slots columns], {_WEIGHT}, {_ROUTES}, scores: f32[slots]"
     gives = "result: f32[tokens rows]"
 
-    top: ir.IntegerAttr
-    dots: ir.IntegerAttr
-    four: ir.IntegerAttr
-    group: ir.IntegerAttr
-    turned: ir.IntegerAttr
 
-
-class RoutedGradientOp(KernelOp, name="routed_gradient", traits=[ext.Pure]):
+class RoutedGradientOp(RoutedOp, name="routed_gradient", traits=[ext.Pure]):
     """The gradient g[n] = weight[e] x[s / top] of what the n-th sorted slot s gets from its activation, times scores[s], goes
     back through the activation of what was kept of it: `sums` is the gradient of that.
 
@@ -72,11 +65,6 @@ class RoutedGradientOp(KernelOp, name="routed_gradient", traits=[ext.Pure]):
     takes = f"x: F[sources columns], {_WEIGHT}, {_ROUTES}, scores: f32[slots], kept: F[slots kept]"
     gives = "sums: F[slots kept], weighted: F[slots rows], shares: f32[slots units]"
 
-    top: ir.IntegerAttr
-    dots: ir.IntegerAttr
-    four: ir.IntegerAttr
-    group: ir.IntegerAttr
-    turned: ir.IntegerAttr
     activation: ir.StringAttr
     layout: ir.StringAttr
 

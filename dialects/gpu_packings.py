@@ -86,3 +86,39 @@ class QuadFragments(Fragments):
     @property
     def neighbours(self) -> int:
         return 4
+
+
+@dataclass(frozen=True)
+class Deltas(Packing):
+    """Nonzeros and their distances along the rows, for warps whose lanes walk along rows (MACKO: Macko and Boza, 2025).
+
+    Rows are sorted by length. Each 16 of them are a slice, whose rows are filled up to the longest. The warps of a thread block
+    share the steps of a slice evenly; in each, two neighbouring lanes have parts of a row that follow each other. A step has
+    16 entries of each lane. A distance has 4 or 8 bits; stored zeros cross longer gaps.
+
+    rows       the matrix's row for each row of a slice; M where there is none
+    positions  where the steps of each slice begin
+    starts     the column from which each lane starts, by slice, warp and lane
+    deltas     16 distances of each lane, by steps. Of 4 bits, those of entries 0 to 3 (and 8 to 11) are the low halves of
+               bytes, those of the four after them the high halves.
+    values     by steps: 8 entries of each lane, then the other 8
+    """
+
+    kind: ClassVar[str] = "deltas"
+    ROWS: ClassVar[int] = 16
+    WARPS: ClassVar[int] = 8
+    PARTS: ClassVar[int] = 32 // ROWS
+    ENTRIES: ClassVar[int] = 16
+    bits: int
+
+    def __post_init__(self) -> None:
+        self._check((self.bits in (4, 8), "bits must be 4 or 8"))
+
+    @property
+    def longest(self) -> int:
+        """The longest distance."""
+        return (1 << self.bits) - 1
+
+    def components(self) -> tuple[Component, ...]:
+        before = Component("rows", 32), Component("positions", 32), Component("starts", 16)
+        return *before, Component("deltas", 32), Component("values", 0)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vnm
+from gossamer.dialects.gpu_packings import Deltas, Fragments, QuadFragments, TwoFour, Vnm
 from gossamer.dialects.packing_base import Component
 from gossamer.dialects.packing_base import Packing as Packing
 from gossamer.dialects.quantized_packings import Groups
@@ -348,7 +348,7 @@ class Slices(Packing):
 
 _KINDS = (
     Windows, Padded, Vnni, Blocks, BlockVectors, RowPairs, Pairs, Quads, VnniMap, TileMap, ByteWindows, Panels, Slices,
-    TwoFour, Vnm, Fragments, QuadFragments, Groups,
+    TwoFour, Vnm, Fragments, QuadFragments, Deltas, Groups,
 )  # fmt: skip
 KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 

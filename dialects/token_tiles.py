@@ -1,5 +1,6 @@
 """The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`; for blocks of bf16
-`kernel.pack_token_pairs` and `kernel.sample_blocks`; `kernel.spread` and `kernel.collect` for the matrix of such entries.
+`kernel.pack_token_pairs` and `kernel.sample_blocks`; for the matrix of such entries `kernel.spread`, `kernel.collect`,
+`kernel.collect_counted` and `kernel.put`.
 
 Packed tokens lie in tiles, [tiles, features, width]: those of a tile side by side for each feature, zeros past the last one.
 Packed pairs of tokens lie in panels of features, [panels, pairs, 2 width]: two tokens of each feature side by side.
@@ -55,6 +56,21 @@ class CollectOp(KernelOp, name="collect", traits=[ext.Pure]):
 
     takes = f"{_PLACES}, dense: T[rows columns]"
     gives = "values: T[entries]"
+
+
+class CollectCountedOp(KernelOp, name="collect_counted", traits=[ext.Pure]):
+    """As kernel.collect; and how many nonzeros of a thread's rows are no entries, added up over threads."""
+
+    lowering = "lower-collect"
+    takes = f"{_PLACES}, dense: T[rows columns]"
+    gives = "values: T[entries], others: i64[threads]"
+
+
+class PutOp(KernelOp, name="put", traits=[ext.Pure]):
+    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR; the memory of the others stays as it is."""
+
+    takes = f"{_PLACES}, values: T[entries]"
+    gives = "dense: T[rows columns]"
 
 
 class PackTokenPairsOp(KernelOp, name="pack_token_pairs", traits=[ext.Pure]):

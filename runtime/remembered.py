@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gossamer.runtime.huge_pages import large_empty
-from gossamer.runtime.sample import sample_of
+from gossamer.runtime.sample import samples_of
 from gossamer.runtime.uncounted import counts_writes
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Made(Generic[T]):
         self._copies = [(n, _copy(tensors[n])) for n in copied]
         self._storages = [weakref.ref(t.untyped_storage(), forget) for t in tensors]
         told = self.counted and not copied
-        samples = [sample_of(t) for t in tensors] if told else []
+        samples = samples_of(tensors) if told else []
         self.looked_at, self.seen = [memory for memory, _ in samples], [values for _, values in samples]
         alone = told and len(tensors) == 1
         self.storage: weakref.ref[torch.UntypedStorage] | None = self._storages[0] if alone else None

@@ -144,6 +144,11 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
     return chains[::-1]
 
 
+def chain_of(nodes: list[fx.Node], products: Mapping[fx.Node, Product]) -> Chain | None:
+    """The chain of nodes without attention, which are in order and end in a product; None if they are none."""
+    return _cut(nodes, dict(products), [])
+
+
 def few_tokens(contraction: Contraction) -> bool:
     """Whether a product has so few tokens that schedules for few tokens compute it."""
     tokens = contraction.tokens

@@ -23,6 +23,7 @@ from gossamer.backend.graph.nodes import between, equal, equal_sizes
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.options import Verify
 from gossamer.backend.run.listed_experts import listed_experts, listed_mlp
+from gossamer.backend.run.region_op import region
 from gossamer.sparsity.experts import routed_mlp as _  # noqa: F401  # defines the operations
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -77,16 +78,8 @@ def _leaves(layer: Layer) -> list[tuple[fx.Node, ...]]:
 
 def put_layer(layer: Layer, backward: BackwardPart | None, how: Listed | None = None) -> None:
     """Replaces a layer; by the operation that puts its weights together when they are new, if it is told how."""
-    _keep_sizes(layer)
     emit = Emitter(layer.node)
-    experts = _matrix(emit, layer.routing.experts)
-    scores = emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
-    exists = None
-    if not layer.routing.all_exist(layer.up.experts):  # others get no rows, so that their tokens get nothing for them
-        exists = emit(aten.lt.Scalar, experts, layer.up.experts)
-        experts = emit(aten.clamp_max.default, experts, layer.up.experts - 1)
-        scores = _where(emit, exists, scores)
-    x = _tokens(emit, layer)
+    (x, experts, scores), exists = _operands(emit, layer)
     gate, trains = [layer.gate.activation, layer.gate.layout], backward is not None and backward.upstream is not None
     if how is not None:
         y = emit(listed_mlp, x, experts, scores, *how.leaves, *gate, layer.down.outputs, how.key)
@@ -95,13 +88,37 @@ def put_layer(layer: Layer, backward: BackwardPart | None, how: Listed | None = 
         given = [x, experts, scores, weights[0], None, layer.up.bias, weights[1], None, layer.down.bias, *gate]
         made = emit(mixture, *given, trains)
         y = emit(operator.getitem, made, 0)
-    y = _as(emit, y, layer.node)
-    if layer.added is not None:
-        y = emit(aten.add.Tensor, layer.added, y)
+    y = _result(emit, layer, y)
     if trains:
         assert backward is not None
         _put_gradients(layer, backward, given, emit(operator.getitem, made, 1), exists)
     layer.node.replace_all_uses_with(y)
+
+
+def put_region(layer: Layer, key: str, leaves: Sequence[fx.Node]) -> None:
+    """Replaces a layer by the region of this key (see run/pruned_mixture.py)."""
+    emit = Emitter(layer.node)
+    given = _operands(emit, layer)[0]
+    layer.node.replace_all_uses_with(_result(emit, layer, emit(region, [*given, *leaves], key)))
+
+
+def _operands(emit: Emitter, layer: Layer) -> tuple[list[fx.Node], fx.Node | None]:
+    """x [tokens, columns], experts and scores [tokens, top]; and which of the experts exist, where some may not."""
+    _keep_sizes(layer)
+    experts = _matrix(emit, layer.routing.experts)
+    scores = emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
+    exists = None
+    if not layer.routing.all_exist(layer.up.experts):  # others get no rows, so that their tokens get nothing for them
+        exists = emit(aten.lt.Scalar, experts, layer.up.experts)
+        experts = emit(aten.clamp_max.default, experts, layer.up.experts - 1)
+        scores = _where(emit, exists, scores)
+    return [_tokens(emit, layer), experts, scores], exists
+
+
+def _result(emit: Emitter, layer: Layer, y: fx.Node) -> fx.Node:
+    """What an operation computes, as the graph has it."""
+    y = _as(emit, y, layer.node)
+    return y if layer.added is None else emit(aten.add.Tensor, layer.added, y)
 
 
 def _tokens(emit: Emitter, layer: Layer) -> fx.Node:

@@ -15,6 +15,7 @@ from gossamer.backend.experts.cost import predicted_gain
 from gossamer.backend.experts.layers import Layer, Mixtures
 from gossamer.backend.experts.loops import loops
 from gossamer.backend.experts.products import GROUPED, Product
+from gossamer.backend.experts.pruned_mixture import is_taken, put_pruned
 from gossamer.backend.experts.replace_experts import check, layer_backward, listed, product_backward, put_layer, put_product
 from gossamer.backend.experts.sparse_experts import Judged, judged, main_weight
 from gossamer.backend.graph.backward_part import JointGraph
@@ -24,6 +25,7 @@ from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
 from gossamer.backend.report.report import Decision
+from gossamer.dialects.errors import CompileError
 
 
 class RoutedExperts:
@@ -64,6 +66,8 @@ class _Taking:
     def take_layer(self, layer: Layer) -> None:
         """Replaces a whole layer, unless its weights are so sparse that their products are regions."""
         products = (layer.up, layer.down)
+        if all(map(self._is_sparse, products)) and is_taken(layer) and self._take_pruned(layer):
+            return
         if any(self._is_sparse(product) or self._is_loop_of_sparse(product) for product in products):
             return
         try:
@@ -77,6 +81,18 @@ class _Taking:
         put_layer(layer, backward, how)
         for product in products:
             self._note(product, layer.routing.top, f"{layer.gate.activation}, one operation for the layer")
+
+    def _take_pruned(self, layer: Layer) -> bool:
+        """Replaces a layer whose products are sparse. Returns False if that failed: its products are taken one by one."""
+        up, down = (self._pruned[product.bare] for product in (layer.up, layer.down))
+        try:
+            self.decisions += put_pruned(layer, up, down, self._statics, self._context)
+        except CompileError:
+            return False
+        for product in (layer.up, layer.down):
+            self._taken.add(product.bare)
+            del self._pruned[product.bare]
+        return True
 
     def take_product(self, product: Product) -> None:
         """Replaces a product that is part of no layer that was taken."""

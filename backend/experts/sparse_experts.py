@@ -8,7 +8,7 @@ has one; there are kernels for few and for many tokens, because how many an expe
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -92,7 +92,7 @@ class Judged:
         """Replaces it by a region for each expert, or says that one of them failed to compile."""
         leaves = self.experts[0].weight.leaves
         try:
-            built = _built(self.experts, statics, context)
+            built = self.built(statics, context)
         except CompileError as error:
             if context.options.strict:
                 raise
@@ -101,7 +101,21 @@ class Judged:
         finally:
             self.forget()
         _replace(self.node, leaves, built)
-        return _decision(self.static, None, self.gain, built)
+        return self.sparse(built)
+
+    def built(self, statics: Mapping[fx.Node, Static], context: GraphContext) -> list[Built]:
+        """The region of each expert. CompileError."""
+        leaves = self.experts[0].weight.leaves
+        name, values = statics[self.experts[0].weight.main].name, [statics[leaf].tensor for leaf in leaves]
+        regions = [grow(each, ()) for each in self.experts]
+        return [
+            build_region(region, f"{name}[{number}]", values, context.options, context.dump)
+            for number, region in enumerate(regions)
+        ]
+
+    def sparse(self, built: list[Built], how: str = "") -> Decision:
+        """The decision where it is regions, and how they are put together."""
+        return _decision(self.static, None, self.gain, built, how)
 
     def forget(self) -> None:
         """Takes the nodes of `_experts` out of the graph."""
@@ -145,15 +159,17 @@ def _refused(node: fx.Node) -> str | None:
 def _experts(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> list[Expert]:
     """The product of each expert with all tokens, as nodes that are to go again."""
     x, weights = arguments(node)[:2]
-    emit, found = Emitter(node), list[Expert]()
-    count = weights.meta["val"].shape[0]
-    for number in range(count):
-        product = emit(aten.mm.default, x, emit(aten.select.int, weights, 0, number))
-        contraction = contraction_at(product, values)
-        assert contraction is not None
-        given = {field.name: getattr(contraction, field.name) for field in fields(Contraction)}
-        found.append(Expert(**given, experts=count))
-    return found
+    emit, count = Emitter(node), weights.meta["val"].shape[0]
+    products = [emit(aten.mm.default, x, emit(aten.select.int, weights, 0, number)) for number in range(count)]
+    return [expert_at(product, values, count) for product in products]
+
+
+def expert_at(product: fx.Node, values: dict[fx.Node, torch.Tensor], count: int) -> Expert:
+    """The product of one of so many experts that a node is."""
+    contraction = contraction_at(product, values)
+    assert contraction is not None
+    given = {field.name: getattr(contraction, field.name) for field in fields(Contraction)}
+    return Expert(**given, experts=count)
 
 
 def _judged(experts: list[Expert], context: GraphContext) -> tuple[str | None, float | None]:
@@ -167,36 +183,30 @@ def _judged(experts: list[Expert], context: GraphContext) -> tuple[str | None, f
     return (reason if gain < context.options.min_gain else None), gain
 
 
-def _built(experts: list[Expert], statics: Mapping[fx.Node, Static], context: GraphContext) -> list[Built]:
-    """The region of each expert. CompileError."""
-    leaves = experts[0].weight.leaves
-    name, values = statics[experts[0].weight.main].name, [statics[leaf].tensor for leaf in leaves]
-    regions = [grow(each, ()) for each in experts]
-    return [
-        build_region(region, f"{name}[{number}]", values, context.options, context.dump)
-        for number, region in enumerate(regions)
-    ]
-
-
 def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> None:
     """Puts one call of the region op where the grouped product was."""
-    regions = tuple(each.region for each in built if isinstance(each.region, CompiledRegion))
-    assert len(regions) == len(built)  # others are of weights that were reordered
     key = content_hash("experts", *(each.key for each in built))
-    region_op.add(key, ExpertRegions(regions))
+    region_op.add(key, ExpertRegions(regions_of(built)))
     ends = node.args[2] if len(node.args) > 2 else node.kwargs["offs"]
     y = Emitter(node)(region_op.region, [node.args[0], ends, *leaves], key)
     node.replace_all_uses_with(y)
     node.graph.erase_node(node)
 
 
-def _decision(static: Static, reason: str | None, gain: float | None, built: list[Built]) -> Decision:
+def regions_of(built: Sequence[Built]) -> tuple[CompiledRegion, ...]:
+    """What runs them."""
+    regions = tuple(each.region for each in built if isinstance(each.region, CompiledRegion))
+    assert len(regions) == len(built)  # others are of weights that were reordered
+    return regions
+
+
+def _decision(static: Static, reason: str | None, gain: float | None, built: list[Built], how: str = "") -> Decision:
     shape, share = tuple(static.tensor.shape), density(static.tensor)
     if reason is not None:
         return Decision.dense(static.name, "experts", shape, share, reason, gain)
     kernels = dict.fromkeys((each.format, each.schedule) for each in built)
     formats, schedules = (", ".join(dict.fromkeys(names)) for names in zip(*kernels, strict=True))
     return Decision(
-        static.name, "experts", shape, share, formats, schedules, True, f"a region for each of {len(built)}", gain, False,
+        static.name, "experts", shape, share, formats, schedules, True, f"a region for each of {len(built)}{how}", gain, False,
         static.tensor.nbytes, sum(sum(each.packed_bytes) for each in built),
     )  # fmt: skip

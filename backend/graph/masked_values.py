@@ -11,13 +11,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gossamer.backend.graph.kept_entries import KeptEntries
 from gossamer.backend.graph.masked_matrix import Arrangement
 from gossamer.backend.graph.packed_order import InOrder, Places, in_order, renew
 from gossamer.dialects.format import Format
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.remembered import Remembered
+from gossamer.sparsity.compiler.kept_entries import KeptEntries
 from gossamer.sparsity.compiler.taking import take
 
 

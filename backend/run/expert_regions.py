@@ -41,10 +41,14 @@ class ExpertRegions:
                     f"to {tokens}, the number of all (offs of grouped_mm)"
                 )
             if end > start and m:
-                rows = out[start:end]
-                result = expert([x[start:end], *leaves], rows)
-                if result is not rows:
-                    rows.copy_(result)
+                run_into(out[start:end], expert, [x[start:end], *leaves])
             start = end
         out[start:].zero_()
         return out
+
+
+def run_into(rows: torch.Tensor, region: CompiledRegion, operands: list[torch.Tensor]) -> None:
+    """Computes a region into some rows, which are contiguous."""
+    result = region(operands, rows)
+    if result is not rows:
+        rows.copy_(result)

@@ -7,8 +7,8 @@ What the mask keeps is found when it is new. What it hides is 0, whatever g and 
 
 from torch import Tensor
 
-from gossamer.backend.graph.kept_entries import KeptEntries
 from gossamer.runtime.operations import Operation
+from gossamer.sparsity.compiler.kept_entries import KeptEntries
 from gossamer.sparsity.compiler.spreading import spread
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 

@@ -31,6 +31,7 @@ from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.weight_store import store_of
+from gossamer.sparsity.training.kept_steps import note_mask
 
 if TYPE_CHECKING:
     from gossamer.backend.graph.stored_matrix import StoredMatrix
@@ -260,8 +261,9 @@ class Packings(Remembered[KnownWeight]):
     def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int, whole: bool) -> Packed:
         """A matrix, packed: its nonzeros, or all that a mask keeps or is stored, so that zeros among it may train."""
         mask, kept = mask_of(leaves) if self._masked is not None else None, None
-        if mask is not None and self._masked is not None and nonzeros < count_nonzeros(mask):
-            kept = self._masked(mask)
+        if mask is not None and self._masked is not None:
+            note_mask(next(leaf for leaf in leaves if leaf.requires_grad), mask)
+            kept = self._masked(mask) if nonzeros < count_nonzeros(mask) else None
         elif whole:
             kept = run(self.evaluate, [*leaves[:-1], torch.ones_like(leaves[-1])])
         if kept is not None:

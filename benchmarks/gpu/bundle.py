@@ -80,9 +80,8 @@ def contract(layer: Layer) -> str:
             y = graph.call_function({"relu": aten.relu.default, "gelu": aten.gelu.default}[step], (y,))
     graph.output(y)
     block = (layer.block, layer.block) if layer.block else None
-    matrix = Matrix(
-        layer.rows, layer.columns, 1, layer.element, 1024, block=block, nm=(2, 4) if layer.two_four else None, vnm=layer.vnm
-    )
+    nm = (2, 4) if layer.two_four else None
+    matrix = Matrix(layer.rows, layer.columns, 1, layer.element, 1024, layer.planned or 0.1, block, nm=nm, vnm=layer.vnm)
     return import_region(fx.GraphModule({}, graph, "Layer"), matrix, None)
 
 

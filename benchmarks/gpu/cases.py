@@ -26,6 +26,7 @@ class Layer:
     block     the nonzeros fill aligned blocks of this many rows and columns; None: they lie anywhere
     two_four  2 of every 4 neighbours along a row may be nonzero
     vnm       (v, n, m): of every m neighbours along a row, n may be nonzero, which lie in 4 columns for v rows together
+    planned   share of nonzeros for which the family chooses how to store the weight; None: a tenth
     schedule  the family of the kernels
     """
 
@@ -37,13 +38,14 @@ class Layer:
     block: int | None = None
     two_four: bool = False
     vnm: tuple[int, int, int] | None = None
+    planned: float | None = None
 
     @property
     def name(self) -> str:
         """A name for files and tables."""
         parts = [self.schedule, f"{self.rows}x{self.columns}", self.element, *self.epilogue]
         pattern = ([f"b{self.block}"] if self.block else []) + (["_".join(map(str, self.vnm))] if self.vnm else [])
-        return "-".join([*parts, *pattern])
+        return "-".join([*parts, *pattern, *([f"d{self.planned}"] if self.planned else [])])
 
     @property
     def given(self) -> torch.dtype:
@@ -125,6 +127,9 @@ def checked() -> Iterator[tuple[Layer, tuple[int, ...]]]:
         for rows, columns in ((1, 1), (33, 129), (512, 3000)):
             yield Layer("gpu-gather", rows, columns, element, ("bias", "gelu")), (1, 3, 16)
     for element in ("bf16", "f16"):
+        for rows, columns, few in ((1, 1, (1,)), (33, 129, (1, 5)), (130, 872, (2, 3, 6)), (512, 4096, (*range(1, 9), 16))):
+            for planned in (None, 0.5):
+                yield Layer("gpu-deltas", rows, columns, element, ("bias", "gelu"), planned=planned), few
         for rows, columns in ((1, 8), (33, 872), (512, 4096)):
             yield Layer("gpu-expand", rows, columns, element, ("bias", "gelu")), (1, 3, 16, 40)
         for rows, columns in ((1, 8), (130, 264), (512, 384)):
@@ -178,6 +183,16 @@ def timed() -> Iterator[Timing]:
             layer = Layer(schedule, rows, columns, "i8")
             for density in (0.3, 0.2, 0.1, 0.05):
                 yield from (Timing(layer, density, tokens) for tokens in counts)
+    for rows, columns in (*_LLAMA, *BERT[-2:]):
+        for density in (0.5, 0.3, 0.2, 0.1, 0.05):
+            layer = Layer("gpu-deltas", rows, columns, "f16", planned=density if density > 0.1 else None)
+            yield from (Timing(layer, density, tokens) for tokens in (1, 2, 4, 8))
+    for rows, columns in _LLAMA:
+        for density in (0.5, 0.2):
+            layer = Layer("gpu-deltas", rows, columns, "bf16", planned=density)
+            yield from (Timing(layer, density, tokens) for tokens in (1, 4))
+            layer = Layer("gpu-gather", rows, columns, "f16")
+            yield from (Timing(layer, density, tokens) for tokens in (1, 4))
     fused = Layer("gpu-kblock", 3072, 768, "f32", ("bias", "gelu"))
     for layer in (fused, replace(fused, schedule="gpu-blocks", element="bf16", block=64)):
         yield from (Timing(layer, 0.1, tokens) for tokens in (128, 4096))

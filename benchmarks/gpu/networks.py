@@ -40,6 +40,7 @@ class Case:
 CASES = (
     Case("unstructured f32", torch.float32, 0.1),
     Case("unstructured bf16", torch.bfloat16, 0.1),
+    Case("unstructured f16", torch.float16, 0.5, tokens=(1, 4, 33)),
     Case("2:4 f16", torch.float16, 0.5, "2:4"),
     Case("blocks of 64 bf16", torch.bfloat16, 0.2, "64x64"),
     Case("unstructured int8", torch.float32, 0.1, tokens=(1, 8, 33, 512), int8=True),

@@ -30,6 +30,7 @@ from gossamer.runtime import cuda
 
 _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _MULTIPROCESSORS = 132  # of an H100, for a dry run
+_PACKED = 1 << 20  # elements up to which weights are no zeros in a dry run, so that it takes seconds
 
 
 def main(folder: Path, argv: list[str] | None = None) -> int:
@@ -77,7 +78,9 @@ def _dry_run(kernels: dict[str, Bundled], products: dict[OpenProduct, Code], arc
     codes: dict[str, tuple[Code, int]] = {}  # and how many words they are given
     for name, bundled in kernels.items():
         layer, tokens = bundled.layer, 5
-        arrays = bundled.packed(layer.weight(0.1), torch.device("cpu"))
+        is_small = layer.rows * layer.columns <= _PACKED
+        weight = layer.weight(0.1) if is_small else torch.zeros(layer.rows, layer.columns, dtype=layer.given)
+        arrays = bundled.packed(weight, torch.device("cpu"))
         x, *extras = layer.operands(tokens)
         tensors = [x, *arrays, *extras, torch.empty(tokens, layer.rows, dtype=layer.dtype)]
         codes[name] = bundled.code, len(bundled.code.words(tensors))

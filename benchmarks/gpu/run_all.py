@@ -5,13 +5,15 @@
     bash run_all.sh --out FOLDER     where results go: $OUT if it is set, else results/ here
 
 Every step has a time limit and writes its results line by line, so a step that is cut leaves what it has done. plan.json says
-how each step ended. This file needs nothing but Python: what the steps need is in `site.tar.xz` and `bundle.tar.xz` beside it.
+how each step ended. This file needs nothing but Python: what the steps need is in the archives beside it.
 """
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,12 +21,13 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 UNPACKED = Path(os.environ.get("GOSSAMER_TRAVEL_ROOM", "/tmp/gossamer-travel"))
+REHEARSED = 10  # times as long as on a GPU a step may take without one
 OUT = "{out}"  # in commands: the folder of the results
 
 
@@ -39,6 +42,7 @@ class Step:
     tool: str = ""  # a program that must be on the path
 
 
+PATH = "site", "torch_mlir"
 RUN, END = "bundle/run.py", "site/benchmarks/gpu/end_to_end.py"
 STEPS = (
     Step(
@@ -97,32 +101,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     ended = [{"step": "unpack", "status": "done", "seconds": time.monotonic() - start}]
     print(json.dumps(machine()), flush=True)
     for step in steps:
-        ended.append(run(step, step.alone if options.rehearse else step.command, options.out.resolve()))
+        if options.rehearse:
+            step = replace(step, seconds=REHEARSED * step.seconds, command=step.alone)
+        ended.append(run(step, options.out.resolve()))
         print(json.dumps(ended[-1]), flush=True)
         (options.out / "plan.json").write_text(json.dumps({"machine": machine(), "steps": ended}, indent=1) + "\n")
     return int(any(each["status"] not in ("done", "skipped") for each in ended))
 
 
 def unpack() -> None:
-    """The archives, into a folder with room: `site` has gossamer and torch-mlir, `bundle` compiled kernels."""
-    for name in ("site", "bundle"):
-        if not (UNPACKED / name).is_dir():
-            with tarfile.open(HERE / f"{name}.tar.xz") as archive:
-                archive.extractall(UNPACKED / "part", filter="data")
-            (UNPACKED / "part" / name).rename(UNPACKED / name)
+    """The archives, into a folder with room, unless it has them: `site` has gossamer, `bundle` compiled kernels."""
+    for file in sorted(HERE.glob("*.tar.xz")):
+        name = re.split("[-.]", file.name)[0]
+        seal, digest = UNPACKED / f"{name}.sha256", hashlib.sha256(file.read_bytes()).hexdigest()
+        if seal.is_file() and seal.read_text() == digest:
+            continue
+        shutil.rmtree(UNPACKED / name, ignore_errors=True)
+        with tarfile.open(file) as archive:
+            archive.extractall(UNPACKED, filter="data")
+        seal.write_text(digest)
 
 
-def run(step: Step, command: tuple[str, ...], out: Path) -> dict[str, object]:
+def run(step: Step, out: Path) -> dict[str, object]:
     """How a step ended: "done", "failed" with its exit status, "cut" at its limit, or "skipped" with the reason."""
     record: dict[str, object] = {"step": step.name, "limit": step.seconds}
-    if not command:
+    if not step.command:
         return record | {"status": "skipped", "reason": "it needs a GPU"}
     if step.tool and shutil.which(step.tool) is None:
         return record | {"status": "skipped", "reason": f"there is no {step.tool}"}
-    words = [word.replace(OUT, str(out)) for word in command]
+    words = [word.replace(OUT, str(out)) for word in step.command]
     words = [sys.executable, *words] if words[0].endswith(".py") else words
     cache = {"GOSSAMER_CACHE_DIR": str(UNPACKED / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(UNPACKED / "inductor")}
-    path = os.pathsep.join(filter(None, (str(UNPACKED / "site"), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (*(str(UNPACKED / name) for name in PATH), os.environ.get("PYTHONPATH"))))
     start = time.monotonic()
     with (out / "log.txt").open("a") as log:
         log.write(f"\n== {step.name}: {' '.join(words)}\n")

@@ -1,8 +1,9 @@
 """Packs all that a machine with a GPU and without package registries needs: `python -m benchmarks.gpu.travel build/gpu-travel`.
 
-    site.tar.xz      gossamer, these benchmarks, and torch-mlir for that machine's Python, with only what we import
-    bundle.tar.xz    compiled kernels with their checks and timings (bundle.py)
-    run_all.sh       unpacks both and runs all steps (run_all.py)
+    torch_mlir-VERSION.tar.xz    torch-mlir for that machine's Python, with only what we import: packed once, minutes
+    site.tar.xz                  gossamer and these benchmarks
+    bundle.tar.xz                compiled kernels with their checks and timings (bundle.py)
+    run_all.sh                   unpacks them and runs all steps (run_all.py)
 
 There, torch, numpy, scipy and llvmlite must be installed. transformers, torch_geometric and Triton serve more checks.
 """
@@ -33,16 +34,22 @@ _RUN_ALL = '#!/bin/bash\nexec "${PYTHON:-python3}" "$(dirname "$0")/run_all.py" 
 
 
 def write(folder: Path, python: str, preset: int, architecture: Architecture) -> None:
-    """The travel folder; one that is there is replaced. `preset`: how hard xz works, 0 to 9."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """The travel folder; of one that is there only torch-mlir is kept. `preset`: how hard xz works, 0 to 9."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mlir = folder / f"torch_mlir-{version('torch-mlir')}-cp{python.replace('.', '')}.tar.xz"
+    for path in folder.iterdir():
+        if path != mlir:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     with tempfile.TemporaryDirectory() as room:
-        site, kernels = Path(room, "site"), Path(room, "bundle")
+        site, kernels, wheel = (Path(room, name) for name in ("site", "bundle", "torch_mlir"))
         bundle.write(kernels, layers(), PRODUCTS, architecture)
         archive(folder / "bundle.tar.xz", kernels, preset)
-        _torch_mlir(site, python)
         ours(site)
         archive(folder / "site.tar.xz", site, preset)
+        if not mlir.exists():
+            _torch_mlir(wheel, python)
+            archive(Path(room, mlir.name), wheel, preset)
+            shutil.move(Path(room, mlir.name), mlir)
     shutil.copy(_ROOT / "benchmarks/gpu/run_all.py", folder)
     (folder / "run_all.sh").write_text(_RUN_ALL)
     (folder / "run_all.sh").chmod(0o755)
@@ -93,8 +100,9 @@ def _entry_points() -> str:
 
 
 def archive(file: Path, folder: Path, preset: int) -> None:
-    """A folder as an archive of its own name."""
-    with lzma.open(file, "w", preset=preset) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+    """A folder as an archive of its own name. Most of it is x86 code, which packs better with relative jumps made absolute."""
+    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": preset | lzma.PRESET_EXTREME}]
+    with lzma.open(file, "w", filters=filters) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(folder, folder.name)
 
 

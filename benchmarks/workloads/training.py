@@ -1,4 +1,5 @@
-"""A step of training: forward, backward and fused AdamW, of models whose Linears, or convolutions, are pruned.
+"""A step of training: forward, backward and AdamW, fused or as torch has it by default, of models whose Linears, or
+convolutions, are pruned.
 
 mlp         1024 -> 4096 -> 1024 with gelu, for a batch of 128
 mlp-blocks  the same in bf16, pruned in blocks of 32 x 32
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from benchmarks.arguments import add_list, shares, some_of
 from benchmarks.contenders.sparse import chosen, missing
@@ -61,7 +62,7 @@ MODELS = {"mlp": mlp, "mlp-blocks": mlp_blocks, "gpt": gpt} | {name: partial(con
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A model with zeros in the weights of the layers of these names, and what it learns."""
+    """A model with zeros in the weights of the layers of these names, what it learns, and a flag of AdamW."""
 
     model: nn.Module
     layers: tuple[str, ...]
@@ -69,6 +70,7 @@ class Training:
     target: Tensor
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"f32": 1e-4})
     precision: str = "f32"
+    fused: bool | None = True
 
     def reference(self) -> tuple[Tensor, Work]:
         """The gradients in float64; three products a layer."""
@@ -114,7 +116,7 @@ def steps(
     attach: Callable[[torch.optim.Optimizer], object] = id,
 ) -> Prepared:
     """Takes a step of training at each call, and gives the gradients of the first."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=problem.fused)
     attach(optimizer)
 
     def backward() -> None:
@@ -242,15 +244,19 @@ def csr(problem: Training) -> Prepared:
 
 
 def ours(how: str, problem: Training) -> Prepared:
-    """Stored weights, masks, or weights under masks that a recipe stores while it trains them."""
+    """Stored weights, masks, hooks of torch.nn.utils.prune, or masks whose weights a recipe stores while it trains them."""
     import gossamer
     from gossamer.backend.report.report import collect
 
     attach: Callable[[torch.optim.Optimizer], object] = id
-    if how != "masks":
+    if how not in ("masks", "hooks"):
         only_linears(problem)
     if how == "masks":
         model = under_masks(problem)
+    elif how == "hooks":
+        model = copy.deepcopy(problem.model)
+        for layer in pruned(model, problem.layers):
+            prune.custom_from_mask(layer, "weight", layer.weight != 0)
     elif how == "stored":
         model = gossamer.store_sparse(copy.deepcopy(problem.model))
     else:
@@ -275,7 +281,7 @@ def _kept(weight: Tensor) -> Any:
     return SparseTensor.from_dense(weight)
 
 
-def build(name: str, sparsity: float) -> Training:
+def build(name: str, sparsity: float, optimizer: str = "fused") -> Training:
     torch.manual_seed(0)
     model, x = MODELS[name]()
     if name in GFLOP:
@@ -288,20 +294,22 @@ def build(name: str, sparsity: float) -> Training:
         if isinstance(layer, nn.Linear | nn.Conv2d) and (layer.weight == 0).double().mean() >= _LEAST_ZEROS
     ]
     tolerance = {"f32": 0.1 if name in GFLOP else 1e-4, "bf16": 0.05}
-    return Training(model, tuple(layers), x, torch.randn_like(model(x)), tolerance, "bf16" if name == "mlp-blocks" else "f32")
+    precision, fused = "bf16" if name == "mlp-blocks" else "f32", True if optimizer == "fused" else None
+    return Training(model, tuple(layers), x, torch.randn_like(model(x)), tolerance, precision, fused)
 
 
 def add_arguments(parser: _ActionsContainer) -> None:
     add_list(parser, "--models", some_of(*MODELS), "mlp,gpt", "of which")
     add_list(parser, "--sparsity", shares, ".8,.9,.95", "shares of zeros")
+    parser.add_argument("--optimizer", choices=("fused", "default"), default="fused", help="the flags of AdamW (default fused)")
 
 
 def cases(args: Namespace) -> list[Case]:
     return [
         Case(
             f"{name} {sparsity:.0%}",
-            {"model": name, "sparsity": sparsity},
-            partial(build, name, sparsity),
+            {"model": name, "sparsity": sparsity} | ({} if args.optimizer == "fused" else {"optimizer": args.optimizer}),
+            partial(build, name, sparsity, args.optimizer),
             3.0 * _IMAGES * GFLOP.get(name, 0.6),
         )
         for name in args.models
@@ -319,6 +327,7 @@ def contenders() -> Mapping[str, Contender]:
         "sparse": Contender("Gossamer, stored", partial(ours, "stored"), missing=missing),
         "sparse-trained": Contender("Gossamer, masks and train_sparse", partial(ours, "trained"), missing=missing),
         "sparse-masked": Contender("Gossamer, masks", partial(ours, "masks"), missing=missing),
+        "sparse-pruned": Contender("Gossamer, hooks of torch.nn.utils.prune", partial(ours, "hooks"), missing=missing),
     }
 
 

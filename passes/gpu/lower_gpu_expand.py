@@ -39,10 +39,10 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor: 15 bytes of memory a cycle, which masks, offsets and values have to pass, and some 50
-    instructions to expand a tile of 16 x 16, of which it does 2.5 a cycle."""
+    """Cycles of a multiprocessor: 15 bytes of memory a cycle, which masks, offsets and values have to pass, and some 80
+    instructions for a tile of 16 x 16, of which it does 2.5 a cycle."""
     tiles = -(-tokens // TOKENS[0]) * matrix.rows * matrix.columns / 256
-    return tiles * max(256 * (1.5 / 8 + 2 * matrix.density) / 15, 50 / 2.5)
+    return tiles * max(256 * (1.5 / 8 + 2 * matrix.density) / 15, 80 / 2.5)
 
 
 GPU_EXPAND = Family("gpu-expand", _storage, _tile, _cycles, most=_FEW, read=entries_read)

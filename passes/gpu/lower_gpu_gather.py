@@ -27,7 +27,7 @@ from gossamer.dialects.launch import Launch
 from gossamer.dialects.packing import Packing
 from gossamer.passes.framework.family import Family, Matrix, entries_read
 from gossamer.passes.gpu.gpu_product import GpuProduct, Operands
-from gossamer.passes.loops.gpu_threads import WARP, below, load, shared, store, total
+from gossamer.passes.loops.gpu_threads import MOST_SHARED, WARP, below, load, shared, store, total
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, multiplied, vector_of, widened, zeros
 
@@ -35,13 +35,12 @@ _TOKENS = (4, 1)
 _WARPS = 16
 _ROWS = 2  # of a warp
 _TOGETHER = 4  # nonzeros of a lane whose loads are in flight at once
-_MOST_SHARED = 96 << 10  # bytes of x in shared memory: what a block may have on every architecture since Ampere
 _FEW = 16  # tokens up to which it may be the fastest
 
 
 def _storage(matrix: Matrix) -> Format | None:
     """CSR (CSC if the matrix is stored transposed) with coordinates as narrow as they can be."""
-    if matrix.element == "f64" or matrix.columns * WEIGHTS[matrix.element].bytes > _MOST_SHARED:
+    if matrix.element == "f64" or matrix.columns * WEIGHTS[matrix.element].bytes > MOST_SHARED:
         return None
     rows = Format.CSR if matrix.reduction == 1 else Format.CSC
     return rows.with_widths(32, 16 if matrix.columns <= 1 << 16 else 32)
@@ -70,7 +69,7 @@ class LowerGpuGather:
                 spmv = _Spmv(op)
                 for tokens in _TOKENS:
                     launch = spmv.launch(tokens)
-                    if launch.shared <= _MOST_SHARED:
+                    if launch.shared <= MOST_SHARED:
                         spmv.kernel(f"t{tokens}", launch, partial(_emit, spmv, tokens))
                 spmv.erase()
 

@@ -16,6 +16,7 @@ from gossamer.passes.loops.vectors import added, byte_width, index, load_index, 
 MODULE = "kernels"
 LAUNCH = "kernel.launch"  # attribute of a gpu.func: the fields of its `Launch`
 WARP = 32
+MOST_SHARED = 96 << 10  # bytes of shared memory that a block may have on every architecture since Ampere
 _RESIDENT = "nvvm.minctasm"
 _VECTOR_BYTES = 16  # the widest load and store of a thread
 

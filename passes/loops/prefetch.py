@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref
 
-from gossamer.passes.loops.vectors import byte_width, index
+from gossamer.passes.loops.vectors import byte_width, index, loop
 
 _NEAR = 6 << 20  # bytes of an operand, several times a second-level cache
 _LINE = 64  # bytes of a line of a cache
 _BEGINNING, _SOON = 2, 8  # lines of a row that the first level takes, and entries ahead
+_ROWS = 4  # how far ahead rows are fetched that are walked one after the other
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class Ahead:
     def fetch(self, buffer: ir.Value, at: Sequence[ir.Value]) -> None:
         """Starts to fetch the line of an element, to be read."""
         memref.prefetch(buffer, at, False, 4 - self.level, True)
+
+
+def fetch_row(dense: ir.Value, row: ir.Value, rows: ir.Value, columns: ir.Value, to_write: bool = False) -> None:
+    """Starts to fetch all lines of a row of a matrix that comes some rows later, or of the last one."""
+    later = arith.minui(arith.addi(row, index(_ROWS)), arith.subi(rows, index(1)))
+    with loop(index(0), columns, index(max(elements_a_line(dense), 1))) as lines:
+        memref.prefetch(dense, [later, lines.induction_variable], to_write, 3, True)
 
 
 def far(buffer: ir.Value) -> ir.Value:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gossamer.dialects.errors import FormatError
-from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vnm
+from gossamer.dialects.gpu_packings import Deltas, Fragments, QuadFragments, TwoFour, Vnm
 from gossamer.dialects.packing import (
     Blocks,
     BlockVectors,
@@ -25,7 +25,7 @@ from gossamer.dialects.packing import (
     Windows,
 )
 from gossamer.dialects.quantized_packings import Groups
-from gossamer.runtime.packers import byte_windows, fragments, two_four, windows
+from gossamer.runtime.packers import byte_windows, deltas, fragments, two_four, windows
 from gossamer.runtime.packers.nonzeros import divided, nonzero_mask, nonzero_places
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -298,6 +298,10 @@ def _fragments(packing: Fragments, rows: Rows) -> tuple[list[torch.Tensor], torc
     return fragments.fill(packing, rows.nonzero, rows.places, rows.nowhere)
 
 
+def _deltas(packing: Deltas, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return deltas.fill(packing, rows.nonzero, rows.places, rows.nowhere)
+
+
 _FILL: dict[type[Packing], Fill] = {
     Padded: _padded,
     Windows: _windows,
@@ -315,5 +319,6 @@ _FILL: dict[type[Packing], Fill] = {
     Vnm: _vnm,
     Fragments: _fragments,
     QuadFragments: _fragments,
+    Deltas: _deltas,
     Groups: _groups,
 }

@@ -1,9 +1,9 @@
-"""Dense matrices of entries by rows and entries of dense matrices: a masked parameter's gradient, and its values."""
+"""Dense matrices of entries by rows and entries of dense matrices: a masked parameter's gradient, its values, and new ones."""
 
 import torch
 from torch import Tensor
 
-from gossamer.dialects.token_tiles import CollectOp, SpreadOp
+from gossamer.dialects.token_tiles import CollectCountedOp, CollectOp, PutOp, SpreadOp
 from gossamer.sparsity.compiler.op_kernels import run
 from gossamer.sparsity.compiler.warm_memory import empty
 
@@ -31,3 +31,20 @@ def collect(positions: Tensor, coordinates: Tensor, dense: Tensor) -> Tensor:
     values = empty([coordinates.shape[0]], dense.dtype)
     run(CollectOp, [positions, coordinates, dense], [values])
     return values
+
+
+def collect_counted(positions: Tensor, coordinates: Tensor, dense: Tensor) -> tuple[Tensor, int]:
+    """As `collect`, of f32 or f64; and how many elements of the matrix are neither entries nor 0."""
+    values, others = empty([coordinates.shape[0]], dense.dtype), torch.zeros(torch.get_num_threads(), dtype=torch.int64)
+    run(CollectCountedOp, [positions, coordinates, dense], [values, others])
+    return values, int(others.sum())
+
+
+def put(positions: Tensor, coordinates: Tensor, values: Tensor, dense: Tensor) -> None:
+    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, on CPUs. The other elements stay.
+
+    positions, coordinates  of int32 or int64, checked by the caller
+    values, dense           [entries] and [rows, columns] of f32 or f64, contiguous
+    """
+    run(PutOp, [positions, coordinates, values], [dense])
+    torch.autograd.graph.increment_version(dense)

@@ -45,6 +45,11 @@ def activated(sums: Tensor, activation: str, layout: str) -> Tensor:
     if layout == "up":
         return ACTIVATIONS[activation](sums)
     gate, up = sums.chunk(2, -1) if layout == "halves" else (sums[..., ::2], sums[..., 1::2])
+    return gated(gate, up, activation)
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """[..., hidden] of gates and what they are multiplied with."""
     if activation == CLAMPED:
         gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
         return gate * torch.sigmoid(ALPHA * gate) * (up + 1)

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gossamer.backend.graph.kept_entries import KeptEntries
 from gossamer.backend.run.packed_weights import Packings
+from gossamer.sparsity.compiler.kept_entries import KeptEntries
 from gossamer.sparsity.prepare import Mask
 from tests.backend.harness import assert_same, compile_and_run
 

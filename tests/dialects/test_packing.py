@@ -4,7 +4,7 @@ import pytest
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.dialects.gpu_packings import Fragments, QuadFragments, TwoFour, Vnm
+from gossamer.dialects.gpu_packings import Deltas, Fragments, QuadFragments, TwoFour, Vnm
 from gossamer.dialects.packing import (
     KINDS,
     Blocks,
@@ -44,6 +44,8 @@ PACKINGS: list[Packing] = [
     Vnm(1, 128, 16),
     Fragments(1),
     QuadFragments(0),
+    Deltas(1, 4),
+    Deltas(0, 8),
     Slices(1, 16, 32),
     Quads(1, 2, 512),
     ByteWindows(0, 16, 1),
@@ -94,6 +96,7 @@ def test_an_encoding_is_a_format() -> None:
         ("blocks(reduction=1, rows=0, columns=1, width=16)", "rows and columns must be positive"),
         ("blocks(reduction=1, rows=4, columns=3, width=16)", "width must be a multiple of columns"),
         ("blocks(reduction=1, rows=4, columns=1, width=65537)", "width must be at most 65536"),
+        ("deltas(reduction=1, bits=16)", "bits must be 4 or 8"),
         ("blockvec(reduction=1, rows=4, columns=4, depth=0)", "rows, columns and depth must be positive"),
     ],
 )

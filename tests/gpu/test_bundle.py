@@ -21,6 +21,7 @@ FEW = [
     Layer("gpu-blocks", 64, 72, "bf16", ("bias", "relu", "residual"), 32),
     Layer("gpu-twofour", 40, 72, "f16", two_four=True),
     Layer("gpu-expand", 40, 72, "bf16"),
+    Layer("gpu-deltas", 40, 70, "f16", planned=0.5),
     Layer("gpu-vnm", 40, 72, "bf16", vnm=(64, 2, 8)),
     Layer("gpu-quads", 40, 70, "i8", ("step", "scale", "bias", "gelu")),
 ]

@@ -84,6 +84,7 @@ def test_two_layers_become_two_launches_on_torch_s_stream(gpu: EmulatedDevice) -
     [
         ("gpu-kblock", lambda: pruned(48, 64), 40),
         ("gpu-gather", lambda: pruned(48, 64), 3),
+        ("gpu-deltas", lambda: pruned(64, 96, density=0.4).half(), 2),
         ("gpu-blocks", lambda: blocks(64, 96, 16).bfloat16(), 33),
         ("gpu-twofour", lambda: two_four(64, 64).half(), 70),
         ("gpu-vnm", lambda: two_of_eight(64, 96).bfloat16(), 70),

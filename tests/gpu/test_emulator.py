@@ -51,6 +51,7 @@ NEIGHBOUR = "xor.b32 %r2, %r0, 32;\nmul.wide.u32 %rd7, %r2, 4;\nmov.b64 %rd6, bu
         ("shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;", words() ^ 1),
         ("redux.sync.add.s32 %r1, %r0, -1;", np.where(words() < 32, 496, 1520)),
         ("mul.lo.s32 %r2, %r0, 5;\nprmt.b32 %r1, %r2, 0, 0x8880U;", (words() * 5).astype(np.int8).astype(np.int32)),
+        ("mul.lo.s32 %r2, %r0, 16843009;\ndp4a.u32.u32 %r1, %r2, 67305985, 7;", words() * (1 + 2 + 3 + 4) + 7),
         ("add.s64 %rd20, %rd0, %rd9;\nld.global.s8 %r1, [%rd20];\nsub.s32 %r1, 0, %r1;", -words()),
         (f"{FLOAT}fma.rn.f32 %r2, %r2, 0f3FC00000, 0f3F000000;\ncvt.rzi.s32.f32 %r1, %r2;", (words() * 1.5 + 0.5).astype(int)),
         (f"{FLOAT}cvt.rn.bf16.f32 %rs1, %r2;\ncvt.u32.u16 %r1, %rs1;", words().astype(np.float32).view(np.int32) >> 16),

@@ -18,6 +18,7 @@ from tests.gpu.emulated_driver import EmulatedDriver
         ("gpu-kblock", Region(70, 136, "f32", ("bias", "gelu", "residual"))),
         ("gpu-gather", Region(70, 136, "f32", ("bias", "gelu", "residual"))),
         ("gpu-blocks", Region(70, 136, "bf16", ("bias", "relu", "residual"), block=(32, 32))),
+        ("gpu-deltas", Region(70, 136, "bf16", ("bias", "relu", "residual"))),
         ("gpu-expand", Region(70, 136, "bf16", ("bias", "relu", "residual"))),
     ],
 )

@@ -13,6 +13,7 @@ from benchmarks.gpu.cases import Layer, timed
 from benchmarks.gpu.run_all import Step
 from benchmarks.gpu.timings import by_weight
 from gossamer.backend.devices.cuda_cost import EXPECTED, Rates, Roofline
+from gossamer.runtime.ptx import Architecture
 
 PEAKS = ((9, 0), 132 * 1980.0, 4.8e6)
 TRUE = Rates(dense=0.55, read=0.7, kernel_us=2.2, cycles={"gpu-kblock": 1.8, "gpu-expand": 0.9})
@@ -20,9 +21,8 @@ TRUE = Rates(dense=0.55, read=0.7, kernel_us=2.2, cycles={"gpu-kblock": 1.8, "gp
 
 @pytest.fixture
 def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two archives that are unpacked already, and one step in place of the real ones."""
-    for name in ("site", "bundle"):
-        (tmp_path / name).mkdir()
+    """A folder without archives: one step takes the place of the real ones."""
+    monkeypatch.setattr(run_all, "HERE", tmp_path)
     monkeypatch.setattr(run_all, "UNPACKED", tmp_path)
     return tmp_path
 
@@ -64,22 +64,41 @@ def test_a_step_that_takes_too_long_is_cut_and_keeps_its_results(unpacked: Path,
 
 
 def test_a_step_without_its_tool_is_skipped(unpacked: Path) -> None:
-    record = run_all.run(_step("raise SystemExit(1)", tool="no-such-tool"), ("x",), unpacked)
+    record = run_all.run(_step("raise SystemExit(1)", tool="no-such-tool"), unpacked)
     assert record["status"] == "skipped"
     assert record["reason"] == "there is no no-such-tool"
 
 
-def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "packed/site").mkdir(parents=True)
-    (tmp_path / "packed/site/a.py").write_text("1")
-    (tmp_path / "packed/bundle").mkdir()
-    for name in ("site", "bundle"):
-        travel.archive(tmp_path / f"{name}.tar.xz", tmp_path / "packed" / name, 0)
+def test_archives_are_unpacked_once_and_again_if_they_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_all, "HERE", tmp_path)
     monkeypatch.setattr(run_all, "UNPACKED", tmp_path / "unpacked")
+    (tmp_path / "packed/site").mkdir(parents=True)
+    (tmp_path / "packed/torch_mlir").mkdir()
+    file, found = tmp_path / "packed/site/a.py", tmp_path / "unpacked/site/a.py"
+    travel.archive(tmp_path / "torch_mlir-1.0+2-cp312.tar.xz", tmp_path / "packed/torch_mlir", 0)
+    for text in "12":
+        file.write_text(text)
+        travel.archive(tmp_path / "site.tar.xz", tmp_path / "packed/site", 0)
+        run_all.unpack()
+        assert found.read_text() == text
+    found.write_text("kept")
     run_all.unpack()
-    run_all.unpack()
-    assert (tmp_path / "unpacked/site/a.py").read_text() == "1"
+    assert found.read_text() == "kept"
+    assert (tmp_path / "unpacked/torch_mlir").is_dir()
+
+
+def test_torch_mlir_is_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = list[str]()
+    monkeypatch.setattr(travel.bundle, "write", lambda folder, *_: folder.mkdir())
+    monkeypatch.setattr(travel, "_torch_mlir", lambda folder, python: (folder.mkdir(), packed.append(python)))
+    folder = tmp_path / "travel"
+    for _ in range(2):
+        travel.write(folder, "3.12", 0, Architecture(90))
+        (folder / "old").mkdir()
+    travel.write(folder, "3.11", 0, Architecture(90))
+    assert packed == ["3.12", "3.11"]
+    names = {path.name.partition("-")[0] for path in folder.iterdir()}
+    assert names == {"torch_mlir", "bundle.tar.xz", "site.tar.xz", "run_all.py", "run_all.sh"}
 
 
 def test_what_is_too_large_to_travel_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +131,7 @@ def timings(tmp_path: Path) -> Path:
     """As a GPU would give them whose rates are TRUE, within a tenth."""
     draw, model = random.Random(0), Roofline.with_peaks(*PEAKS, TRUE)
     lines = [{"capability": PEAKS[0], "multiprocessors": 132, "clock_mhz": 1980.0, "bytes_a_us": PEAKS[2]}]
-    for schedule, element in (("gpu-kblock", "f32"), ("gpu-expand", "bf16")):
+    for schedule, element in (("gpu-kblock", "f32"), ("gpu-expand", "bf16"), ("gpu-deltas", "f16")):
         for rows, columns in ((768, 3072), (4096, 4096)):
             for density in (0.3, 0.1):
                 for tokens in (1, 16, 64, 2048):
@@ -147,7 +166,7 @@ def test_tables_have_a_row_for_each_layer_and_density(timings: Path, capsys: pyt
     assert fit.main([str(timings), "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| layer | zeros | 1 tokens | 16 tokens | 64 tokens | 2048 tokens |"
-    assert len(lines) == 2 + 2 * 2 * 2
+    assert len(lines) == 2 + 3 * 2 * 2
 
 
 def test_without_timings_there_is_no_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

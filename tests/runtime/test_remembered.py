@@ -46,6 +46,15 @@ def test_samples_are_small_and_compared_without_unpacking(tensor: Tensor) -> Non
     assert memory.nbytes <= 512 and any(seen.tobytes())
 
 
+@pytest.mark.parametrize("written", [0, 17, 39])
+def test_of_many_tensors_a_write_to_one_is_seen(written: int) -> None:
+    kept, tensors = Remembered[object](compared="none"), [torch.randn(96, 80) for _ in range(40)]
+    first = kept.get(tensors, (), object)
+    assert kept.get(tensors, (), object) is first
+    tensors[written].data.mul_(2)  # which torch does not count
+    assert kept.get(tensors, (), object) is not first
+
+
 @pytest.mark.parametrize("tensor", [torch.empty(0), torch.empty(3, 0)])
 def test_nothing_stays_the_same(tensor: Tensor) -> None:
     kept = Remembered[object](compared="all")

@@ -1,10 +1,14 @@
-"""Mixtures of experts and routed products by plain loops over tokens, to compare with."""
+"""Operands of mixtures of experts, and what routed products and mixtures give by plain loops over tokens."""
 
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+DOUBLE = torch.float64
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+EXPERTS, TOP = 5, 3
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
@@ -72,3 +76,34 @@ def quantized(weight: Tensor, bits: int, groups: int) -> tuple[Tensor, Tensor, T
     if bits == 4:
         codes = ((codes[..., ::2] & 15) | ((codes[..., 1::2] & 15) << 4)).view(torch.uint8)
     return codes, scales, floats
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Within the rounding of a type, relative to the largest element."""
+    assert found.shape == expected.shape
+    if expected.numel():
+        assert (found.double() - expected.double()).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+
+
+def layer(tokens: int, columns: int = 24, hidden: int = 20, layout: str = "halves", biased: bool = True) -> dict[str, Tensor]:
+    """The operands of a mixture in float64; nobody chooses expert 2."""
+    rows = hidden if layout == "up" else 2 * hidden
+    made = {
+        "x": torch.randn(tokens, columns, dtype=DOUBLE),
+        "scores": torch.rand(tokens, TOP, dtype=DOUBLE),
+        "gate_up": torch.randn(EXPERTS, rows, columns, dtype=DOUBLE) / 4,
+        "down": torch.randn(EXPERTS, columns, hidden, dtype=DOUBLE) / 4,
+    }
+    if biased:
+        made["gate_up_bias"] = torch.randn(EXPERTS, rows, dtype=DOUBLE)
+        made["down_bias"] = torch.randn(EXPERTS, columns, dtype=DOUBLE)
+    return made
+
+
+def routing(tokens: int, top: int = TOP) -> Tensor:
+    experts = torch.randint(0, EXPERTS, (tokens, top))
+    return torch.where(experts == 2, 1, experts)
+
+
+def in_type(operands: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: each.to(dtype) for name, each in operands.items()}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gossamer.sparsity.compiler.spreading import collect, spread
+from gossamer.sparsity.compiler.spreading import collect, collect_counted, put, spread
 from tests.sparsity.made import team_of
 
 
@@ -51,3 +51,20 @@ def test_entries_of_narrow_floats_are_collected(dtype: torch.dtype) -> None:
     kept, starts, places = kept_of(9, 70, 0.4)
     dense = torch.randn(9, 70).to(dtype)
     assert torch.equal(collect(starts, places, dense), dense[kept])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entries_are_put_into_a_matrix_and_what_is_beside_them_is_counted(dtype: torch.dtype, threads: int) -> None:
+    for rows, columns, density in ((1, 1, 1.0), (5, 3, 0.0), (37, 50, 0.3), (2, 1040, 0.5), (1100, 1024, 0.05)):
+        kept, starts, places = kept_of(rows, columns, density)
+        dense, values = torch.randn(rows, columns, dtype=dtype), torch.randn(int(kept.sum()), dtype=dtype)
+        values[1::3] = 0
+        expected, version = dense.masked_scatter(kept, values), dense._version
+        with team_of(threads):
+            put(starts, places.int(), values, dense)
+            assert torch.equal(dense, expected) and dense._version > version
+            dense[~kept], others = 0, min(7, int((~kept).sum()))
+            dense.view(-1)[(~kept).flatten().nonzero()[:others]] = torch.nan
+            found, beside = collect_counted(starts, places.int(), dense)
+        assert torch.equal(found, values) and beside == others

@@ -229,6 +229,15 @@ def _prmt(m: Machine, i: Instruction) -> None:
     m.set(to, result.view(np.uint32).reshape(-1))
 
 
+def _dp4a(m: Machine, i: Instruction) -> None:
+    """A number and the products of four pairs of bytes."""
+    to, *factors, start = i.operands
+    if i.modifiers != ("u32", "u32"):
+        raise NotImplementedError(i.text)
+    a, b = (np.ascontiguousarray(m.get(factor, "u32")).view(np.uint8).reshape(-1, 4).astype(np.uint32) for factor in factors)
+    m.set(to, (m.get(start, "u32") + (a * b).sum(1)).astype(np.uint32))
+
+
 def _bra(m: Machine, i: Instruction) -> None:
     label = i.operands[0]
     assert isinstance(label, str)
@@ -317,6 +326,7 @@ EXECUTE: dict[str, Execute] = {
     "cvt": _cvt,
     "popc": _popc,
     "prmt": _prmt,
+    "dp4a": _dp4a,
     "bra": _bra,
     "ret": _ret,
     "shfl": _shfl,

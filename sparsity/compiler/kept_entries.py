@@ -1,4 +1,5 @@
-"""What a mask keeps of a matrix, by rows: found when the mask is new, for the gradient and for all that is packed of it."""
+"""What a mask keeps of a matrix, by rows: found when the mask is new, for the gradient, for all that is packed of it, and for
+steps of optimizers."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.compiler.spreading import collect
+from gossamer.sparsity.compiler.spreading import collect, collect_counted, put
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,26 @@ class KeptEntries:
         """Those of a contiguous matrix, times the factors."""
         values = collect(self.positions, self.coordinates, matrix.detach())
         return values if self.factors is None else values.mul_(self.factors.to(matrix.dtype))
+
+    def collected(self, tensor: Tensor) -> Tensor:
+        """Those of a tensor of the mask's elements, maybe with more dimensions, as they are."""
+        return collect(self.positions, self.coordinates, self._matrix(tensor))
+
+    def collected_alone(self, tensor: Tensor) -> Tensor | None:
+        """The same; None if any element that the mask hides is not 0."""
+        values, others = collect_counted(self.positions, self.coordinates, self._matrix(tensor))
+        return None if others else values
+
+    def put(self, values: Tensor, tensor: Tensor) -> None:
+        """Writes them to such a tensor, and nothing else. torch counts the write."""
+        tensor = tensor.detach()
+        dense = tensor.contiguous()
+        put(self.positions, self.coordinates, values.detach(), self._matrix(dense))
+        if not tensor.is_contiguous():
+            tensor.copy_(dense)
+
+    def _matrix(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().contiguous().view(self.positions.shape[0] - 1, -1)
 
 
 _known: Remembered[KeptEntries] = Remembered(most=256)

@@ -1,0 +1,88 @@
+"""What runs where a mixture of experts with pruned weights was.
+
+    gossamer::region([x [T, K], experts [T, top], scores [T, top], *leaves of the weights], key) -> [T, M]
+
+many slots an expert   one expert after the other: its rows of x are gathered into a cache, and go through one chain of gate,
+                       up, activation and down
+few                    all rows are gathered, and go through a region of gate and up for each expert, the activation, and a
+                       region of down for each expert
+
+Then the rows of each token are summed by its scores.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gossamer.backend.devices.device_kernel import Kernel
+from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.backend.run.expert_regions import run_into
+from gossamer.sparsity.compiler.warm_memory import empty
+from gossamer.sparsity.experts.activations import activated
+from gossamer.sparsity.experts.routes import Routes
+
+MANY = 16
+"""Slots of the average expert that is hit from which chains run: a tile of a chain has a vector of tokens at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrunedMixture:
+    """A region for each product of each expert, and a chain for each expert, or none.
+
+    places      where the leaves of up, of down and of a chain are among those of the operation
+    activation  between the products, and the `layout` of its operands (see sparsity/experts/activations.py)
+    """
+
+    up: tuple[CompiledRegion, ...]
+    down: tuple[CompiledRegion, ...]
+    chains: tuple[CompiledRegion, ...]
+    places: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    activation: str
+    layout: str
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those of all experts, each once."""
+        regions = (*self.up, *self.down, *self.chains)
+        return tuple(dict.fromkeys(kernel for region in regions for kernel in region.kernels))
+
+    def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and type of the result."""
+        return self.down[0].outputs(operands)
+
+    def __call__(self, operands: Sequence[Tensor]) -> Tensor:
+        x, experts, scores, *leaves = operands
+        (((tokens, m), dtype),) = self.outputs(operands)
+        routes = Routes.of(experts, len(self.up))
+        tokens_of, slots, hit = routes.tokens, routes.order.numel(), list(routes.hit())
+        if not (slots and m):
+            return torch.zeros(tokens, m, dtype=dtype)
+        y = empty((slots, m), dtype)
+        up, down, chain = ([leaves[place] for place in places] for places in self.places)
+        if self.chains and slots >= MANY * len(hit):
+            gathered = empty((max(end - begin for _, begin, end in hit), x.shape[1]), x.dtype)
+            for expert, begin, end in hit:
+                rows = gathered[: end - begin]
+                torch.index_select(x, 0, tokens_of[begin:end], out=rows)
+                run_into(y[begin:end], self.chains[expert], [rows, *chain])
+        else:
+            rows = x.index_select(0, tokens_of)
+            (((_, width), _),) = self.up[0].outputs([rows])
+            sums = empty((slots, width), dtype)
+            for expert, begin, end in hit:
+                run_into(sums[begin:end], self.up[expert], [rows[begin:end], *up])
+            hidden = activated(sums, self.activation, self.layout)
+            for expert, begin, end in hit:
+                run_into(y[begin:end], self.down[expert], [hidden[begin:end], *down])
+        return _summed(y, routes, scores)
+
+
+def _summed(y: Tensor, routes: Routes, scores: Tensor) -> Tensor:
+    """[tokens, M]: the rows of each token, which are in the order of the routes, times its scores."""
+    places = torch.empty_like(routes.order).scatter_(0, routes.order, torch.arange(len(y)))
+    wide = torch.promote_types(y.dtype, torch.float32)
+    given = F.embedding_bag(places.view(scores.shape), y.to(wide), mode="sum", per_sample_weights=scores.to(wide))
+    return given.to(y.dtype)

@@ -1,0 +1,214 @@
+"""Steps of optimizers for the entries that masks keep: the user's own optimizer takes them, on vectors of these entries.
+
+    loss.backward()         the gradient of a weight under a mask is 0 where the mask is
+    optimizer.step()        parameter, gradient and state of the kept entries → vectors → the step of its class → back
+
+What the mask hides is left as it is, in the parameter and in the state. A parameter is stepped as a whole, as torch does, where
+its gradient has anything that the mask hides, where the mask keeps much of it, and by other optimizers.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, optim
+from torch.nn import Parameter
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gossamer.sparsity.training.kept_state import KeptState
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from gossamer.sparsity.compiler.kept_entries import KeptEntries
+
+log = logging.getLogger("gossamer")
+
+_ELEMENTWISE = {
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.RMSprop, optim.Adagrad, optim.Adadelta,
+}  # fmt: skip
+"""Optimizers whose step of an element depends on that element, and on nothing for an element that never has a gradient."""
+
+_TYPES = (torch.float32, torch.float64)
+_FEWEST = 1 << 14  # elements: the dozen operations of a step take as long as getting vectors ready
+_DENSEST = 0.4  # share of kept entries above which vectors take as long as all elements
+_DENSEST_FUSED = 0.03  # the same where one loop goes over all elements
+
+_masks: WeakKeyDictionary[torch.UntypedStorage, Tensor] = WeakKeyDictionary()
+"""By the memory of a parameter, the mask under which it was used last."""
+
+
+def note_mask(parameter: Tensor, mask: Tensor) -> None:
+    """Takes note that a parameter is used under a mask, of the same shape, which may change. Steps look at both."""
+    large = parameter.numel() >= _FEWEST and parameter.dim() > 1
+    if large and parameter.is_cpu and parameter.dtype in _TYPES and mask.is_contiguous():
+        _watch_optimizers()
+        _masks[parameter.untyped_storage()] = mask.detach()
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """A parameter, its gradient, and the vector of its kept entries, which has a gradient, too."""
+
+    parameter: Tensor
+    gradient: Tensor
+    kept: "KeptEntries"
+    vector: Parameter
+
+
+class _Step:
+    """The steps of one optimizer: they begin when its own hooks have run, and end before those that run afterwards."""
+
+    def __init__(self) -> None:
+        self._taken: list[_Taken] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def announce(self, optimizer: Optimizer) -> None:
+        """Has the next step begin here, whatever became of the one before."""
+        self.end()
+        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        hooks: Any = self._hooks[1].hooks_dict_ref()
+        hooks.move_to_end(self._hooks[1].id, last=False)
+
+    @torch.no_grad()
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Steps kept entries, and takes the gradients of these parameters away until torch has done the others."""
+        changed = _evaluated(args, kwargs)
+        groups = [{**group, "params": list(self._vectors(group))} for group in optimizer.param_groups]
+        if self._taken:
+            _step(optimizer, groups, self._taken)
+        for each in self._taken:
+            each.parameter.grad = None
+        return changed
+
+    def _vectors(self, group: dict[str, Any]) -> Iterator[Parameter]:
+        for parameter in group["params"]:
+            taken = _taken(group, parameter)
+            if taken is not None:
+                self._taken.append(taken)
+                yield taken.vector
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for each in self._taken:
+            each.parameter.grad = each.gradient
+
+    def end(self) -> None:
+        """After all hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._taken = [], []
+
+
+def _step(optimizer: Optimizer, groups: list[dict[str, Any]], taken: list[_Taken]) -> None:
+    """The step of an optimizer's class, for vectors of kept entries."""
+    other: Any = object.__new__(type(optimizer))
+    given = {each.vector: _state_of(each, optimizer).taken(each.kept) for each in taken}
+    other.__dict__.update(optimizer.__dict__, param_groups=groups, state=defaultdict(dict, given))
+    type(optimizer).step.__wrapped__(other)  # type: ignore[attr-defined]  # without hooks
+    for each in taken:
+        _state_of(each, optimizer).take_over(other.state[each.vector])
+        each.kept.put(each.vector, each.parameter)
+        if getattr(optimizer, "grad_scale", None) is not None:  # a fused step has divided by it
+            assert each.vector.grad is not None
+            each.kept.put(each.vector.grad, each.gradient)
+    _give_plain_states(optimizer)
+
+
+def _state_of(taken: _Taken, optimizer: Optimizer) -> KeptState:
+    """What an optimizer remembers of a parameter, ready for vectors."""
+    known = optimizer.state.get(taken.parameter, {})
+    if not isinstance(known, KeptState):
+        known = optimizer.state[taken.parameter] = KeptState(known, taken.kept, taken.parameter.shape)
+    return known
+
+
+def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """The arguments of a step whose closure was called, which these optimizers do once, before all else."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        loss = closure()
+    again = lambda: loss
+    return (args, {**kwargs, "closure": again}) if "closure" in kwargs else ((args[0], again, *args[2:]), kwargs)
+
+
+def _taken(group: dict[str, Any], parameter: Tensor) -> _Taken | None:
+    """A parameter that steps by its kept entries, None if it steps as a whole."""
+    mask, gradient = _mask_of(parameter), parameter.grad
+    if mask is None or gradient is None or group.get("differentiable") or not parameter.is_contiguous():
+        return None
+    if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
+        return None
+    from gossamer.sparsity.compiler.kept_entries import KeptEntries  # which needs the compiler
+
+    kept = KeptEntries.of(mask.flatten(1))
+    share = kept.coordinates.numel() / parameter.numel()
+    if share > (_DENSEST_FUSED if group.get("fused") else _DENSEST):
+        return None
+    values = kept.collected_alone(gradient)
+    if values is None:
+        if bool(gradient.isfinite().all()):  # it is used without the mask, too: what that hides is trained
+            del _masks[parameter.untyped_storage()]
+        return None
+    vector = Parameter(kept.collected(parameter))
+    vector.grad = values
+    return _Taken(parameter, gradient, kept, vector)
+
+
+def _mask_of(parameter: Tensor) -> Tensor | None:
+    plain = parameter.layout is torch.strided and type(parameter) in (Tensor, Parameter)
+    mask = _masks.get(parameter.untyped_storage()) if plain else None
+    return mask if mask is not None and mask.shape == parameter.shape else None
+
+
+_steps: WeakKeyDictionary[Optimizer, _Step] = WeakKeyDictionary()
+_with_hook: WeakSet[Optimizer] = WeakSet()
+_told: set[type[Optimizer]] = set()
+
+
+def _announce(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Before all hooks of an optimizer."""
+    if torch.compiler.is_compiling():
+        return
+    masked = sum(_mask_of(p) is not None for group in optimizer.param_groups for p in group["params"]) if _masks else 0
+    if not masked:
+        return
+    kind = type(optimizer)
+    if kind in _ELEMENTWISE:
+        _steps.setdefault(optimizer, _Step()).announce(optimizer)
+    elif kind not in _told:
+        _told.add(kind)
+        log.info(
+            "%s steps all entries of %d weights under masks: only optimizers of torch.optim whose steps go element by element "
+            "(Adam, AdamW, SGD, …) step by the entries that masks keep",
+            kind.__name__, masked,
+        )  # fmt: skip
+
+
+def _end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """After all hooks of an optimizer."""
+    if not torch.compiler.is_compiling() and (step := _steps.get(optimizer)) is not None:
+        step.end()
+
+
+def _give_plain_states(optimizer: Optimizer) -> None:
+    """Has `state_dict` of an optimizer hold dictionaries of torch."""
+    if optimizer not in _with_hook:
+        _with_hook.add(optimizer)
+        optimizer.register_state_dict_post_hook(_plain_states)
+
+
+def _plain_states(optimizer: Optimizer, found: dict[str, Any]) -> None:
+    found["state"] = {key: dict(each) if isinstance(each, KeptState) else each for key, each in found["state"].items()}
+
+
+@cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_pre_hook(_announce)
+    register_optimizer_step_post_hook(_end)
