@@ -32,7 +32,7 @@ _MOST_RENEWALS = 4
 """Graphs for zeros of one model that came and went."""
 
 _MOST_PATIENCE = 128
-"""Changes of a weight after which its zeros are counted again at the latest."""
+"""Calls of a model that is being trained after which its zeros are counted again at the latest."""
 
 _MOST_UNUSED = 8
 """Graphs that are kept although their models are gone: the next model may have zeros like theirs."""
@@ -165,22 +165,22 @@ class _Look:
         path, _, self._name = probed.rpartition(".")
         self.module, self.serves = weakref.ref(module), serves
         self._holder = weakref.ref(module.get_submodule(path))
-        self._changes, self._patience = 0, 1
+        self._waits, self._patience = 0, 1  # calls
         self._made = self._now()
 
     def is_due(self) -> bool:
-        """Whether the values have changed; where they do at every call, as in training, ever more rarely."""
+        """Whether the values have changed; where they do at every call, as in training, it looks ever more rarely."""
+        if self._waits > 0:
+            self._waits -= 1
+            return False
         tensor, made = self._tensor(), self._made
         if tensor is None or made is None or made.storage is None:
             return False
         if made.storage() is tensor.untyped_storage() and made.version == tensor._version and made.looked_at == made.seen:
             return False
         self._made = self._now()
-        self._changes += 1
-        if self._changes < self._patience:
-            return False
         self._patience = min(2 * self._patience, _MOST_PATIENCE)
-        self._changes = 0
+        self._waits = self._patience - 1
         return True
 
     def _tensor(self) -> Tensor | None:

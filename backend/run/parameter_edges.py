@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.runtime.torch_internals import SingleLevelFunction
+from gossamer.sparsity.operations.node import Node
 
 _VERSION = attrgetter("_version")
 _IDENTITY = attrgetter("_cdata")
@@ -59,7 +59,7 @@ class Gradients(Tensor):
         return func(*(_nothing() if isinstance(each, cls) else each for each in args), **(kwargs or {}))
 
 
-class _Edges(SingleLevelFunction):
+class _Edges(Node):
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gossamer.backend.run.parameter_edges import Gradients, Way, Ways
-from gossamer.runtime.torch_internals import SingleLevelFunction
+from gossamer.sparsity.operations.node import Node
 
 
 @dataclass(eq=False)
@@ -97,12 +97,13 @@ class _Call:
     way: Way
 
 
-class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at every argument, for torch.func
+class _Recomputation(Node):
     @staticmethod
     def forward(ctx: Any, call: _Call, handle: torch.Tensor, *moving: torch.Tensor) -> Any:
         function, inputs = call.function, call.inputs
-        ctx.passed = function.differentiable(inputs, again=False) if function.habit.differentiates() else None
-        results = _own_tensors(function.inference(*inputs)) if ctx.passed is None else ctx.passed.detached()
+        # What a pass keeps for its gradients serves once. A list, because compiled autograd hands out copies of ctx.
+        ctx.passed = [function.differentiable(inputs, again=False)] if function.habit.differentiates() else []
+        results = ctx.passed[0].detached() if ctx.passed else _own_tensors(function.inference(*inputs))
         # To save hundreds of parameters as autograd does takes it half a microsecond each.
         ctx.function, ctx.static, ctx.way = function, call.static, call.way
         ctx.save_for_backward(*moving)
@@ -113,8 +114,7 @@ class _Recomputation(SingleLevelFunction):  # torch.autograd.Function looks at e
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        passed: _Passed | None = ctx.passed
-        ctx.passed = None  # what a pass keeps for its gradients serves once
+        passed: _Passed | None = ctx.passed.pop() if ctx.passed else None
         if passed is None or torch.is_grad_enabled():
             passed = _passed_again(ctx)
         found = passed.gradients(tangents)

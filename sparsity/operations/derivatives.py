@@ -25,7 +25,6 @@ from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     TRANSFORMS,
     AutoDispatchBelowAutograd,
-    SingleLevelFunction,
     after_autograd_keyset,
     enable_single_level_autograd_function,
     forward_level,
@@ -34,6 +33,7 @@ from gossamer.runtime.torch_internals import (
     transforms_active,
 )
 from gossamer.sparsity.operations.dispatch import is_plain, watched
+from gossamer.sparsity.operations.node import Node
 
 Setup = Callable[[Any, Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
 Backward = Callable[[Any, Tensor], Sequence[Tensor | None]]
@@ -66,7 +66,7 @@ class Derivative:
         setup = _keeping(self.keeps, operation) if isinstance(self.keeps, str) else self.keeps
         listed = "Tensor[]" in str(operation._schema).partition("->")[2]
 
-        class Node(SingleLevelFunction):
+        class Differentiated(Node):
             @staticmethod
             def forward(ctx: Any, compute: Operation, inputs: Sequence[Any], *_: Tensor) -> Any:
                 ctx.set_materialize_grads(False)
@@ -95,7 +95,7 @@ class Derivative:
                     found = tangent(ctx, tangents)
                 return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
 
-        named: Any = type(name, (Node,), {})  # as `grad_fn` shows it
+        named: Any = type(name, (Differentiated,), {})  # as `grad_fn` shows it
         apply = named.apply
 
         def on_autograd(keyset: Any, *inputs: Any) -> Any:

@@ -142,15 +142,17 @@ def with_global_model(x: torch.Tensor) -> Any:
 
 def test_training_looks_at_zeros_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Layers().train()
-    function, looks = compiled(model), []
-    counted = Zeros.of
+    function, looks, samples = compiled(model), [], []
+    counted, made = Zeros.of, zeros_guard.Made
     monkeypatch.setattr(Zeros, "of", lambda tensor: looks.append(tensor) or counted(tensor))
+    monkeypatch.setattr(zeros_guard, "Made", lambda *given: samples.append(given) or made(*given))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for _ in range(32):
         function(X).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     assert 2 < len(looks) <= 2 * 7
+    assert len(samples) <= 8  # to sample a weight takes 0.1 ms: too long for every step
 
 
 def test_a_model_that_is_pruned_during_training_becomes_sparse() -> None:
