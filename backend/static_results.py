@@ -25,7 +25,6 @@ from gossamer.backend.graph.purity import writes
 from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.remembered import Made
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass, weight_norm
-from gossamer.sparsity.compiler.warm_memory import LEAST, empty
 
 _NEW: set[Any] = {
     operator.mul, operator.truediv, operator.add, operator.sub, torch.mul, torch.div, torch.where, weight_norm,
@@ -35,6 +34,9 @@ _NEW: set[Any] = {
 _FUNCTIONS = _NEW | {torch.mv, torch.dot, torch.norm}
 _METHODS = {"to", "type_as", "float", "mul", "div", "view", "reshape", "permute", "expand", "expand_as", "unsqueeze"}
 """What such results are computed with: nothing that writes to its arguments or draws random numbers."""
+
+_LARGE = 1 << 18
+"""Bytes of a result for which the system hands out fresh pages."""
 
 
 @dataclass
@@ -143,6 +145,8 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        from gossamer.sparsity.compiler.warm_memory import empty  # models without hooks need nothing of it
+
         ctx.save_for_backward(mask)
         return torch.mul(weight, mask, out=empty(weight.shape, weight.dtype))
 
@@ -153,7 +157,7 @@ class _Masked(torch.autograd.Function):
 
 def _times(a: Any, b: Any) -> Any:
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
-    alike = len(tensors) == 2 and a.shape == b.shape and a.dtype == b.dtype and a.nbytes >= LEAST
+    alike = len(tensors) == 2 and a.shape == b.shape and a.dtype == b.dtype and a.nbytes >= _LARGE
     if alike and all(each.is_cpu and each.is_contiguous() for each in tensors) and not (a.requires_grad and b.requires_grad):
         return _Masked.apply(b, a) if b.requires_grad else _Masked.apply(a, b)
     return a * b

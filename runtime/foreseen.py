@@ -27,3 +27,9 @@ def foreseen(tensor: Tensor) -> Tensor:
         if (found := each.foresee(tensor)) is not None:
             return found
     return tensor
+
+
+@torch.no_grad()
+def is_in_training(tensor: Tensor) -> bool:
+    """Whether somebody foresees what becomes of a tensor, and so tells when to compile anew."""
+    return any(each.foresee(tensor) is not None for each in at_work)

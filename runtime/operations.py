@@ -22,7 +22,14 @@ from gossamer.dialects.signature import Declared, Given, Known, Signature, plain
 from gossamer.runtime.direct_call import KERNELS, REMEMBER_FLOATS, dispatched, enable
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.modules.when_loaded import when_loaded
-from gossamer.runtime.torch_internals import UNTRACED, FrameAction, FrameExecStrategy, off, set_code_exec_strategy
+from gossamer.runtime.torch_internals import (
+    UNTRACED,
+    FrameAction,
+    FrameExecStrategy,
+    SingleLevelFunction,
+    off,
+    set_code_exec_strategy,
+)
 from gossamer.runtime.watching.names import name_of
 
 LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
@@ -244,3 +251,28 @@ def defined_in(name: str) -> str:
     kernel: Any = KERNELS[name]
     module: str = (kernel.func if isinstance(kernel, partial) else kernel).__module__
     return module
+
+
+class Node(SingleLevelFunction):
+    """The base of our nodes of autograd's graph: a function with a backward pass that Dynamo does not look into.
+
+    torch.autograd.Function looks at every argument, for torch.func, and that takes longer than a small product. This class has
+    what it has but for that.
+    """
+
+    def __init_subclass__(cls) -> None:
+        if "backward" in vars(cls):
+            cls.backward = staticmethod(untraced(cls.backward))  # autograd may call it after a graph break
+
+    @staticmethod
+    @untraced
+    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
+        """What compiled autograd knows the node by. It asks for this before Dynamo sees the backward pass.
+
+        That pass reads versions and addresses, and is kernels of ours. So Dynamo's graph ends there, and the pass runs as it
+        is. `torch.compiler.disable` adds 2 µs to a call: only here, where somebody compiles a backward pass.
+        """
+        node = ctx._forward_cls
+        if "_opaque" not in vars(node):
+            node._opaque, node.backward = True, staticmethod(torch.compiler.disable(node.backward))
+        return (ctx._autograd_function_id,)

@@ -22,6 +22,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.owners.owners import Owners
 from gossamer.backend.owners.zeros import Zeros, has_zeros_to_see
 from gossamer.backend.report.graph_breaks import compiled_frame
+from gossamer.runtime.foreseen import is_in_training
 from gossamer.runtime.remembered import Made
 from gossamer.runtime.torch_internals import ANEW, DeletedGuardManagerWrapper, LocalSource, install_guard, off
 
@@ -58,7 +59,8 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
         counted_apart = isinstance(source, LocalSource)
         full = not counted_apart and len(checks) >= _MOST_TOGETHER
         names = [name for name, tensor in _tensors(module) if id(tensor) in statics and has_zeros_to_see(tensor)]
-        if names and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
+        told = any(is_in_training(tensor) for _, tensor in _tensors(module))  # by a recipe, when to compile anew
+        if names and not told and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
             checks.append(check := _Check(module, names, source.local_name if counted_apart else None))
             install_guard(source.make_guard(partial(_zeros_match, check)))
 

@@ -32,7 +32,6 @@ from gossamer.runtime.packing import Packed, pack
 from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.watching.calls import watched
 from gossamer.runtime.weight_store import store_of
-from gossamer.sparsity.training.kept_steps import note_mask
 
 if TYPE_CHECKING:
     from gossamer.backend.graph.stored_matrix import StoredMatrix
@@ -263,6 +262,8 @@ class Packings(Remembered[KnownWeight]):
         """A matrix, packed: its nonzeros, or all that a mask keeps or is stored, so that zeros among it may train."""
         mask, kept = mask_of(leaves) if self._masked is not None else None, None
         if mask is not None and self._masked is not None:
+            from gossamer.sparsity.training.kept_steps import note_mask  # models without masks need nothing of training
+
             note_mask(next(leaf for leaf in leaves if leaf.requires_grad), mask)
             kept = self._masked(mask) if nonzeros < count_nonzeros(mask) else None
         elif whole:

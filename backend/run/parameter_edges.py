@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.sparsity.operations.node import Node
+from gossamer.runtime.operations import Node
 
 _VERSION = attrgetter("_version")
 _IDENTITY = attrgetter("_cdata")

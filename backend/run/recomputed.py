@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gossamer.backend.run.parameter_edges import Gradients, Way, Ways
-from gossamer.sparsity.operations.node import Node
+from gossamer.runtime.operations import Node
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gossamer.runtime.direct_call import KERNELS
-from gossamer.runtime.operations import LIBRARY, untraced
+from gossamer.runtime.operations import LIBRARY, Node, untraced
 from gossamer.runtime.torch_internals import (
     SPARSE_TENSORS,
     TRANSFORMS,
@@ -33,7 +33,6 @@ from gossamer.runtime.torch_internals import (
     transforms_active,
 )
 from gossamer.sparsity.operations.dispatch import is_plain, watched
-from gossamer.sparsity.operations.node import Node
 
 Setup = Callable[[Any, Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
 Backward = Callable[[Any, Tensor], Sequence[Tensor | None]]
