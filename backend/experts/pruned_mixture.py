@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from gossamer.backend.chains.build_chain import build_chain
 from gossamer.backend.chains.chain_cost import schedules_of
@@ -29,6 +28,7 @@ from gossamer.backend.regions.build_region import Built, content_hash
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run import region_op
 from gossamer.backend.run.pruned_mixture import MANY, PrunedMixture
+from gossamer.runtime.torch_internals import make_fx
 from gossamer.sparsity.experts.activations import ACTIVATIONS, gated
 
 aten = torch.ops.aten

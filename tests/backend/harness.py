@@ -63,6 +63,20 @@ def prune_(module: nn.Module, density: float = 0.2, block: tuple[int, int] = (1,
     return module
 
 
+def losses_of_steps(
+    call: Callable[..., Any], optimizer: torch.optim.Optimizer, x: torch.Tensor, target: torch.Tensor, steps: int
+) -> list[float]:
+    """What a few steps of training come to."""
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(call(x), target)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal up to the rounding of their type."""
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 3e-2, torch.float16: 4e-3}[expected.dtype]

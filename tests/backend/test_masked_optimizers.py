@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from gossamer.backend.weights import masked_gradients
 from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.training.kept_state import KeptState
-from tests.backend.harness import compile_and_run
+from tests.backend.harness import compile_and_run, losses_of_steps
 
 
 class Where(nn.Module):
@@ -53,14 +53,7 @@ def originals(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
 def train(call: Callable[[Tensor], Tensor], optimizer: Optimizer, steps: int = 5) -> list[float]:
     torch.manual_seed(1)
     x, target = torch.randn(80, 128), torch.randn(80, 130)
-    found = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.mse_loss(call(x), target)
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
+    return losses_of_steps(call, optimizer, x, target, steps)
 
 
 def is_by_kept(optimizer: Optimizer, model: nn.Module) -> list[bool]:

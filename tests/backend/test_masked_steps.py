@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gossamer.backend.run.packed_weights import Packings
 from gossamer.sparsity.compiler.kept_entries import KeptEntries
 from gossamer.sparsity.prepare import Mask
-from tests.backend.harness import assert_same, compile_and_run
+from tests.backend.harness import assert_same, compile_and_run, losses_of_steps
 
 
 def masked(soft: bool = False) -> nn.Sequential:
@@ -29,14 +28,7 @@ def masked(soft: bool = False) -> nn.Sequential:
 def train(model: nn.Module, call: Callable[..., Tensor], steps: int = 4, fused: bool = False) -> list[float]:
     torch.manual_seed(1)
     x, target = torch.randn(48, 64), torch.randn(48, 50)
-    optimizer, found = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused), []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.mse_loss(call(x), target)
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
+    return losses_of_steps(call, torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused), x, target, steps)
 
 
 @pytest.fixture

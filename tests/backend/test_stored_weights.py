@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gossamer
@@ -15,7 +14,7 @@ from gossamer.backend.run import packed_weights
 from gossamer.runtime.packing import pack
 from gossamer.runtime.target import host
 from gossamer.sparsity.prepare import Mask
-from tests.backend.harness import Run, assert_same, compile_and_run, prune_
+from tests.backend.harness import Run, assert_same, compile_and_run, losses_of_steps, prune_
 
 FORWARD_AND_BACKWARD = [
     ("0.weight", "linear"),
@@ -46,14 +45,7 @@ def losses(
 ) -> list[float]:
     torch.manual_seed(1)
     x, target = torch.randn(48, 64), torch.randn(48, 64)
-    optimizer, found = make(model.parameters()), []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.mse_loss(call(x), target)
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
+    return losses_of_steps(call, make(model.parameters()), x, target, steps)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
