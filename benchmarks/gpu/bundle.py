@@ -122,22 +122,14 @@ def _code(folder: Path, name: str, kernel: GpuRegionKernel) -> dict[str, Any]:
 
 def _copy_sources(folder: Path) -> None:
     """The shipped part of this package, and what it needs of gossamer."""
-    for package in (
-        "benchmarks",
-        "benchmarks/gpu",
-        "gossamer",
-        "gossamer/dialects",
-        "gossamer/runtime",
-        "gossamer/runtime/modules",
-        "gossamer/runtime/packers",
-    ):
-        (folder / package).mkdir(exist_ok=True)
-        (folder / package / "__init__.py").touch()
     here = Path(benchmarks.__path__[0]) / "gpu"
-    for name in _SHIPPED:
-        shutil.copy(here / f"{name}.py", folder / "benchmarks" / "gpu")
-    for module in _closure(_NEEDED):
-        shutil.copy(_source(module), folder / f"{module.replace('.', '/')}.py")
+    shipped = {f"benchmarks/gpu/{name}.py": here / f"{name}.py" for name in _SHIPPED}
+    needed = {f"{module.replace('.', '/')}.py": _source(module) for module in _closure(_NEEDED)}
+    for name, source in (shipped | needed).items():
+        for package in Path(name).parents[:-1]:
+            (folder / package).mkdir(parents=True, exist_ok=True)
+            (folder / package / "__init__.py").touch()
+        shutil.copy(source, folder / name)
 
 
 def _closure(modules: Sequence[str]) -> set[str]:
