@@ -10,7 +10,8 @@ blocks of a transformer do.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -34,6 +35,9 @@ _MOST_RENEWALS = 4
 
 _MOST_PATIENCE = 128
 """Calls of a model that is being trained after which its zeros are counted again at the latest."""
+
+_MOST_PROBES = 8
+"""Shapes of which a matrix is looked at in every call. A look takes a quarter of a microsecond."""
 
 _MOST_UNUSED = 8
 """Graphs that are kept although their models are gone: the next model may have zeros like theirs."""
@@ -101,7 +105,7 @@ class _Check:
         self.variable, self._names = variable, names
         tensors = dict(_tensors(module))
         self._zeros = [Zeros.of(tensors[name]) for name in names]
-        self._probed = max(names, key=lambda name: tensors[name].numel())
+        self._probed = _one_of_each_shape({name: tensors[name] for name in names})
         self._looks: Any = WeakIdKeyDictionary()
         self._looks[module] = self._last = _Look(module, self._probed, serves=True)
         self.counted = weakref.ref(module)
@@ -158,32 +162,49 @@ class _Check:
 
 
 class _Look:
-    """A module that a check has looked at, and what tells whether to look again: a few values of one of its tensors.
+    """A module that a check has looked at, and what tells whether to look again: a few values of some of its tensors.
 
     serves  what the check has found
     """
 
-    def __init__(self, module: nn.Module, probed: str, serves: bool) -> None:
-        path, _, self._name = probed.rpartition(".")
+    def __init__(self, module: nn.Module, probed: Iterable[str], serves: bool) -> None:
         self.module, self.serves = weakref.ref(module), serves
-        self._holder = weakref.ref(module.get_submodule(path))
         self._waits, self._patience = 0, 1  # calls
-        self._made = self._now()
+        self._probes = [_Probe(module, name) for name in probed]
 
     def is_due(self) -> bool:
-        """Whether the values have changed; where they do at every call, as in training, it looks ever more rarely."""
+        """Whether values have changed; where they do at every call, as in training, it looks ever more rarely."""
         if self._waits > 0:
             self._waits -= 1
             return False
-        tensor, made = self._tensor(), self._made
-        if tensor is None or made is None or made.storage is None:
+        if not any(probe.has_changed() for probe in self._probes):
             return False
-        if made.storage() is tensor.untyped_storage() and made.version == tensor._version and made.looked_at == made.seen:
-            return False
-        self._made = self._now()
+        for probe in self._probes:
+            probe.renew()
         self._patience = min(2 * self._patience, _MOST_PATIENCE)
         self._waits = self._patience - 1
         return True
+
+
+class _Probe:
+    """A tensor of a module, by its name, and what it was when it was looked at last."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        path, _, self._name = name.rpartition(".")
+        self._holder = weakref.ref(module.get_submodule(path))
+        self.renew()
+
+    def renew(self) -> None:
+        tensor = self._tensor()
+        self._made: Made[None] | None = Made([tensor], "none", _nothing) if tensor is not None else None
+
+    def has_changed(self) -> bool:
+        tensor, made = self._tensor(), self._made
+        if tensor is None or made is None or made.storage is None:
+            return False
+        return not (
+            made.storage() is tensor.untyped_storage() and made.version == tensor._version and made.looked_at == made.seen
+        )
 
     def _tensor(self) -> Tensor | None:
         holder = self._holder()
@@ -192,9 +213,14 @@ class _Look:
         parameter = holder._parameters.get(self._name)
         return parameter if parameter is not None else holder._buffers.get(self._name)
 
-    def _now(self) -> "Made[None] | None":
-        tensor = self._tensor()
-        return Made([tensor], "none", _nothing) if tensor is not None else None
+
+def _one_of_each_shape(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of some tensors: who prunes a model may leave out its largest matrix, but seldom all of one shape."""
+    found, elements = dict[tuple[int, ...], str](), Counter[tuple[int, ...]]()
+    for name, tensor in tensors.items():
+        found.setdefault(tuple(tensor.shape), name)
+        elements[tuple(tensor.shape)] += tensor.numel()
+    return [found[shape] for shape, _ in elements.most_common(_MOST_PROBES)]
 
 
 def _nothing(*_: object) -> None:
