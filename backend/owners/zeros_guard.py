@@ -73,7 +73,7 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
         counted_apart = isinstance(source, LocalSource)
         full = not counted_apart and len(checks) >= _MOST_TOGETHER
         names = [name for name, tensor in _tensors(module) if id(tensor) in statics and has_zeros_to_see(tensor)]
-        told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # by a recipe, when to compile anew
+        told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # when to compile anew
         if names and not told and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
             checks.append(check := _Check(module, names, source.local_name if counted_apart else None))
             install_guard(source.make_guard(partial(_zeros_match, check)))
