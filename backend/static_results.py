@@ -39,6 +39,9 @@ _LARGE = 1 << 18
 """Bytes of a result for which the system hands out fresh pages."""
 
 
+_Results = Made[tuple[list[torch.Tensor], list[int]]]
+"""Results, and their state."""
+
 _MOST = 8
 """Models of one class, which share the graph, whose results are kept."""
 
@@ -57,13 +60,13 @@ class StaticResults:
     constant: Sequence[int]
     inputs: Sequence[int]
     compute: Callable[..., Sequence[torch.Tensor]]
-    _made: list[Made[tuple[list[torch.Tensor], list[int]]]] = field(default_factory=list, init=False)  # of each model
+    _made: list[_Results] = field(default_factory=list, init=False)  # of each model
 
     def remembered(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """The results for these inputs, without gradients: those of an earlier call if nothing was written to any of them."""
         made = next((each for each in self._made if each.is_of(inputs)), None)
         if made is None or not made.is_current(inputs) or made.value[1] != _state(inputs, made.value[0]):
-            begun = Made(inputs, "uncounted", self._forget)
+            begun: _Results = Made(inputs, "uncounted", self._forget)
             with torch.inference_mode(False), torch.no_grad():  # torch counts no writes to what is made in inference mode
                 results = list(self.compute(*inputs))
             begun.value = results, _state(inputs, results)
