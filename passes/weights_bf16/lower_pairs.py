@@ -37,7 +37,7 @@ from gossamer.passes.weights.token_tile import TokenTile, tile_bytes
 from gossamer.passes.weights_bf16.bf16_columns import LINE, pack_columns
 from gossamer.passes.weights_bf16.pair_loop import PairRows
 
-_FEATURE = "avx512bf16"
+_FEATURE = "bf16dots"
 _LANES = 16
 _VECTORS = 4  # vectors of tokens in a tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache

@@ -35,9 +35,9 @@ class Case:
 
 
 CASES = {
-    "bf16dot": Case(((64, 64), (16, 4), (32, 2)), Vnni, frozenset({"avx512bf16"})),
-    "pairs": Case((None,), Pairs, frozenset({"avx512bf16"})),
-    "expand": Case((None,), VnniMap, frozenset({"avx512bf16", "avx512vbmi2"})),
+    "bf16dot": Case(((64, 64), (16, 4), (32, 2)), Vnni, frozenset({"bf16dots"})),
+    "pairs": Case((None,), Pairs, frozenset({"bf16dots"})),
+    "expand": Case((None,), VnniMap, frozenset({"bf16dots", "avx512vbmi2"})),
     "amx": Case(((64, 64), (16, 32)), Vnni),
     "amxcolumns": Case(((32, 1), (16, 2), (32, 32)), Panels),
     "amxexpand": Case((None,), VnniMap, frozenset({"avx512vbmi2"})),
