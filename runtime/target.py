@@ -27,11 +27,11 @@ _NAMED = {
     "amx": (_X86, "sapphirerapids", _AMX, 512),
     "neon": (_ARM, "generic", "+neon", 128),
     "neoverse-n1": (_ARM, "neoverse-n1", "+neon,+dotprod", 128),
-    "neoverse-v1": (_ARM, "neoverse-v1", "+neon,+dotprod,+bf16", 128),
+    "neoverse-v1": (_ARM, "neoverse-v1", "+neon,+dotprod,+bf16,-sve", 128),
     "apple-m1": ("arm64-apple-macosx", "apple-m1", "+neon,+dotprod", 128),
 }
 _WIDTHS = {512: ("avx512f", "avx512vl", "avx512bw"), 256: ("avx2", "fma"), 128: ()}
-"""The widest vectors that kernels use, by the features that they need. SVE's are as wide as NEON's on most machines."""
+"""The widest vectors that kernels use, by the features that they need."""
 
 _INSTRUCTIONS: dict[str, tuple[set[str], ...]] = {
     "bf16dots": ({"+avx512bf16", "+avx512f"}, {"+neon", "+bf16"}),
@@ -121,13 +121,19 @@ def host() -> Target:
 
 
 def _arm_features() -> dict[str, bool]:
-    """What LLVM does not find out about a 64-bit ARM; nothing elsewhere."""
+    """What LLVM does not find out about a 64-bit ARM; nothing elsewhere.
+
+    Without SVE: on most machines its vectors are no wider than NEON's, and LLVM 22 ends the process at a load of some lanes of
+    bf16 where it may use SVE.
+    """
     if not llvm.get_process_triple().startswith(("aarch64", "arm64")):
         return {}
     if sys.platform == "darwin":
-        return {"neon": True, **{name: _sysctl(f"hw.optional.arm.FEAT_{flag}") for flag, name in _SYSCTLS.items()}}
-    said = [line for line in _CPUINFO.read_text().splitlines() if line.startswith("Features")] if _CPUINFO.exists() else []
-    return {"neon": True, **{name: bool(said) and flag in said[0].split() for flag, name in _HWCAPS.items()}}
+        found = {name: _sysctl(f"hw.optional.arm.FEAT_{flag}") for flag, name in _SYSCTLS.items()}
+    else:
+        said = [line for line in _CPUINFO.read_text().splitlines() if line.startswith("Features")] if _CPUINFO.exists() else []
+        found = {name: bool(said) and flag in said[0].split() for flag, name in _HWCAPS.items()}
+    return {"neon": True, "sve": False, **found}
 
 
 def _sysctl(name: str) -> bool:

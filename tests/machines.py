@@ -63,4 +63,4 @@ def _elsewhere(target: Target, set_attribute: Callable[[object, str, object], No
     set_attribute(llvm, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
     set_attribute(targets, "_arm_features", dict)
     set_attribute(jit, "load", emulator.load)
-    return llvm.FeatureMap({feature[1:]: True for feature in target.features.split(",")})
+    return llvm.FeatureMap({feature[1:]: feature[0] == "+" for feature in target.features.split(",")})

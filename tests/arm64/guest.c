@@ -19,10 +19,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, PAGES = 1 << 20, LIBRARIES = 1 << 14 };
+enum { PAGE = 4096, PAGES = 1 << 19, SLOTS = 2 * PAGES, LIBRARIES = 1 << 14 };
 
 static char *pages[PAGES], *before[PAGES]; /* those that are here, and what they were where code has written to them */
-static int count;
+static int count, numbers[SLOTS], slots[PAGES]; /* a table of the numbers of pages, from 1 on, and where each is in it */
 static volatile int busy;
 static void (*entries[LIBRARIES])(void *);
 
@@ -53,11 +53,14 @@ static void say(char what, int64_t value) {
     out(&value, sizeof value);
 }
 
-static int find(char *page) {
-    for (int i = count - 1; i >= 0; i--)
-        if (pages[i] == page) return i;
-    return -1;
+/* Where a page is in the table, or would be. */
+static int slot_of(char *page) {
+    int at = (uintptr_t)page / PAGE % SLOTS;
+    while (numbers[at] && pages[numbers[at] - 1] != page) at = (at + 1) % SLOTS;
+    return at;
 }
+
+static int find(char *page) { return numbers[slot_of(page)] - 1; }
 
 static void die(const char *why, void *at) {
     fprintf(stderr, "%s at %p\n", why, at);
@@ -77,11 +80,17 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
             static char given[PAGE];
             in(given, PAGE);
             if (find(next) >= 0) continue;
-            void *here = mmap(next, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            /* filled elsewhere: other threads must not see a page before its contents */
+            char *filled = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            memcpy(filled, given, PAGE);
+            mprotect(filled, PAGE, PROT_READ);
+            void *here = mmap(next, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (here != next || count == PAGES) die("the emulator needs an address that it uses itself,", next);
-            memcpy(next, given, PAGE);
-            mprotect(next, PAGE, PROT_READ);
-            pages[count++] = next;
+            if (mremap(filled, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, next) != next) die("no page moves", next);
+            pages[count] = next;
+            slots[count] = slot_of(next);
+            numbers[slots[count]] = count + 1;
+            count++;
         }
     } else if (!before[known]) { /* or another thread has been here first */
         before[known] = malloc(PAGE);
@@ -106,6 +115,7 @@ static void give_back(void) {
         before[i] = NULL;
         munmap(pages[i], PAGE);
     }
+    for (int i = 0; i < count; i++) numbers[slots[i]] = 0;
     count = 0;
 }
 
