@@ -20,6 +20,7 @@ from gossamer.runtime.jit import Code
 _COMPILER, _QEMU, _ROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 _NO_ZVA = "GLIBC_TUNABLES=glibc.cpu.name=kunpeng920"
 """Has the C library do without the instruction `dc zva`, after whose faults qemu 7.2 goes on at a wrong place."""
+_NO_SPINNING = "OMP_WAIT_POLICY=passive"
 _PAGE, _AT_ONCE = 4096, 64 << 10
 _lock = threading.Lock()
 
@@ -65,7 +66,7 @@ class _Guest:
         libraries = ["-lgomp", "-lm", "-ldl"]
         source = Path(__file__).with_name("guest.c")
         subprocess.run([_COMPILER, "-O2", "-o", program, source, "-Wl,--no-as-needed", *libraries], check=True)
-        emulator = [_QEMU, "-cpu", "max,sve=off", "-L", _ROOT, "-E", _NO_ZVA, program]
+        emulator = [_QEMU, "-cpu", "max,sve=off", "-L", _ROOT, "-E", _NO_ZVA, "-E", _NO_SPINNING, program]
         self.process = subprocess.Popen(emulator, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         atexit.register(self.process.kill)
         self.libc = ctypes.CDLL(None, use_errno=True)

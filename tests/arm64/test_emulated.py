@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(emulator.missing() is not None, reason=str(emula
 ARM = replace(Target.named("neoverse-v1"), level=1)
 SCHEDULES = {"broadcast": None, "rowpairs": None, "block": (4, 2), "blockvec": (4, 4)}
 """The schedules of floats that NEON has, and the blocks of their weights."""
-TOKENS = {1: 0.5, 2: 0.1, 3: 1.0, 5: 0.3, 15: 0.0, 16: 0.3, 33: 0.1, 47: 0.5, 70: 0.3, 0: 0.3}
+TOKENS = {1: 0.5, 2: 0.1, 3: 1.0, 4: 0.3, 5: 0.3, 9: 0.2, 15: 0.0, 16: 0.3, 33: 0.1, 47: 0.5, 64: 0.3, 70: 0.3, 0: 0.3}
 """Numbers of tokens, and densities: no vector, one, several, and what is left over; weights of zeros."""
 
 
@@ -47,11 +47,10 @@ def run(kernel: RegionKernel, x: Tensor, w: Tensor, extras: list[Tensor], rows: 
     return out
 
 
-@pytest.mark.parametrize("shape", [Region(17, 31), Region(70, 101, epilogue=("bias", "gelu"))], ids=["17x31", "70x101"])
 @pytest.mark.parametrize("element", ["f32", "f64", "bf16", "f16"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_products_equal_those_in_f64(schedule: str, element: str, shape: Region) -> None:
-    region = replace(shape, element=element, block=SCHEDULES[schedule])
+def test_products_equal_those_in_f64(schedule: str, element: str) -> None:
+    region = Region(70, 101, element, ("bias", "gelu"), block=SCHEDULES[schedule])
     kernel = compile_kernel.compile_region(region.text(), schedule=schedule, target=ARM)
     assert kernel.schedule == schedule
     for number, (tokens, density) in enumerate(TOKENS.items()):
@@ -60,12 +59,11 @@ def test_products_equal_those_in_f64(schedule: str, element: str, shape: Region)
         assert_near(run(kernel, x, w, extras, region.m), region.reference(x, w, extras))
 
 
-@pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
-def test_dot_products_of_bf16_equal_products_in_f64(density: float) -> None:
-    region = Region(70, 101, "bf16", ("bias", "gelu"), density=density)
+def test_dot_products_of_bf16_equal_products_in_f64() -> None:
+    region = Region(70, 101, "bf16", ("bias", "gelu"))
     kernel = compile_kernel.compile_region(region.text(), schedule="pairs", target=ARM)
     assert isinstance(kernel.formats[1], Pairs)
-    for tokens in TOKENS:
+    for tokens, density in TOKENS.items():
         x, w, extras = region.operands(tokens, density)
         assert_near(run(kernel, x, w, extras, region.m), region.reference(x, w, extras))
 
@@ -85,7 +83,7 @@ def test_sums_of_bytes_are_exact(name: str, block: int) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_nan_stays_in_its_token(schedule: str) -> None:
-    region = Region(40, 64, block=SCHEDULES[schedule])
+    region = Region(17, 31, block=SCHEDULES[schedule])
     kernel = compile_kernel.compile_region(region.text(), schedule=schedule, target=ARM)
     x, w, _ = region.operands(21)
     w[:, 5] = 1
