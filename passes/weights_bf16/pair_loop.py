@@ -34,10 +34,10 @@ class PairRows(InnerLoop):
     def _pair(self, origin: ir.Value, pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums + two values of the weight * their columns of x."""
         at, element = arith.muli(pair, index(2)), ir.MemRefType(self.values.type).element_type
-        ks = [arith.addi(origin, load_index(self.coordinates, arith.addi(at, index(i)))) for i in (0, 1)]
+        first, second = (arith.addi(origin, load_index(self.coordinates, arith.addi(at, index(i)))) for i in (0, 1))
         lanes = self.vec.shape[0]
         weights = in_all_lanes(vector.load(vector_of(2, element), self.values, [at]), lanes)
-        found = pairs_of(self.packed, range(self.vectors), *ks, lanes)
+        found = pairs_of(self.packed, range(self.vectors), first, second, lanes)
         return [_dot(total, weights, x) for total, x in zip(sums, found, strict=True)]
 
 

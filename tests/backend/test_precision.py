@@ -12,7 +12,9 @@ from gossamer.passes.schedules.cost_model import predict
 from gossamer.runtime.target import host
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
-needs_dot = pytest.mark.skipif("bf16dots" not in host().instructions, reason="this machine has no AVX512-BF16")
+needs_dot = pytest.mark.skipif(
+    host().vector_bits < 512 or "bf16dots" not in host().instructions, reason="this machine has no AVX512-BF16"
+)
 
 
 @pytest.fixture(autouse=True)
