@@ -59,6 +59,16 @@ def test_products_equal_those_in_f64(schedule: str, element: str) -> None:
         assert_near(run(kernel, x, w, extras, region.m), region.reference(x, w, extras))
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_shapes_may_be_as_odd_as_they_like(schedule: str) -> None:
+    for m, k in ((1, 1), (17, 31), (1, 200), (199, 1)):
+        region = Region(m, k, block=SCHEDULES[schedule])
+        kernel = compile_kernel.compile_region(region.text(), schedule=schedule, target=ARM)
+        for tokens in (1, 13, 64):
+            x, w, extras = region.operands(tokens)
+            assert_near(run(kernel, x, w, extras, m), region.reference(x, w, extras))
+
+
 def test_dot_products_of_bf16_equal_products_in_f64() -> None:
     region = Region(70, 101, "bf16", ("bias", "gelu"))
     kernel = compile_kernel.compile_region(region.text(), schedule="pairs", target=ARM)
