@@ -5,7 +5,7 @@ PYTHON ?= python3
 # The CPU build; a bare `torch` may bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo examples test smoke lit bench gpu-bundle gpu-travel lint types docs report-size clean
+.PHONY: help demo examples test arm64 smoke lit bench gpu-bundle gpu-travel lint types docs report-size clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -49,6 +49,13 @@ test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
 	$(PYTEST) -n auto --dist worksteal $(FULLY)
 	printf '%s\n' $(MACHINES) | xargs -P 0 -I {} $(PYTEST) --llvm-level 0 --machine {} $(DECIDES)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/lit --quiet tests/lit
+
+# Kernels for these processors run in an emulator. Without its packages (docs/arm64.md) the tests are skipped.
+ARM64 := tests/arm64 tests/test_smoke.py tests/backend/test_quantized.py \
+  $(patsubst %,tests/sparsity/test_%.py,kernels rows_schedule dots_schedule segments points)
+arm64: $(BIN)/gossamer-opt  ## tests of the kernels for 64-bit ARM, in an emulator
+	$(PYTEST) --llvm-level 1 --machine neoverse-n1 $(ARM64)
+	$(PYTEST) --llvm-level 1 --machine neoverse-v1 $(ARM64) tests/sparsity/test_bf16.py
 
 smoke: $(BIN)/gossamer-opt  ## seconds: does it compile anything at all
 	$(BIN)/python -m pytest tests/test_smoke.py

@@ -3,6 +3,7 @@
 import ctypes
 import glob
 import os
+import re
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,10 @@ from gossamer.runtime.target import Target, initialize
 
 # llvmlite's LLVM keeps global state while it parses and optimises.
 _LLVM = threading.Lock()
+
+_OPENMP = re.compile(r".*/lib[gi]?omp[-.\d].*")
+"""GNU's, Intel's, and LLVM's on macOS. Not every "omp" is one: a library that drags in all of torch would hide the symbols of
+others, MKL's for one."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,6 @@ def _bind_libraries() -> None:
         return
     import torch
 
-    # Not every "omp" is one: a library that drags in all of torch would hide the symbols of others, MKL's for one.
-    for library in glob.glob(os.path.join(os.path.dirname(torch.__file__), "lib", "lib[gi]omp*")):
+    for library in filter(_OPENMP.fullmatch, glob.glob(os.path.join(os.path.dirname(torch.__file__), "lib", "*omp*"))):
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         llvm.load_library_permanently(library)

@@ -1,7 +1,11 @@
-"""The machines that kernels are compiled for: LLVM triple, CPU, features, and the width of a vector."""
+"""The machines that kernels are compiled for: LLVM triple, CPU, features, and the width of a vector.
+
+All else follows from the features, whatever the architecture: the width of vectors, and what schedules ask for by what it
+does, such as dot products of bytes.
+"""
 
 import ctypes
-import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,14 +17,34 @@ import llvmlite.binding as llvm
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.settings import LLVM_LEVEL
 
-_AMX = "+avx512f,+avx512bf16,+avx512vbmi,+avx512vbmi2,+amx-tile,+amx-bf16,+amx-int8"
+_X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+_AVX512 = "+avx2,+avx512f,+avx512vl"
+_AMX = f"{_AVX512},+avx512bf16,+avx512vbmi,+avx512vbmi2,+amx-tile,+amx-bf16,+amx-int8"
 _WITH_TILES = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"})
 _NAMED = {
-    "avx2": ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
-    "avx512": ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
-    "amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", _AMX, 512),
-    "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon", 128),
+    "avx2": (_X86, "x86-64-v3", "+avx2", 256),
+    "avx512": (_X86, "x86-64-v4", _AVX512, 512),
+    "amx": (_X86, "sapphirerapids", _AMX, 512),
+    "neon": (_ARM, "generic", "+neon", 128),
+    "neoverse-n1": (_ARM, "neoverse-n1", "+neon,+dotprod", 128),
+    "neoverse-v1": (_ARM, "neoverse-v1", "+neon,+dotprod,+bf16,-sve", 128),
+    "apple-m1": ("arm64-apple-macosx", "apple-m1", "+neon,+dotprod", 128),
 }
+_WIDTHS = {512: ("avx512f", "avx512vl", "avx512bw"), 256: ("avx2", "fma"), 128: ()}
+"""The widest vectors that kernels use, by the features that they need."""
+
+_INSTRUCTIONS: dict[str, tuple[set[str], ...]] = {
+    "bf16dots": ({"+avx512bf16", "+avx512f"}, {"+neon", "+bf16"}),
+    "bytedots": ({"+avx512vnni", "+avx512vl"}, {"+avxvnni"}, {"+dotprod"}),
+    "avx512vbmi": ({"+avx512vbmi"},),
+    "avx512vbmi2": ({"+avx512vbmi2"},),
+    "amx": ({"+amx-bf16", "+amx-tile"},),
+    "amxint8": ({"+amx-int8", "+amx-tile"},),
+}
+_HWCAPS = {"asimddp": "dotprod", "bf16": "bf16", "i8mm": "i8mm", "asimdhp": "fullfp16"}
+"""Features of LLVM by what Linux calls them on ARM (Documentation/arch/arm64/elf_hwcaps.rst)."""
+_SYSCTLS = {"DotProd": "dotprod", "BF16": "bf16", "I8MM": "i8mm", "FP16": "fullfp16"}
+"""The same by what macOS calls them, after hw.optional.arm.FEAT_."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +60,7 @@ class Target:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """One of `avx2`, `avx512`, `amx`, `neon`, for cross-compilation. OptionError for another name."""
+        """A target of the table above, for cross-compilation. OptionError for another name."""
         if name not in _NAMED:
             raise OptionError(f"unknown target {name!r}, there are {', '.join(_NAMED)}")
         return cls(*_NAMED[name])
@@ -45,11 +69,13 @@ class Target:
     def runs_here(self) -> bool:
         """Whether this machine can run the target's code."""
         here = host()
-        needed = {256: {"+avx2"}, 512: {"+avx2", "+avx512vl"}}.get(self.vector_bits, set())
-        if self.cpu == "sapphirerapids":
-            needed = needed | {"+amx-bf16", "+amx-int8"}
-        same_architecture = self.triple.split("-")[0] == here.triple.split("-")[0]
-        return same_architecture and needed <= set(here.features.split(","))
+        needed = {feature for feature in self.features.split(",") if feature.startswith("+")}
+        return self.architecture == here.architecture and needed <= set(here.features.split(","))
+
+    @property
+    def architecture(self) -> str:
+        """As LLVM calls it; "aarch64" under both of its names."""
+        return self.triple.split("-")[0].replace("arm64", "aarch64")
 
     @property
     def rounds_to_bf16(self) -> bool:
@@ -58,19 +84,11 @@ class Target:
 
     @property
     def instructions(self) -> frozenset[str]:
-        """Those that schedules ask for: "avx512bf16", dot products of bf16, "avx512vbmi", which looks bytes up,
-        "avx512vbmi2", which expands elements of 8 and 16 bits, "vnni", dot products of bytes, "amx", products of tiles of
-        bf16, and "amxint8", those of bytes."""
-        asked = {
-            "avx512bf16": {"+avx512bf16", "+avx512f"},
-            "avx512vbmi": {"+avx512vbmi"},
-            "avx512vbmi2": {"+avx512vbmi2"},
-            "amx": {"+amx-bf16", "+amx-tile"},
-            "amxint8": {"+amx-int8", "+amx-tile"},
-        }
+        """Those that schedules ask for: "bf16dots", dot products of bf16, "bytedots", those of bytes, "avx512vbmi", which
+        looks bytes up, "avx512vbmi2", which expands elements of 8 and 16 bits, "amx", products of tiles of bf16, and
+        "amxint8", those of bytes."""
         here = set(self.features.split(","))
-        found = frozenset(name for name, needed in asked.items() if needed <= here)
-        return found | {"vnni"} if {"+avx512vnni", "+avx512vl"} <= here or "+avxvnni" in here else found
+        return frozenset(name for name, ways in _INSTRUCTIONS.items() if any(needed <= here for needed in ways))
 
     @property
     def gathers(self) -> bool:
@@ -94,16 +112,35 @@ def host() -> Target:
     """This machine."""
     initialize()
     features = llvm.get_host_cpu_features()
+    features.update(_arm_features())
     if features.get("amx-tile") and not _may_use_tiles():
         features.update({name: False for name in features if name.startswith("amx")})
-    if platform.machine() in ("aarch64", "arm64"):
-        bits = 128
-    elif features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"):
-        bits = 512
-    else:
-        bits = 256 if features.get("avx2") and features.get("fma") else 128
+    bits = next(bits for bits, needed in _WIDTHS.items() if all(features.get(name) for name in needed))
     cpu = _unmasked(llvm.get_host_cpu_name(), features)
     return Target(llvm.get_process_triple(), cpu, features.flatten(), bits, LLVM_LEVEL.get())
+
+
+def _arm_features() -> dict[str, bool]:
+    """What LLVM does not find out about a 64-bit ARM; nothing elsewhere.
+
+    Without SVE: on most machines its vectors are no wider than NEON's, and LLVM 22 ends the process at a load of some lanes of
+    bf16 where it may use SVE.
+    """
+    if not llvm.get_process_triple().startswith(("aarch64", "arm64")):
+        return {}
+    if sys.platform == "darwin":
+        found = {name: _sysctl(f"hw.optional.arm.FEAT_{flag}") for flag, name in _SYSCTLS.items()}
+    else:
+        said = [line for line in _CPUINFO.read_text().splitlines() if line.startswith("Features")] if _CPUINFO.exists() else []
+        found = {name: bool(said) and flag in said[0].split() for flag, name in _HWCAPS.items()}
+    return {"neon": True, "sve": False, **found}
+
+
+def _sysctl(name: str) -> bool:
+    """A number that macOS knows, other than 0."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    found = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return found == 0 and value.value != 0
 
 
 def _unmasked(cpu: str, features: Mapping[str, bool]) -> str:
@@ -128,6 +165,7 @@ define <8 x float> @gather(ptr %x, <8 x i32> %at) {
 }
 declare <8 x float> @llvm.masked.gather.v8f32.v8p0(<8 x ptr>, i32, <8 x i1>, <8 x float>)
 """
+_CPUINFO = Path("/proc/cpuinfo")
 _GUARDS = Path("/sys/devices/system/cpu/vulnerabilities/gather_data_sampling")
 
 

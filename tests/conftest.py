@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gossamer.runtime.versions import compiler
+from tests.arm64 import emulator
 from tests.machines import MACHINES, pretend
 
 _CACHE = "GOSSAMER_CACHE_DIR"
@@ -32,6 +33,14 @@ settings.load_profile("any machine")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--machine", choices=[*MACHINES], help="pretend to be another machine (tests/machines.py)")
     parser.addoption("--llvm-level", choices="0123", help="how much LLVM optimises kernels: 0 compiles fastest (default 3)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without an emulator nothing runs as on another architecture."""
+    name = config.getoption("--machine")
+    if name and MACHINES[name].target is not None and (reason := emulator.missing()):
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:
@@ -71,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(cache.cleanup)
         _keep_machine_code(config, Path(cache.name))
         config.add_cleanup(patch.undo)
-    if name := config.getoption("--machine"):
+    if (name := config.getoption("--machine")) and (MACHINES[name].target is None or emulator.missing() is None):
         patch = pytest.MonkeyPatch()
         pretend(MACHINES[name], Path(tempfile.mkdtemp(dir=os.environ[_CACHE])), patch.setattr)
         config.add_cleanup(patch.undo)

@@ -10,6 +10,7 @@ from gossamer.backend.convolution.convolution import Convolution
 from gossamer.backend.regions.cost import matrix_of
 from gossamer.dialects.window import Sizes, Window
 from gossamer.passes.framework.family import Matrix
+from gossamer.passes.framework.registers import registers
 
 _COLUMNS = 3  # of taps that have phases of their own, at most
 _NEAR = 0.9  # of the nearest cache that x may fill
@@ -99,7 +100,7 @@ def _vectors(needed: int, bits: int, pointwise: bool) -> int:
 
     Many vectors of a k x k window would have a block of few channels.
     """
-    most = _most_vectors(bits) if pointwise else 8 if bits == 512 else 4
+    most = _most_vectors(bits) if pointwise else registers(bits) // 4
     if needed <= most:
         return needed if needed < 3 or pointwise else max(4, needed)
     if pointwise:
@@ -110,7 +111,7 @@ def _vectors(needed: int, bits: int, pointwise: bool) -> int:
 
 def _most_vectors(bits: int) -> int:
     """Those of sums that registers hold beside what they are made of."""
-    return ((32 if bits == 512 else 16) - 6) // 2
+    return (registers(bits) - 6) // 2
 
 
 def _nonzero_cycles(bits: int, pointwise: bool, aligned: bool) -> _Nonzero:

@@ -90,7 +90,7 @@ def _recorded(record: str, _directory: Path | None, _loaded: int) -> Machine:
     here = host()
     bf16 = 4.7 if "amx" in here.instructions else 2.0 if here.rounds_to_bf16 else 1.0
     f16 = 4.7 if "+avx512fp16" in here.features.split(",") else 0.25  # without it torch converts number by number
-    i8 = 8.0 if "+amx-int8" in here.features.split(",") else 4.0 if "vnni" in here.instructions else 1.5
+    i8 = 8.0 if "+amx-int8" in here.features.split(",") else 4.0 if "bytedots" in here.instructions else 1.5
     usual, found = Machine.usual(here.vector_bits, 1 if here.cpu == "znver4" else 2, bf16, f16, i8), records.read(record)
     if found is None:
         return usual

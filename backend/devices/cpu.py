@@ -23,7 +23,7 @@ _COPY_GBS = 5.0
 _RENEWAL_CALL_US, _RENEWAL_US = 100.0, 1.2e-3
 """Microseconds to see that a weight has changed, and to evaluate, compare and gather one of its elements."""
 
-_BF16_PRODUCTS = frozenset({"avx512bf16", "amx"})
+_BF16_PRODUCTS = frozenset({"bf16dots", "amx"})
 
 _predict = lru_cache(maxsize=1024)(cost_model.predict)  # layers of one shape are asked about again and again
 

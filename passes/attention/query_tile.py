@@ -15,6 +15,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.dialects.attention import TILE_QUERIES
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.vectors import in_all_lanes, index, loop, mask_of, transpose, vector_of, zeros
 
 
@@ -66,8 +67,7 @@ class QueryTile:
         self.size, self.lanes = size, bits // 32
         self.vectors = TILE_QUERIES // self.lanes
         self.vec = vector_of(self.lanes, ir.F32Type.get())
-        registers = 32 if bits >= 512 else 16
-        self.at_once = registers // 2 // self.vectors  # rows whose sums share the loads of the tile
+        self.at_once = registers(bits) // 2 // self.vectors  # rows whose sums share the loads of the tile
         self.padded = -(-size // self.lanes) * self.lanes
 
     def memory(self, rows: int) -> ir.MemRefType:

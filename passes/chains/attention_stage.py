@@ -19,6 +19,7 @@ from gossamer.dialects.kernel import integers
 from gossamer.passes.chains.frame import Frame
 from gossamer.passes.chains.stages import emit_transposed
 from gossamer.passes.codegen.online_softmax import inverse, larger, lowest, power
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.vectors import index, loop, splat_of, vector_of, widened, zeros
 
 _KEYS = 4  # keys, or features of the values, that share the loads of a vector of queries
@@ -67,8 +68,7 @@ class Attention:
         self.causal, self.key_mask = (ir.BoolAttr(a).value for a in (op.causal, op.key_mask))
         self.vectors = range(frame.vectors)
         self.start = zeros(frame.vec)
-        # 32 registers hold 4 x 4 sums, the 16 of AVX2 half as many.
-        self.keys_at_once = min(_KEYS if frame.lanes * 32 != 256 else 2, frame.lanes)
+        self.keys_at_once = min(_KEYS, registers(frame.lanes * 32) // 8, frame.lanes)  # 32 registers hold 4 x 4 sums
 
     def emit(self, first: ir.Value, valid: ir.Value) -> None:
         """Heads [low, high) for the tile's tokens, whose masks are from row `first` on."""

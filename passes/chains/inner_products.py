@@ -13,16 +13,14 @@ from torch_mlir import ir
 from torch_mlir.dialects import memref, scf, vector
 
 from gossamer.passes.chains.frame import Frame
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.vectors import byte_width, index, rolled, widened, zeros
-
-_REGISTERS = {512: 16}
-"""Sums in registers, by the bits of a vector; half of all registers."""
 
 
 def features_at_once(frame: Frame) -> int:
     """Features of which the sums for a tile of tokens are in registers, a power of 2: whole numbers of them are a vector."""
     bits = frame.lanes * 8 * byte_width(frame.vec.element_type)
-    return 1 << (max(1, _REGISTERS.get(bits, 8) // frame.vectors).bit_length() - 1)
+    return 1 << (max(1, registers(bits) // 2 // frame.vectors).bit_length() - 1)
 
 
 def emit_inner(op: Any, features: Sequence[ir.Value], frame: Frame) -> list[ir.Value]:

@@ -24,7 +24,7 @@ from gossamer.passes.chains.plan_chain import columns, inner_products, is_quanti
 from gossamer.passes.loops.epilogue import on_lanes
 from gossamer.passes.loops.queries import defining, dims
 from gossamer.passes.loops.vectors import index, loop, narrowed, splat_of, vector_of, widened, zeros
-from gossamer.passes.weights_int8.byte_products import plus_128
+from gossamer.passes.weights_int8.byte_products import as_multiplied
 
 _QUAD = 4
 
@@ -111,7 +111,7 @@ def _line(quad: list[ir.Value]) -> ir.Value:
     for i, byte in enumerate(quad):
         place = vector.broadcast(words, arith.constant(words.element_type, 8 * i))
         line = arith.ori(line, arith.shli(arith.extui(words, byte), place))
-    return plus_128(vector.bitcast(vector_of(_QUAD * lanes, ir.IntegerType.get_signless(8)), line))
+    return as_multiplied(vector.bitcast(vector_of(_QUAD * lanes, ir.IntegerType.get_signless(8)), line), lanes)
 
 
 def _joined(op: Any, vec: ir.VectorType, value: ir.Value) -> tuple[ir.Value, Join]:

@@ -107,13 +107,13 @@ def emit_pack_rounded(target: Rounded, frame: Frame, first: ir.Value, valid: ir.
     (source,), rounded = frame.outside[target.value], frame.buffers[target]
     size, last = columns(target), arith.subi(arith.addi(first, valid), index(1))
     pack = {"columns": transpose_columns, "lines": pack_lines}[target.layout]
-    pack(source, rounded, index(size), first, last, -(-size // LINE) * LINE, frame.vectors)
+    pack(source, rounded, index(size), first, last, -(-size // LINE) * LINE, frame.vectors, frame.lanes)
 
 
 def emit_round(target: Rounded, frame: Frame) -> None:
     """A value of the tile in bf16."""
     round_ = {"columns": round_columns, "lines": round_lines, "rows": round_rows}[target.layout]
-    round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors)
+    round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors, frame.lanes)
 
 
 def emit_product(

@@ -18,13 +18,13 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import affine_maps
 from gossamer.dialects.open_ops import GatherRowsOp
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.epilogue import check_elements
 from gossamer.passes.loops.queries import all_ops, dims, walk
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import byte_width
 
 _LARGE = 32 << 10  # bytes of a first-level cache; a larger one has room for what is needed soon
-_VECTORS = 16  # sums in registers, half of those of AVX-512: 256 columns of f32 in one pass over the entries
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GatherRows:
         check_elements(contract)
         scalars = Scalars(ir.RankedTensorType(contract.rhs.type).element_type)
         lanes = self.bits // (byte_width(scalars.wide) * 8)
-        vectors = _VECTORS if self.bits >= 512 else _VECTORS // 2
+        vectors = registers(self.bits) // 2  # with AVX-512 256 columns of f32 in one pass over the entries
         with ir.InsertionPoint(contract), contract.location:
             scheduled = GatherRowsOp(
                 contract.lhs, contract.rhs, _i64(lanes), _i64(vectors), _i64(1 if self.l1d > _LARGE else 2),

@@ -14,6 +14,7 @@ from torch_mlir import ir
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import affine_maps
 from gossamer.dialects.open_ops import TallProductOp
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.queries import all_ops, dims, filled_with, iterator_types, walk
 from gossamer.passes.loops.vectors import byte_width
 
@@ -41,7 +42,7 @@ class MultiplyTall:
             raise CompileError(f"the tall schedule computes dense x dense in f32 or f64, not {op.name} at {op.location}")
         x, w, _ = op.operands
         lanes = self.bits // (byte_width(ir.RankedTensorType(x.type).element_type) * 8)
-        vectors = 4 if self.bits >= 512 else 2  # with as many sums for each of a few rows, all in registers
+        vectors = registers(self.bits) // 8  # with as many sums for each of a few rows, all in registers
         with ir.InsertionPoint(op), op.location:
             scheduled = TallProductOp(x, w, _i64(lanes), _i64(vectors), result=op.results[0].type)
         op.results[0].replace_all_uses_with(scheduled.result)

@@ -18,7 +18,7 @@ from gossamer.dialects.format import Format
 from gossamer.passes.loops.queries import all_ops, dims, walk
 from gossamer.passes.loops.scalars import Scalars
 
-_TOGETHER = 4  # a power of two: independent chains of multiply-adds, and few enough that short rows fill them
+_TOGETHER = 4  # a power of two: independent chains of multiply-adds, few enough that short rows fill them
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,6 @@ class SampleRows:
                 raise CompileError(f"the dots schedule reads along the last dimension, not by {read.attributes['map']}")
         wide = ir.FloatType(Scalars(pattern.element_type).wide)
         i64 = ir.IntegerType.get_signless(64)
-        op.attributes["lanes"] = ir.IntegerAttr.get(i64, self.bits // wide.width)
-        op.attributes["together"] = ir.IntegerAttr.get(i64, _TOGETHER)
+        lanes = self.bits // wide.width
+        op.attributes["lanes"] = ir.IntegerAttr.get(i64, lanes)
+        op.attributes["together"] = ir.IntegerAttr.get(i64, min(_TOGETHER, lanes))

@@ -82,7 +82,7 @@ class ExpertProduct:
         self.top, self.turned = ir.IntegerAttr(op.top).value, bool(ir.IntegerAttr(op.turned).value)
         self.lanes, self.vec = self.stored.lanes, self.stored.vec
         self.few = few_turned.SLOTS if self.turned else few_slots.slots_at_once(bits)
-        self.width, self.few_rows = panels.VECTORS[bits] * self.lanes, _FEW_ROWS[self.turned]
+        self.width, self.few_rows = panels.vectors_of(bits) * self.lanes, _FEW_ROWS[self.turned]
         self.scratch = 4 * max(self.width * (SLOTS + max(panels.HEIGHTS)), self.few_rows * max(self.few))
 
     @property

@@ -81,7 +81,7 @@ class _Outer:
         self.stored: Floats = (Pairs if ir.IntegerAttr(op.dots).value else Floats)(bits // 32, element)
         self.lanes, self.vec, self.pair = self.stored.lanes, self.stored.vec, self.stored.pair
         self.kind = vector_of(self.lanes, element)
-        self.width = panels.VECTORS[bits] * self.lanes
+        self.width = panels.vectors_of(bits) * self.lanes
         self.panel_bytes, self.left_bytes = 4 * _DEPTH * self.width, 4 * _DEPTH * _LEFT
         self.before_sums = self.panel_bytes * (_COLUMNS // self.width) + self.left_bytes
         self.sum_kind = ir.MemRefType.get([_ROWS + max(panels.HEIGHTS), _COLUMNS], ir.F32Type.get())

@@ -12,12 +12,16 @@ from torch_mlir import ir
 from torch_mlir.dialects import memref, scf, vector
 
 from gossamer.passes.experts.stored_weights import Floats
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.vectors import index, loop
 
 HEIGHTS = (6, 4, 2)
 """Rows of sums there are functions for."""
-VECTORS = {512: 4, 256: 2, 128: 2}
-"""Of a line of a panel, by the bits of vectors: 24 sums in 32 registers, 12 in the 16 of AVX2."""
+
+
+def vectors_of(bits: int) -> int:
+    """Those of a line of a panel: 24 sums in 32 registers, 12 in 16."""
+    return registers(bits) // 8
 
 
 def panel_at(workspace: ir.Value, offset: ir.Value, depth: int, width: int) -> ir.Value:

@@ -33,7 +33,7 @@ class Matrix:
     nm             (n, m) where of every m aligned neighbours along K at most n are nonzero
     vnm            (v, n, m) where of every m aligned neighbours along K n are nonzero at most, and 4 in v aligned rows together
     skew           nonzeros of the longest row over the mean of all rows, rounded up; 1 where all rows have equally many
-    features       instructions of the target that not all have: "avx512bf16", "avx512vbmi", "avx512vbmi2", "vnni", "amx",
+    features       instructions of the target that not all have: "bf16dots", "avx512vbmi", "avx512vbmi2", "bytedots", "amx",
                    "amxint8"
     l1d            bytes of the target's first-level data cache
     groups         bits of the integers that each 16 aligned neighbours along K are, and of the scale that they have; None where

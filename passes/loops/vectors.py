@@ -85,12 +85,12 @@ def narrowed(value: ir.Value, to: ir.Type) -> ir.Value:
     return value if value.type == to else arith.truncf(to, value)
 
 
-def in_all_lanes(pair: ir.Value) -> ir.Value:
-    """Sixteen times a pair of bf16, as a vector of 512 bits."""
+def in_all_lanes(pair: ir.Value, lanes: int = 16) -> ir.Value:
+    """So many times a pair of bf16, as a vector."""
     i32 = ir.IntegerType.get_signless(32)
     word = vector.extract(vector.bitcast(vector_of(1, i32), pair), [], [0])
-    line = vector_of(32, ir.VectorType(pair.type).element_type)
-    return vector.bitcast(line, vector.broadcast(vector_of(16, i32), word))
+    line = vector_of(2 * lanes, ir.VectorType(pair.type).element_type)
+    return vector.bitcast(line, vector.broadcast(vector_of(lanes, i32), word))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, math, memref, scf, vector
 
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, vector_of, zeros
 
 
@@ -29,10 +30,10 @@ class PairTile:
     @property
     def vectors(self) -> int:
         """The most vectors of columns at once."""
-        return 4 if self.bits >= 512 else 2
+        return registers(self.bits) // 8
 
     def rows(self, count: int) -> int:
-        """How many rows there are at once with `count` vectors: 32 registers with AVX-512, 16 without."""
+        """How many rows there are at once with `count` vectors."""
         return min(8, 8 * self.vectors // (count + 1))
 
     def width(self, columns: ir.Value) -> ir.Value:

@@ -20,6 +20,7 @@ from functools import partial
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import ends_of, first_row, parts_of
@@ -35,7 +36,6 @@ from gossamer.passes.loops.vectors import (
     zeros,
 )
 
-_PIECE = (4, 8)  # vectors of a tile that are held where its width is open: of a processor with 16 registers, and with 32
 _REST = 4  # a power of two: entries at once where a row has fewer than lanes left
 
 
@@ -58,7 +58,7 @@ class _Sample:
         packed = ir.MemRefType(self.x.type)
         self.lanes = bits // 8 // byte_width(packed.element_type)
         self.vec, self.placed = vector_of(self.lanes, packed.element_type), ir.MemRefType(self.y.type).rank == 2
-        self.vectors = _PIECE[bits == 512] if self.placed else packed.shape[2] // self.lanes
+        self.vectors = registers(bits) // 4 if self.placed else packed.shape[2] // self.lanes
 
     def lower(self) -> None:
         """Put loops in place of the op."""

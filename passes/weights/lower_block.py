@@ -26,6 +26,7 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Blocks, Packing
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.weights.block_loop import BlockRows
 from gossamer.passes.weights.row_groups import RowGroups, tokens_and_rows
@@ -38,8 +39,8 @@ _WIDE_PANEL = 192 << 10  # cache, with more of them to share a load the second-l
 
 
 def _vectors(matrix: Matrix) -> int:
-    """Vectors of tokens in a tile: AVX2 has 16 registers, other targets have 32."""
-    return 2 if matrix.bits == 256 else 4
+    """Vectors of tokens in a tile."""
+    return registers(matrix.bits) // 8
 
 
 def _storage(matrix: Matrix) -> Blocks | None:

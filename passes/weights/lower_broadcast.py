@@ -28,6 +28,7 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Padded
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
 from gossamer.passes.weights.padded_loop import RowsInFours
 from gossamer.passes.weights.row_groups import RowGroups
@@ -35,7 +36,7 @@ from gossamer.passes.weights.row_groups import RowGroups
 _COLUMNS = ((0.25, 256), (0.07, 384), (0.0, 768))  # columns of a block at most, for weights denser than this
 _IN_CHAINS = 4  # vectors of tokens of a tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_NONZERO = {0.5: 0.9, 1.0: 1.2, 2.0: 2.25}  # cycles by vectors of tokens
+_NONZERO = {0.5: 0.9, 1.0: 1.2, 2.0: 2.25, 4.0: 4.5, 8.0: 9.0}  # cycles by vectors of tokens; four and more not measured
 _ROW, _ELEMENT = 8.0, 0.4
 
 
@@ -46,18 +47,23 @@ def _storage(matrix: Matrix) -> Padded:
     return Padded(matrix.reduction, -(-matrix.columns // (16 * blocks)) * 16)
 
 
+def _vectors(matrix: Matrix) -> int:
+    """Vectors of tokens in a tile: of f32 as many tokens as there are registers."""
+    return 32 * registers(matrix.bits) // matrix.bits
+
+
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens]"""
-    return (2 * matrix.lanes,) if isinstance(stored, Padded) and stored.reduction == matrix.reduction else None
+    return (_vectors(matrix) * matrix.lanes,) if isinstance(stored, Padded) and stored.reduction == matrix.reduction else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Per tile of v vectors of tokens: c(v) a nonzero, of which a row gets 1.5 more in every block to fill up; 8 M blocks for
     starts and ends of rows; 0.4 (K + M) v L for the transposes of x and y."""
-    m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
+    m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     blocks = -(-k // _storage(matrix).columns)
-    full, left = divmod(tokens, 2 * lanes)
-    tiles = [2.0] * full + ([0.5 if 2 * left <= lanes else 1.0 if left <= lanes else 2.0] if left else [])
+    full, left = divmod(tokens, widest * lanes)
+    tiles = [float(widest)] * full + ([next(v for v in _NONZERO if left <= v * lanes)] if left else [])
     stored = matrix.nonzeros + 1.5 * m * blocks
     return sum(stored * _NONZERO[v] + _ROW * m * blocks + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
@@ -82,14 +88,14 @@ class LowerBroadcast:
 
 
 class _PaddedProduct(RowGroups):
-    """A product in tiles of one or two vectors of tokens, or half a vector of the last ones."""
+    """A product in tiles of a few vectors of tokens, or half a vector of the last ones."""
 
     half = True
 
     def __init__(self, op: Any) -> None:
         tile, lanes = integers(op.tile), lanes_of(op)
-        if tile not in ([lanes], [2 * lanes]):
-            raise CompileError(f"tile {tile} is not one or two vectors of {lanes} tokens")
+        if len(tile) != 1 or tile[0] not in (lanes, 2 * lanes, 4 * lanes, 8 * lanes):
+            raise CompileError(f"tile {tile} is not one, two, four or eight vectors of {lanes} tokens")
         super().__init__(op, (tile[0], _ROWS), 1, stored_of(op, Padded).columns, 1)
 
     def work_before(self, row: ir.Value) -> ir.Value:

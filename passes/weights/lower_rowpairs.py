@@ -26,6 +26,7 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, RowPairs
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, load_index, loop
 from gossamer.passes.weights.padded_loop import RowsInFours
@@ -56,8 +57,8 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _vectors(matrix: Matrix) -> int:
-    """Vectors of tokens in a tile: AVX2 has 16 registers, other targets have 32."""
-    return 2 if matrix.bits == 256 else 4
+    """Vectors of tokens in a tile."""
+    return registers(matrix.bits) // 8
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:

@@ -94,7 +94,7 @@ def lower_by_tiles(
     """Replace the product's op by calls for tiles of `tokens` tokens, `half` a vector for the last few if asked for;
     emit(tile) builds the body of a function."""
     lanes = product.lanes
-    sizes = [(v, lanes) for v in (4, 2, 1) if v * lanes <= tokens] + [(1, lanes // 2)] * (half and lanes > 2)
+    sizes = [(v, lanes) for v in (8, 4, 2, 1) if v * lanes <= tokens] + [(1, lanes // 2)] * (half and lanes > 2)
     with product.op.location:
         tiles = {v * n: product.function(f"tile{v * n}", partial(_fill, product, v, n, emit)) for v, n in sizes}
         product.by_tiles(tiles, workspace)

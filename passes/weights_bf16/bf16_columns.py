@@ -1,7 +1,7 @@
 """Columns of x in bf16, tokens in lanes: packed as lines of 32 tokens, and interleaved two by two for products of pairs.
 
 Interleaving works on 128 bits at a time, so packing puts the 32 tokens of a line in the order that makes two vectors of 16
-consecutive tokens of it.
+consecutive tokens of it. That is for the 16 lanes of AVX-512; the lines of NEON's 4 lanes have 8 tokens.
 """
 
 from torch_mlir import ir
@@ -14,77 +14,89 @@ LINE = 32
 """bf16 in a cache line."""
 
 _LANES = 16
-_ORDER = [_LANES * half + 4 * lane + t for lane in range(4) for half in (0, 1) for t in range(4)]  # of the tokens of a line
 
 
 def pack_columns(tile: TokenTile, packed: ir.Value, padded: int) -> None:
     """The tile's tokens of x, with zeros from column K on to column `padded`."""
     operands = tile.operands
     last = arith.subi(operands.memory.tokens, index(1))
-    transpose_columns(operands.x, packed, index(tile.product.K), operands.first, last, padded, tile.vectors)
+    columns = index(tile.product.K)
+    transpose_columns(operands.x, packed, columns, operands.first, last, padded, tile.vectors, tile.product.lanes)
 
 
 def transpose_columns(
-    source: ir.Value, packed: ir.Value, size: ir.Value, first: ir.Value, last: ir.Value, padded: int, vectors: int
+    source: ir.Value,
+    packed: ir.Value,
+    size: ir.Value,
+    first: ir.Value,
+    last: ir.Value,
+    padded: int,
+    vectors: int,
+    lanes: int = _LANES,
 ) -> None:
     """source[first + t, k] -> packed[k, place of t] for k < size, zeros for size <= k < padded (a multiple of 32).
 
     Tokens past the last one repeat it.
     """
     given, element = (ir.MemRefType(m.type).element_type for m in (source, packed))
-    read, line, word = vector_of(LINE, given), vector_of(LINE, element), ir.IntegerType.get_signless(32)
-    with loop(index(0), index(padded), index(LINE)) as columns:
+    count, word = 2 * lanes, ir.IntegerType.get_signless(32)
+    read, line = vector_of(count, given), vector_of(count, element)
+    with loop(index(0), index(padded), index(count)) as columns:
         k = columns.induction_variable
-        mask = mask_of(LINE, arith.subi(size, k))
+        mask = mask_of(count, arith.subi(size, k))
         for v in range(0, vectors, 2):
             halves = []
             for u in range(v, min(v + 2, vectors)):
-                tokens = [arith.addi(first, index(u * _LANES + t)) for t in range(_LANES)]
+                tokens = [arith.addi(first, index(u * lanes + t)) for t in range(lanes)]
                 places = [[arith.minui(token, last), k] for token in tokens]
                 found = [vector.maskedload(read, source, at, mask, zeros(read)) for at in places]
-                words = [vector.bitcast(vector_of(_LANES, word), narrowed(f, line)) for f in found]
+                words = [vector.bitcast(vector_of(lanes, word), narrowed(f, line)) for f in found]
                 halves.append([vector.bitcast(line, column) for column in transpose(words)])
-            for c in range(LINE):
-                column = vector.shuffle(halves[0][c // 2], halves[-1][c // 2], _places(len(halves), c % 2))
-                vector.store(column, packed, [arith.addi(k, index(c)), index(v * _LANES)])
+            for c in range(count):
+                column = vector.shuffle(halves[0][c // 2], halves[-1][c // 2], _places(len(halves), c % 2, lanes))
+                vector.store(column, packed, [arith.addi(k, index(c)), index(v * lanes)])
 
 
-def round_columns(source: ir.Value, packed: ir.Value, count: int, vectors: int) -> None:
+def round_columns(source: ir.Value, packed: ir.Value, count: int, vectors: int, lanes: int) -> None:
     """source[k, t] -> packed[k, place of t] for k < count: sums, tokens in lanes, as columns of bf16."""
-    read = vector_of(_LANES, ir.MemRefType(source.type).element_type)
+    read = vector_of(lanes, ir.MemRefType(source.type).element_type)
     with loop(index(0), index(count), index(1)) as columns:
         k = columns.induction_variable
-        store_column([vector.load(read, source, [k, index(v * _LANES)]) for v in range(vectors)], packed, k)
+        store_column([vector.load(read, source, [k, index(v * lanes)]) for v in range(vectors)], packed, k)
 
 
 def store_column(values: list[ir.Value], packed: ir.Value, k: ir.Value) -> None:
     """Vectors of tokens of column k, rounded, into packed[k]."""
-    half = vector_of(_LANES, ir.MemRefType(packed.type).element_type)
+    lanes = ir.VectorType(values[0].type).shape[0]
+    half = vector_of(lanes, ir.MemRefType(packed.type).element_type)
     for v in range(0, len(values), 2):
         halves = [narrowed(value, half) for value in values[v : v + 2]]
-        column = vector.shuffle(*halves, _ORDER) if len(halves) == 2 else halves[0]
-        vector.store(column, packed, [k, index(v * _LANES)])
+        column = vector.shuffle(*halves, _order(lanes)) if len(halves) == 2 else halves[0]
+        vector.store(column, packed, [k, index(v * lanes)])
 
 
-def pairs_of(packed: ir.Value, vectors: range, first: ir.Value, second: ir.Value) -> list[ir.Value]:
-    """Two packed columns: for each of these vectors of tokens, whole lines of them, 16 tokens' pairs."""
+def pairs_of(packed: ir.Value, vectors: range, first: ir.Value, second: ir.Value, lanes: int = _LANES) -> list[ir.Value]:
+    """Two packed columns: for each of these vectors of tokens, whole lines of them, the pairs of as many tokens as lanes."""
     element, found = ir.MemRefType(packed.type).element_type, list[ir.Value]()
     for v in vectors[::2]:
-        width = min(2, vectors.stop - v) * _LANES
-        a, b = (vector.load(vector_of(width, element), packed, [k, index(v * _LANES)]) for k in (first, second))
-        found += [vector.shuffle(a, b, _interleaved(width, half)) for half in range(width // _LANES)]
+        count = min(2, vectors.stop - v)
+        line = vector_of(count * lanes, element)
+        a, b = (vector.load(line, packed, [k, index(v * lanes)]) for k in (first, second))
+        found += [vector.shuffle(a, b, _interleaved(lanes, count, half)) for half in range(count)]
     return found
 
 
-def _places(lines: int, odd: int) -> list[int]:
+def _order(lanes: int) -> list[int]:
+    """Of the tokens of a line of two vectors."""
+    return [lanes * half + at + t for at in range(0, lanes, 4) for half in (0, 1) for t in range(4)]
+
+
+def _places(lines: int, odd: int, lanes: int) -> list[int]:
     """Out of one or two vectors of words, each a token's two columns: one column of all tokens, in the order of a line."""
-    if lines == 1:
-        return [2 * t + odd for t in range(_LANES)]
-    return [2 * token + odd for token in _ORDER]
+    return [2 * token + odd for token in (range(lanes) if lines == 1 else _order(lanes))]
 
 
-def _interleaved(width: int, half: int) -> list[int]:
-    """16 tokens' pairs out of two columns of `width` tokens; the first or second 16 tokens of a line."""
-    if width == _LANES:
-        return [i for t in range(_LANES) for i in (t, width + t)]
-    return [i for lane in range(4) for t in range(4) for i in (8 * lane + 4 * half + t, width + 8 * lane + 4 * half + t)]
+def _interleaved(lanes: int, lines: int, half: int) -> list[int]:
+    """The tokens' pairs out of two columns of one or two vectors of tokens; those of the first or second vector of a line."""
+    tokens = range(lanes) if lines == 1 else [2 * at + 4 * half + t for at in range(0, lanes, 4) for t in range(4)]
+    return [i for token in tokens for i in (token, lines * lanes + token)]

@@ -12,53 +12,61 @@ LINE = 32
 """bf16 in a line: the pairs of 16 tokens."""
 
 _LANES = 16
-_INTERLEAVED = [i for t in range(_LANES) for i in (t, _LANES + t)]
 
 
 def pack_lines(
-    source: ir.Value, packed: ir.Value, size: ir.Value, first: ir.Value, last: ir.Value, padded: int, vectors: int
+    source: ir.Value,
+    packed: ir.Value,
+    size: ir.Value,
+    first: ir.Value,
+    last: ir.Value,
+    padded: int,
+    vectors: int,
+    lanes: int = _LANES,
 ) -> None:
     """source[first + t, k] -> lines for k < size, zeros for size <= k < padded (a multiple of 32).
 
     Tokens past the last one repeat it.
     """
     given, element = (ir.MemRefType(m.type).element_type for m in (source, packed))
-    read, line = vector_of(LINE, given), vector_of(LINE, element)
-    words = vector_of(_LANES, ir.IntegerType.get_signless(32))
-    with loop(index(0), index(padded), index(LINE)) as columns:
+    count = 2 * lanes
+    read, line = vector_of(count, given), vector_of(count, element)
+    words = vector_of(lanes, ir.IntegerType.get_signless(32))
+    with loop(index(0), index(padded), index(count)) as columns:
         k = columns.induction_variable
-        mask, pair = mask_of(LINE, arith.subi(size, k)), arith.divui(k, index(2))
+        mask, pair = mask_of(count, arith.subi(size, k)), arith.divui(k, index(2))
         for v in range(vectors):
-            tokens = [arith.addi(first, index(v * _LANES + t)) for t in range(_LANES)]
+            tokens = [arith.addi(first, index(v * lanes + t)) for t in range(lanes)]
             places = [[arith.minui(token, last), k] for token in tokens]
             found = [narrowed(vector.maskedload(read, source, at, mask, zeros(read)), line) for at in places]
             for i, column in enumerate(transpose([vector.bitcast(words, f) for f in found])):
-                vector.store(vector.bitcast(line, column), packed, [arith.addi(pair, index(i)), index(v * LINE)])
+                vector.store(vector.bitcast(line, column), packed, [arith.addi(pair, index(i)), index(v * count)])
 
 
-def round_lines(source: ir.Value, packed: ir.Value, count: int, vectors: int) -> None:
+def round_lines(source: ir.Value, packed: ir.Value, count: int, vectors: int, lanes: int) -> None:
     """source[k, t] -> lines for k < count, an even number: sums, tokens in lanes, rounded."""
-    read = vector_of(_LANES, ir.MemRefType(source.type).element_type)
+    read = vector_of(lanes, ir.MemRefType(source.type).element_type)
     with loop(index(0), index(count), index(2)) as columns:
         k = columns.induction_variable
         even, odd = (
-            [vector.load(read, source, [at, index(v * _LANES)]) for v in range(vectors)] for at in (k, arith.addi(k, index(1)))
+            [vector.load(read, source, [at, index(v * lanes)]) for v in range(vectors)] for at in (k, arith.addi(k, index(1)))
         )
         store_line(even, odd, packed, arith.divui(k, index(2)))
 
 
-def round_rows(source: ir.Value, packed: ir.Value, count: int, vectors: int) -> None:
+def round_rows(source: ir.Value, packed: ir.Value, count: int, vectors: int, lanes: int) -> None:
     """source[k, t] -> packed[k, t] for k < count: pairs of neighbouring tokens."""
     given, element = (ir.MemRefType(m.type).element_type for m in (source, packed))
     with loop(index(0), index(count), index(1)) as columns:
         for v in range(vectors):
-            at = [columns.induction_variable, index(v * _LANES)]
-            vector.store(narrowed(vector.load(vector_of(_LANES, given), source, at), vector_of(_LANES, element)), packed, at)
+            at = [columns.induction_variable, index(v * lanes)]
+            vector.store(narrowed(vector.load(vector_of(lanes, given), source, at), vector_of(lanes, element)), packed, at)
 
 
 def store_line(even: list[ir.Value], odd: list[ir.Value], packed: ir.Value, at: ir.Value) -> None:
     """Vectors of tokens of two neighbouring columns, rounded, into packed[at]."""
-    half = vector_of(_LANES, ir.MemRefType(packed.type).element_type)
+    lanes = ir.VectorType(even[0].type).shape[0]
+    half = vector_of(lanes, ir.MemRefType(packed.type).element_type)
     for v, (a, b) in enumerate(zip(even, odd, strict=True)):
-        line = vector.shuffle(narrowed(a, half), narrowed(b, half), _INTERLEAVED)
-        vector.store(line, packed, [at, index(v * LINE)])
+        line = vector.shuffle(narrowed(a, half), narrowed(b, half), [i for t in range(lanes) for i in (t, lanes + t)])
+        vector.store(line, packed, [at, index(2 * v * lanes)])

@@ -31,7 +31,7 @@ from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, loop,
 from gossamer.passes.weights_bf16.dot_loop import HEIGHT, DotBlocks, rows_at_once
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips, storage_in_blocks, tile_of
 
-_FEATURE = "avx512bf16"
+_FEATURE = "bf16dots"
 _IN_CHAINS = 4  # vectors of tokens of a tile
 _TOKENS = 96  # of a tile: x stays in the second-level cache
 _GROUPS = ((17, 12), (8, 8), (4, 4), (2, 2), (1, 1))  # from so many tokens on, so many have their sums in registers

@@ -32,7 +32,7 @@ from gossamer.passes.loops.product import Operands, products
 from gossamer.passes.loops.vectors import in_all_lanes, index, loop, reserve_workspace, vector_of, zeros
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
 
-FEATURES = frozenset({"avx512bf16", "avx512vbmi2"})
+FEATURES = frozenset({"bf16dots", "avx512vbmi2"})
 _TOKENS = 96  # of a tile
 _GROUPS = (8, 4, 2, 1)  # tokens whose sums are in registers
 _CHAINS = 8  # sums that have to be under way at once

@@ -8,7 +8,7 @@ after    scf.parallel (%task) = ...                    // token tiles x chunks o
            for each 1024 rows, each block of 384 columns, each row:
              scf.for %p ... iter_args(4 vectors)       // the row's pairs of nonzeros in the block
                for each 32 tokens: two columns of x, interleaved by two shuffles (bf16_columns.py)
-                 x86.avx512.dot(sums, the pair of weights in all lanes, 16 tokens' pairs)
+                 x86.avx512.dot(sums, the pair of weights in all lanes, 16 tokens' pairs)   // NEON's bfdot: 4 tokens'
            unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 
 The two columns need not be neighbours.
@@ -37,8 +37,7 @@ from gossamer.passes.weights.token_tile import TokenTile, tile_bytes
 from gossamer.passes.weights_bf16.bf16_columns import LINE, pack_columns
 from gossamer.passes.weights_bf16.pair_loop import PairRows
 
-_FEATURE = "avx512bf16"
-_LANES = 16
+_FEATURE = "bf16dots"
 _VECTORS = 4  # vectors of tokens in a tile
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _WIDEST = ((768, 0.075), (384, 0.3), (192, 1.0))  # columns of a block, by the density up to which
@@ -66,18 +65,18 @@ def _block_width(matrix: Matrix) -> int:
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
     """[tokens, rows of the weight]"""
     fits = isinstance(stored, Pairs) and stored.reduction == matrix.reduction and _FEATURE in matrix.features
-    return (_VECTORS * _LANES, _ROWS) if fits and matrix.element == "bf16" else None
+    return (_VECTORS * matrix.lanes, _ROWS) if fits and matrix.element == "bf16" else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
     """Per tile of v vectors of tokens: (nnz / 2 + M blocks / 4) c(v) for the pairs, filled up; 15 M blocks for starts and ends
     of rows; 0.4 (K + M) v L for the transposes of x and y."""
-    m, k = matrix.rows, matrix.columns
+    m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
     starts = m * -(-k // _block_width(matrix))
-    full, left = divmod(tokens, _VECTORS * _LANES)
-    tiles = [4] * full + ([1 if left <= _LANES else 2 if left <= 2 * _LANES else 4] if left else [])
+    full, left = divmod(tokens, _VECTORS * lanes)
+    tiles = [4] * full + ([1 if left <= lanes else 2 if left <= 2 * lanes else 4] if left else [])
     pairs = matrix.nonzeros / 2 + starts / 4
-    return sum(pairs * _PAIR[v] + _ROW * starts + _ELEMENT * (k + m) * v * _LANES for v in tiles)
+    return sum(pairs * _PAIR[v] + _ROW * starts + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
 def _in_chain(op: Any) -> ChainProduct:
@@ -104,8 +103,8 @@ class _Pairs(RowGroups):
 
     def __init__(self, op: Any, width: int) -> None:
         tile, lanes = integers(op.tile), lanes_of(op)
-        if lanes != _LANES or len(tile) != 2 or tile[0] % _LANES or tile[1] % _LANES:
-            raise CompileError(f"tile {tile} for vectors of {lanes} sums is not [tokens, rows] in multiples of {_LANES}")
+        if lanes not in (4, 16) or len(tile) != 2 or tile[0] % lanes or tile[1] % lanes:
+            raise CompileError(f"tile {tile} for vectors of {lanes} sums is not [tokens, rows] in multiples of 4 or 16 lanes")
         super().__init__(op, (tile[0], tile[1]), 1, width, LINE)
         self.width, self.element = width, ir.RankedTensorType(op.w.type).element_type
 
@@ -116,7 +115,7 @@ class _Pairs(RowGroups):
 
     def packed(self, tile: TokenTile) -> tuple[ir.Value, ir.Value]:
         """x of a tile, packed in the workspace, and what is left for the sums."""
-        (sums,), tokens = tile.scratch(self.slots), tile.vectors * _LANES
+        (sums,), tokens = tile.scratch(self.slots), tile.vectors * tile.lanes
         after = arith.addi(tile.operands.offset, index(self.slots * tokens * 4))
         packed = memref.view(ir.MemRefType.get([self.padded, tokens], self.element), tile.operands.workspace, after, [])
         pack_columns(tile, packed, self.padded)

@@ -1,14 +1,14 @@
 """The innermost loop of a product of pairs: what the pairs of nonzeros of a row in a block of columns add to its sums.
 
 scf.for %p = %begin to %end iter_args(4 vectors of sums)
-  x86.avx512.dot(sums, pair p of weights in all lanes, its two columns of x, interleaved)
+  x86.avx512.dot(sums, pair p of weights in all lanes, its two columns of x, interleaved)       // or NEON's bfdot
 """
 
 from dataclasses import dataclass
 from functools import partial
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, vector, x86
+from torch_mlir.dialects import arith, llvm, vector, x86
 
 from gossamer.passes.loops.inner_loop import InnerLoop, add_in_turns
 from gossamer.passes.loops.vectors import in_all_lanes, index, load_index, vector_of
@@ -34,7 +34,15 @@ class PairRows(InnerLoop):
     def _pair(self, origin: ir.Value, pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums + two values of the weight * their columns of x."""
         at, element = arith.muli(pair, index(2)), ir.MemRefType(self.values.type).element_type
-        ks = [arith.addi(origin, load_index(self.coordinates, arith.addi(at, index(i)))) for i in (0, 1)]
-        weights = in_all_lanes(vector.load(vector_of(2, element), self.values, [at]))
-        found = pairs_of(self.packed, range(self.vectors), *ks)
-        return [x86.DotBF16Op(total, weights, x).result for total, x in zip(sums, found, strict=True)]
+        first, second = (arith.addi(origin, load_index(self.coordinates, arith.addi(at, index(i)))) for i in (0, 1))
+        lanes = self.vec.shape[0]
+        weights = in_all_lanes(vector.load(vector_of(2, element), self.values, [at]), lanes)
+        found = pairs_of(self.packed, range(self.vectors), first, second, lanes)
+        return [_dot(total, weights, x) for total, x in zip(sums, found, strict=True)]
+
+
+def _dot(sums: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+    """sums + the products of pairs, by the instruction for vectors of this width."""
+    if ir.VectorType(sums.type).shape[0] > 4:
+        return x86.DotBF16Op(sums, weights, x).result
+    return llvm.call_intrinsic(sums.type, "llvm.aarch64.neon.bfdot.v4f32.v8bf16", [sums, weights, x], [], [])

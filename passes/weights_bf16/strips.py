@@ -35,7 +35,7 @@ _LINE = 32  # bf16 in a cache line
 def storage_in_blocks(matrix: Matrix, feature: str, columns: Callable[[int], int | None]) -> Vnni | None:
     """Blocks of 16 or 32 rows, if the weight has such and the target the feature; `columns` gives the width for that of the
     weight's blocks."""
-    if feature not in matrix.features or matrix.element != "bf16" or matrix.block is None:
+    if feature not in matrix.features or matrix.lanes != LANES or matrix.element != "bf16" or matrix.block is None:
         return None
     rows, width = matrix.block[0], columns(matrix.block[1])
     return Vnni(matrix.reduction, 32 if rows % 32 == 0 else 16, width) if rows % 16 == 0 and width else None

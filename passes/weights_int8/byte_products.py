@@ -9,14 +9,35 @@ _DOT = {512: "avx512.vpdpbusd.512", 256: "avx512.vpdpbusd.256", 128: "avx512.vpd
 _PAIRS = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}
 
 
-def multiplied(sums: ir.Value, x: ir.Value, weights: ir.Value) -> ir.Value:
-    """sums[i] + the dot product of x[4 i .. 4 i + 3], u8, and weights[4 i .. 4 i + 3], s8; exact but for wrapping around."""
-    return _called(_DOT, ir.VectorType(sums.type), sums, x, weights)
+def are_signed(lanes: int) -> bool:
+    """Whether a target whose vectors have so many sums multiplies bytes of x with their sign, as NEON does: AVX takes them
+    as 0..255."""
+    return lanes == 4
 
 
-def multiplied_words(sums: ir.Value, x: ir.Value, weights: ir.Value) -> ir.Value:
-    """sums[i] + x[2 i] weights[2 i] + x[2 i + 1] weights[2 i + 1], words."""
-    return arith.addi(sums, _called(_PAIRS, ir.VectorType(sums.type), x, weights))
+def as_multiplied(x: ir.Value, lanes: int) -> ir.Value:
+    """Bytes of x as the target's products take them."""
+    return x if are_signed(lanes) else plus_128(x)
+
+
+def multiplied(sums: ir.Value, x: ir.Value, weights: ir.Value, signed: bool = False) -> ir.Value:
+    """sums[i] + the dot product of x[4 i .. 4 i + 3], u8 or `signed`, and weights[4 i .. 4 i + 3], s8; exact but for wrapping
+    around."""
+    type_ = ir.VectorType(sums.type)
+    if not signed:
+        return _called(f"x86.{_DOT[32 * type_.shape[0]]}", type_, sums, x, weights)
+    return _called(f"aarch64.neon.sdot.v{type_.shape[0]}i32.v{4 * type_.shape[0]}i8", type_, sums, x, weights)
+
+
+def multiplied_words(sums: ir.Value, x: ir.Value, weights: ir.Value, lanes: int) -> ir.Value:
+    """sums[i] + x[2 i] weights[2 i] + x[2 i + 1] weights[2 i + 1], words, for a target whose vectors have so many sums."""
+    type_ = ir.VectorType(sums.type)
+    if not are_signed(lanes):
+        return arith.addi(sums, _called(f"x86.{_PAIRS[32 * type_.shape[0]]}", type_, x, weights))
+    wide = vector_of(2 * type_.shape[0], type_.element_type)
+    products = arith.muli(arith.extsi(wide, x), arith.extsi(wide, weights))
+    halves = (vector.shuffle(products, products, list(range(half, wide.shape[0], 2))) for half in (0, 1))
+    return arith.addi(sums, arith.addi(*halves))
 
 
 def in_all_lanes(values: ir.Value, lanes: int) -> list[ir.Value]:
@@ -40,6 +61,5 @@ def splat_of_bytes(count: int, value: int) -> ir.Value:
     return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(type_.element_type, value)))
 
 
-def _called(names: dict[int, str], result: ir.VectorType, *operands: ir.Value) -> ir.Value:
-    name = names[32 * result.shape[0]]
-    return llvm.call_intrinsic(result, f"llvm.x86.{name}", list(operands), [], [])
+def _called(name: str, result: ir.VectorType, *operands: ir.Value) -> ir.Value:
+    return llvm.call_intrinsic(result, f"llvm.{name}", list(operands), [], [])

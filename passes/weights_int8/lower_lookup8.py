@@ -33,7 +33,7 @@ from gossamer.passes.weights_bf16.strips import Group, Strips
 from gossamer.passes.weights_int8.byte_products import plus_128
 from gossamer.passes.weights_int8.byte_windows import LANES, WindowStrips, sums_of_lines, tokens_in_rows
 
-_FEATURES = frozenset({"vnni", "avx512vbmi"})
+_FEATURES = frozenset({"bytedots", "avx512vbmi"})
 _TOKENS = 32  # of a tile
 _STACK = 256 << 10  # bytes of a tile in a chain
 _GROUPS = (LANES, 8, 4, 2, 1)  # tokens that are multiplied together

@@ -5,7 +5,7 @@ before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "quads", tile = [64
 after    the loops of row_groups.py over tiles of 64 tokens, panels of 384 columns and rows, and inside
            scf.for %p = %begin to %end iter_args(4 vectors of i32)     // the row's quads in the panel, see quad_loop.py
              4 loads of x, whose tile is packed as [K / 4][64 tokens][4] (quad_lines.py)
-             llvm.x86.avx512.vpdpbusd                                  // or, without it, two of vpmaddwd on words: tile [.., 2]
+             llvm.x86.avx512.vpdpbusd, llvm.aarch64.neon.sdot          // or, without them, two products of words: tile [.., 2]
 
 Four aligned neighbours along K are stored as soon as one of them is nonzero. The sum is an i32, of which the epilogue
 makes a float.
@@ -27,6 +27,7 @@ from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, Quads
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
+from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index
 from gossamer.passes.weights.row_groups import RowGroups
@@ -39,22 +40,20 @@ _TALLEST = 4  # rows of a stored block
 _PANEL = 0.75  # of the first-level cache, for a panel of x
 _QUAD = {1: 2.0, 2: 2.7, 4: 3.2}  # cycles by vectors of tokens
 _ROW, _ELEMENT = 24.0, 0.5
-_WITHOUT = 2.2  # how many times as long it takes without VNNI
+_WITHOUT = 2.2  # how many times as long it takes without dot products of bytes
 
 
 def _bytes(matrix: Matrix) -> int:
     """Of an element of x as it is packed."""
-    return 1 if "vnni" in matrix.features else 2
+    return 1 if "bytedots" in matrix.features else 2
 
 
 def _vectors(matrix: Matrix) -> int:
-    """Vectors of tokens in a tile: AVX2 has 16 registers, other targets have 32."""
-    return 2 if matrix.bits == 256 else 4
+    """Vectors of tokens in a tile."""
+    return registers(matrix.bits) // 8
 
 
-def _storage(matrix: Matrix) -> Quads | None:
-    if matrix.bits < 256:
-        return None
+def _storage(matrix: Matrix) -> Quads:
     rows = 1 if matrix.block is None else max(n for n in range(1, _TALLEST + 1) if matrix.block[0] % n == 0)
     a_quad = 4 * _vectors(matrix) * matrix.lanes * _bytes(matrix)
     quads = -(-matrix.columns // 4)
@@ -71,7 +70,6 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
     """Per tile of v vectors of tokens: c(v) for each quad and row of its block; 24 M panels / R for starts and ends; 0.5 v L
     (K + M) for the transposes."""
     stored = _storage(matrix)
-    assert stored is not None
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     quads = m * k / 4 * kept_quads(matrix, stored.rows)
     starts = _ROW * m / stored.rows * -(-k // stored.width)
@@ -95,11 +93,11 @@ def _in_chain(op: Any) -> ChainProduct:
     if words:
         raise CompileError("a chain has quantized products of bytes only")
     groups = -(-rows // stored.rows)
-    inner = partial(QuadRows, storage=stored, groups=groups, words=words)
+    inner = partial(QuadRows, storage=stored, groups=groups, words=words, lanes=lanes_of(op))
     return ChainProduct(integers(op.tile)[0], stored.rows, groups, -(-columns // stored.width), None, inner)
 
 
-QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, floats=False, integers=True, needs=frozenset({"vnni"}))
+QUADS = Family("quads", _storage, _tile, _cycles, chain=_in_chain, floats=False, integers=True, needs=frozenset({"bytedots"}))
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,8 @@ class LowerQuads:
     def run(self, module: ir.Module) -> None:
         for op in products(module, QUADS.name):
             product = _Quads(op, stored_of(op, Quads))
-            product.lower(module, partial(QuadRows, storage=product.stored, groups=product.number, words=product.words))
+            inner = partial(QuadRows, storage=product.stored, groups=product.number, words=product.words, lanes=product.lanes)
+            product.lower(module, inner)
 
 
 class _Quads(RowGroups):
@@ -119,9 +118,9 @@ class _Quads(RowGroups):
 
     def __init__(self, op: Any, stored: Quads) -> None:
         tile, lanes = integers(op.tile), lanes_of(op)
-        if lanes not in (8, 16) or len(tile) != 3 or tile[0] % lanes or tile[2] not in (1, 2):
+        if lanes not in (4, 8, 16) or len(tile) != 3 or tile[0] % lanes or tile[2] not in (1, 2):
             raise CompileError(
-                f"tile {tile} is not [tokens, rows, 1 or 2 bytes] with tokens a multiple of {lanes} lanes, 8 or 16"
+                f"tile {tile} is not [tokens, rows, 1 or 2 bytes] with tokens a multiple of {lanes} lanes, 4, 8 or 16"
             )
         super().__init__(op, (tile[0], tile[1]), stored.rows, stored.width, 4 * lanes)
         self.stored, self.bytes, self.words = stored, tile[2], tile[2] == 2

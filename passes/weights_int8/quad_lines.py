@@ -1,6 +1,7 @@
 """Columns of a quantized x, four neighbours side by side: a line has those of a vector of tokens.
 
-bytes   packed[k / 4, 4 L v + 4 t + k % 4] = x[token L v + t, k] + 128               as vpdpbusd multiplies them, u8 by s8
+bytes   packed[k / 4, 4 L v + 4 t + k % 4] = x[token L v + t, k] + 128               as vpdpbusd multiplies them, u8 by s8;
+                                                                                     sdot takes s8, so that nothing is added
 words   packed[k / 2, 2 L v + 2 t + k % 2] = x[token L v + t, k], in 16 bits         as vpmaddwd does
 """
 
@@ -9,7 +10,7 @@ from torch_mlir.dialects import arith, vector
 
 from gossamer.passes.loops.vectors import index, loop, mask_of, transpose, vector_of, zeros
 from gossamer.passes.weights.token_tile import TokenTile
-from gossamer.passes.weights_int8.byte_products import plus_128
+from gossamer.passes.weights_int8.byte_products import as_multiplied
 
 
 def pack_lines(tile: TokenTile, packed: ir.Value, columns: int, words: bool) -> None:
@@ -39,5 +40,6 @@ def _pack(tile: TokenTile, packed: ir.Value, k: ir.Value, count: int, words: boo
             given = vector.load(read, x, at) if mask is None else vector.maskedload(read, x, at, mask, zeros(read))
             rows.append(vector.bitcast(dwords, arith.extsi(vector_of(count, i16), given) if words else given))
         for i, column in enumerate(transpose(rows)):
-            stored = vector.bitcast(line, column)
-            vector.store(stored if words else plus_128(stored), packed, [arith.addi(first, index(i)), place])
+            given = vector.bitcast(line, column)
+            stored = given if words else as_multiplied(given, tile.product.lanes)
+            vector.store(stored, packed, [arith.addi(first, index(i)), place])

@@ -2,7 +2,7 @@
 
 scf.for %p = %begin to %end step 4 iter_args(4 vectors of sums, how much too large they are)    // unrolled, in two sets
   vpdpbusd(sums, the 4 columns of x of 16 tokens, quad p in all lanes)
-  vpdpbusd(how much, 128, quad p in all lanes)            // x is packed as x + 128
+  vpdpbusd(how much, 128, quad p in all lanes)            // x is packed as x + 128; NEON's sdot multiplies x as it is
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,38 @@ from torch_mlir.dialects import arith, scf, vector
 from gossamer.dialects.packing import Quads
 from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
 from gossamer.passes.loops.vectors import index, load_index, loop, vector_of, zeros
-from gossamer.passes.weights_int8.byte_products import in_all_lanes, multiplied, multiplied_words, splat_of_bytes
+from gossamer.passes.weights_int8.byte_products import (
+    are_signed,
+    in_all_lanes,
+    multiplied,
+    multiplied_words,
+    splat_of_bytes,
+)
 
 _CHAINS = 10  # sums that keep two products a cycle of five cycles each going
 
 
 @dataclass(frozen=True)
 class QuadRows(InnerLoop):
-    """For a weight in quads, of `groups` groups of rows; x is packed as lines (quad_lines.py), of words if `words`."""
+    """For a weight in quads, of `groups` groups of rows; x is packed as lines (quad_lines.py), of words if `words`. `lanes`
+    are those of the target: `vec` may be half as wide."""
 
     storage: Quads
     groups: int
     words: bool
+    lanes: int
+
+    @property
+    def _exact(self) -> bool:
+        """Whether products are of x itself, and not of x + 128."""
+        return self.words or are_signed(self.lanes)
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """sums (all vectors of a row, then those of the next) + what the group's quads in this panel of columns give."""
         rows = self.storage.rows
         begin, end = self.entries(arith.addi(arith.muli(panel, index(self.groups)), group))
         origin = arith.muli(panel, index(self.storage.width // 4))
-        carried = sums if self.words else [*sums, *[zeros(self.vec)] * rows]
+        carried = sums if self._exact else [*sums, *[zeros(self.vec)] * rows]
         ways, width = 1 << max(0, min(2, (_CHAINS // len(carried)).bit_length() - 1)), len(carried)
         with loop(begin, end, index(Quads.GROUP), sets_of(carried, ways)) as groups:
             totals = list(groups.inner_iter_args)
@@ -40,7 +53,7 @@ class QuadRows(InnerLoop):
                 totals[mine] = self._quad(origin, arith.addi(groups.induction_variable, index(i)), totals[mine])
             scf.YieldOp(totals)
         found = added_up(list(groups.results), width)
-        if self.words:
+        if self._exact:
             return found
         return [arith.subi(total, found[len(sums) + i // self.vectors]) for i, total in enumerate(found[: len(sums)])]
 
@@ -56,8 +69,9 @@ class QuadRows(InnerLoop):
         lanes = self.vec.shape[0]
         weights = [in_all_lanes(quad, lanes)[0] for quad in quads]
         x, middle = self._line(k), splat_of_bytes(4 * lanes, -128)
-        factors = [*((a, weight) for weight in weights for a in x), *((middle, weight) for weight in weights)]
-        return [multiplied(total, a, weight) for total, (a, weight) in zip(sums, factors, strict=True)]
+        factors = [(a, weight) for weight in weights for a in x]
+        factors += [] if self._exact else [(middle, weight) for weight in weights]
+        return [multiplied(total, a, weight, self._exact) for total, (a, weight) in zip(sums, factors, strict=True)]
 
     def _by_words(self, k: ir.Value, quads: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         wide = vector_of(4, ir.IntegerType.get_signless(16))
@@ -65,7 +79,7 @@ class QuadRows(InnerLoop):
         for half in range(2):
             x = self._line(arith.addi(arith.muli(k, index(2)), index(half)))
             factors = [(a, pair[half]) for pair in weights for a in x]
-            sums = [multiplied_words(total, a, weight) for total, (a, weight) in zip(sums, factors, strict=True)]
+            sums = [multiplied_words(total, a, weight, self.lanes) for total, (a, weight) in zip(sums, factors, strict=True)]
         return sums
 
     def _line(self, at: ir.Value) -> list[ir.Value]:

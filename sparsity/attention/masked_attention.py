@@ -57,7 +57,7 @@ def _kernel(what: str, *how: Any) -> RegionKernel:
 def _dots(q: Tensor) -> bool:
     """Whether products are of pairs of bf16."""
     here = host()
-    return q.dtype == torch.bfloat16 and q.shape[-1] % 2 == 0 and "avx512bf16" in here.instructions and here.vector_bits == 512
+    return q.dtype == torch.bfloat16 and q.shape[-1] % 2 == 0 and "bf16dots" in here.instructions and here.vector_bits == 512
 
 
 def _pairs(*given: Tensor) -> list[Tensor]:

@@ -72,7 +72,7 @@ def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
 
 def _has_dots(x: Tensor) -> bool:
     """Whether one instruction multiplies pairs of it."""
-    return x.dtype == torch.bfloat16 and "avx512bf16" in host().instructions
+    return x.dtype == torch.bfloat16 and "bf16dots" in host().instructions and host().vector_bits == 512
 
 
 def _lanes() -> int:

@@ -46,7 +46,8 @@ class WholeBlocks:
 
 def whole_blocks(positions: Tensor, coordinates: Tensor, columns: int, dtype: torch.dtype) -> WholeBlocks | None:
     """The blocks of a matrix, which are found once; None where there are none, or no dot products of its type here."""
-    if dtype is not torch.bfloat16 or "avx512bf16" not in host().instructions or not coordinates.numel():
+    multiplies = dtype is torch.bfloat16 and "bf16dots" in host().instructions and host().vector_bits == 512
+    if not multiplies or not coordinates.numel():
         return None
     return _known.get([positions, coordinates], (columns,), lambda: WholeBlocks.of(positions, coordinates, columns))
 

@@ -19,7 +19,7 @@ from tests.backend.harness import compile_and_run, prune_
 from tests.backend.test_quantized import bytes_of, check, contract_of, kernel_of
 
 pytestmark = pytest.mark.skipif(host().vector_bits < 512, reason="what is around AMX's tiles is AVX-512")
-in_chains = pytest.mark.skipif("vnni" not in host().instructions, reason="chains multiply bytes, by VNNI")
+in_chains = pytest.mark.skipif("bytedots" not in host().instructions, reason="chains need dot products of bytes")
 optimize = jit.optimize
 BLOCKS = [(32, 4), (16, 4), (32, 32), (16, 64), (64, 64)]
 

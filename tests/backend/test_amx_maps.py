@@ -19,7 +19,7 @@ from tests.backend.harness import compile_and_run, prune_
 from tests.backend.test_quantized import bytes_of, check, contract_of, kernel_of
 
 pytestmark = pytest.mark.skipif(
-    not {"avx512vbmi2", "avx512bf16"} <= host().instructions, reason="what is around AMX's tiles is AVX-512"
+    not {"avx512vbmi2", "bf16dots"} <= host().instructions, reason="what is around AMX's tiles is AVX-512"
 )
 LENGTHS = [1, 16, 37, 64, 100, 131]
 WIDTH = 64

@@ -10,7 +10,9 @@ from gossamer.runtime.target import host
 from tests.amx_emulator import believe, emulate
 from tests.backend.harness import compile_and_run
 
-needs_dot = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
+needs_dot = pytest.mark.skipif(
+    host().vector_bits < 512 or "bf16dots" not in host().instructions, reason="this machine has no AVX512-BF16"
+)
 
 
 def model(block: tuple[int, int]) -> nn.Sequential:

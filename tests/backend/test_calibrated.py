@@ -13,8 +13,7 @@ from tests.backend.harness import compile_and_run, prune_
 from tests.backend.test_quantized import SCHEDULES
 from tests.fuzz.references import by_integers
 
-pytestmark = pytest.mark.skipif(host().vector_bits < 256, reason="int8 kernels are for x86 with AVX2")
-in_chains = pytest.mark.skipif("vnni" not in host().instructions, reason="chains multiply bytes, by VNNI")
+in_chains = pytest.mark.skipif("bytedots" not in host().instructions, reason="chains need dot products of bytes")
 
 
 def calibrated(*layers: nn.Module, dtype: torch.dtype = torch.float32, shift: float = 0.5, **kwargs: Any) -> nn.Sequential:

@@ -12,7 +12,9 @@ from tests.backend.harness import assert_same, compile_and_run, prune_
 
 D, HIDDEN, HEADS = 32, 48, 4
 
-needs_dot = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
+needs_dot = pytest.mark.skipif(
+    host().vector_bits < 512 or "bf16dots" not in host().instructions, reason="this machine has no AVX512-BF16"
+)
 
 
 class Attention(nn.Module):

@@ -13,8 +13,7 @@ from gossamer.runtime.target import host
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
 from tests.backend.harness import Run, compile_and_run, prune_
 
-needs_kernels = pytest.mark.skipif(host().vector_bits < 256, reason="int8 kernels are for x86 with AVX2")
-in_chains = "vnni" in host().instructions
+in_chains = "bytedots" in host().instructions
 ops = torch.ops.quantized_decomposed
 
 
@@ -65,7 +64,6 @@ def in_bytes(run: Run) -> bool:
     return all(d.dense_bytes == d.shape[0] * d.shape[1] for d in run.regions)
 
 
-@needs_kernels
 @torch.no_grad()
 def test_products_of_dequantized_factors() -> None:
     torch.manual_seed(0)
@@ -98,7 +96,6 @@ class Gated(nn.Module):
         return x + down(gate(x) * up(x))
 
 
-@needs_kernels
 @torch.no_grad()
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("dense", ["eager", "inductor"])
@@ -134,7 +131,6 @@ class Turned(nn.Module):
         return nn.functional.linear(floats, w, last.bias)
 
 
-@needs_kernels
 @torch.no_grad()
 @pytest.mark.parametrize("dense", ["eager", "inductor"])
 def test_integers_are_found_behind_views(dense: str) -> None:
@@ -145,7 +141,6 @@ def test_integers_are_found_behind_views(dense: str) -> None:
     check(run.function, model, x)
 
 
-@needs_kernels
 @torch.no_grad()
 def test_steps_that_are_found_at_every_call() -> None:
     torch.manual_seed(0)
@@ -157,7 +152,6 @@ def test_steps_that_are_found_at_every_call() -> None:
     check(run.function, model, 3 * x + 1)
 
 
-@needs_kernels
 @torch.no_grad()
 def test_one_scale_one_token_and_what_no_kernel_may_take() -> None:
     torch.manual_seed(0)
@@ -177,7 +171,6 @@ def test_one_scale_one_token_and_what_no_kernel_may_take() -> None:
     assert not in_bytes(floats)
 
 
-@needs_kernels
 def test_the_bias_can_be_trained() -> None:
     torch.manual_seed(0)
     model = Quantized(weights(24, 40))
@@ -189,7 +182,6 @@ def test_the_bias_can_be_trained() -> None:
     torch.testing.assert_close(model.bias.grad, reference.bias.grad, rtol=1e-4, atol=1e-3)
 
 
-@needs_kernels
 @torch.no_grad()
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_models_that_torchao_exported(dynamic: bool) -> None:
@@ -234,7 +226,7 @@ def test_dynamically_quantized_layers() -> None:
         torch.testing.assert_close(model(torch.ones(3, 70)), expected, rtol=0.1, atol=0.03)  # by torch in 7 bits
         other = copy.deepcopy(model[:3])
         other.load_state_dict(model[:3].state_dict())
-        if host().vector_bits >= 256 and which == {nn.Linear}:
+        if which == {nn.Linear}:
             run = compile_and_run(other, x, regions=2)
             torch.testing.assert_close(run.output, model[:3](x), rtol=1e-4, atol=1e-4)
     half = dynamically(plain, dtype=torch.float16)

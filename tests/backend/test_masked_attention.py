@@ -36,7 +36,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = N
     return scores.softmax(-1).nan_to_num(0) @ v, logarithms.where(~logarithms.isneginf(), 0)
 
 
-needs_dots = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
+needs_dots = pytest.mark.skipif(
+    host().vector_bits < 512 or "bf16dots" not in host().instructions, reason="this machine has no AVX512-BF16"
+)
 
 MASKS: dict[str, Callable[[int, int, int, int], Tensor]] = {
     "nothing": lambda b, h, q, k: torch.zeros(1, 1, q, k, dtype=torch.bool),

@@ -11,7 +11,7 @@ from gossamer.runtime.target import host
 from tests.backend.harness import compile_and_run
 from tests.backend.test_chains import HEADS, Attention, D, PostNorm, PreNorm, model
 
-needs_vnni = pytest.mark.skipif("vnni" not in host().instructions, reason="chains multiply bytes by VNNI")
+needs_vnni = pytest.mark.skipif("bytedots" not in host().instructions, reason="chains need dot products of bytes")
 TYPES = [torch.bfloat16, pytest.param(torch.int8, marks=needs_vnni)]
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "parts": PostNorm,

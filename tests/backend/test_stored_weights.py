@@ -62,7 +62,7 @@ def test_gradients_of_blocks_of_bf16_are_those_of_float64(dynamic: bool) -> None
     x = torch.randn(48, 64).bfloat16()
     run = compile_and_run(stored, x, grad=True, dense="inductor", min_gain=0.0, dynamic=dynamic)
     samples = [d for d in run.regions if d.op.startswith("sample")]
-    blocks = "token-blocks" if "avx512bf16" in host().instructions else "tokens"
+    blocks = "token-blocks" if "bf16dots" in host().instructions else "tokens"
     assert [d.schedule for d in samples] == [blocks] * 2
     for _ in range(2):  # with new values, too
         for tokens in (48, 33) if dynamic else (48,):

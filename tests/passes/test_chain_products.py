@@ -6,7 +6,7 @@ from gossamer.passes.chains.products import gain_in_chain, runs_in_chains
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 
-FEATURES = frozenset({"avx512bf16", "amx"})
+FEATURES = frozenset({"bf16dots", "amx"})
 
 
 def blocks(density: float, block: tuple[int, int] = (32, 32), columns: int = 768) -> Matrix:
@@ -44,7 +44,7 @@ def test_no_product_of_a_chain_reads_beyond_the_last_column(
 @pytest.mark.parametrize("schedule", [name for name, family in FAMILIES.items() if family.chain is not None])
 def test_gains_are_numbers_for_any_tokens(schedule: str) -> None:
     element = "bf16" if FAMILIES[schedule].floats else "i8"
-    features = FEATURES | {"avx512vbmi", "avx512vbmi2", "amxint8", "vnni"}
+    features = FEATURES | {"avx512vbmi", "avx512vbmi2", "amxint8", "bytedots"}
     matrix = Matrix(64, 128, 1, element, 512, 0.3, block=(32, 64), features=features)
     gains = [gain_in_chain(schedule, matrix, tokens) for tokens in (0, 1, 1000)]
     assert all(0 < gain < 100 for gain in gains), gains

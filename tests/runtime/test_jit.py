@@ -94,6 +94,17 @@ def test_bytes_that_are_no_code() -> None:
         jit.load(b"not object code", "entry")
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *(("libgomp-a34b3233.so.1", True), ("libiomp5.so", True), ("libomp.dylib", True)),
+        *(("libtorch_openmp.so", False), ("libcomposed.so", False)),
+    ],
+)
+def test_openmp_runtimes_are_known_by_their_names(name: str, expected: bool) -> None:
+    assert (jit._OPENMP.fullmatch(f"/torch/lib/{name}") is not None) is expected
+
+
 @pytest.mark.parametrize("name", ["avx2", "avx512", "amx", "neon"])
 def test_assembly_for_other_machines(name: str) -> None:
     target = Target.named(name)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import pytest
@@ -10,16 +11,20 @@ from gossamer.dialects.errors import OptionError
 from gossamer.runtime import target
 from gossamer.runtime.target import Target, host
 
-NAMES = ["avx2", "avx512", "amx", "neon"]
+NAMES = ["avx2", "avx512", "amx", "neon", "neoverse-n1", "neoverse-v1", "apple-m1"]
 
 
 @pytest.mark.parametrize(
     ("name", "triple", "bits"),
-    [("avx2", "x86_64", 256), ("avx512", "x86_64", 512), ("amx", "x86_64", 512), ("neon", "aarch64", 128)],
+    [
+        *(("avx2", "x86_64", 256), ("avx512", "x86_64", 512), ("amx", "x86_64", 512), ("neon", "aarch64", 128)),
+        *(("neoverse-n1", "aarch64", 128), ("neoverse-v1", "aarch64", 128), ("apple-m1", "arm64", 128)),
+    ],
 )
 def test_named_targets(name: str, triple: str, bits: int) -> None:
     target = Target.named(name)
     assert target.triple.split("-")[0] == triple
+    assert target.architecture == triple.replace("arm64", "aarch64")
     assert target.vector_bits == bits
     assert triple in target.machine().triple
 
@@ -83,5 +88,34 @@ def test_rounding_to_bf16_is_a_feature(features: str, expected: bool) -> None:
     assert dataclasses.replace(host(), features=features).rounds_to_bf16 is expected
 
 
-def test_named_targets_round_to_bf16_if_amx_is_there() -> None:
-    assert [Target.named(name).rounds_to_bf16 for name in NAMES] == [False, False, True, False]
+def test_named_targets_round_to_bf16_if_they_multiply_it() -> None:
+    assert [name for name in NAMES if Target.named(name).rounds_to_bf16] == ["amx", "neoverse-v1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("avx2", set()), ("neon", set()), ("neoverse-n1", {"bytedots"}), ("neoverse-v1", {"bytedots", "bf16dots"})],
+)
+def test_instructions_are_named_by_what_they_do(name: str, expected: set[str]) -> None:
+    assert Target.named(name).instructions == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("fp asimd evtstrm aes asimdhp cpuid asimddp", {"bytedots"}),
+        ("fp asimd asimddp sve i8mm bf16", {"bytedots", "bf16dots"}),
+        ("fp asimd", set()),
+    ],
+)
+def test_linux_says_what_an_arm_processor_can_do(
+    said: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nFeatures\t: {said}\nCPU part\t: 0xd0c\n")
+    monkeypatch.setattr(target, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "neoverse-n1")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap({"neon": True, "sve": "sve" in said}))
+    here = host.__wrapped__()
+    assert (here.vector_bits, here.architecture, set(here.instructions)) == (128, "aarch64", expected)
+    assert "-sve" in here.features.split(",")

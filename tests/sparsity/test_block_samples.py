@@ -9,7 +9,9 @@ from gossamer.sparsity.operations.block_samples import WholeBlocks, whole_blocks
 from gossamer.sparsity.operations.token_samples import sampled_over_tokens
 from tests.sparsity.made import team_of
 
-needs_dot = pytest.mark.skipif("avx512bf16" not in host().instructions, reason="this machine has no AVX512-BF16")
+needs_dot = pytest.mark.skipif(
+    host().vector_bits < 512 or "bf16dots" not in host().instructions, reason="this machine has no AVX512-BF16"
+)
 
 
 def in_blocks(rows: int, columns: int, width: int, density: float = 0.4) -> Tensor:

@@ -235,6 +235,7 @@ def test_more_rows_and_columns_than_stay_in_a_cache() -> None:
         check(Region(1100, 900), schedule, 70, density=0.05)
 
 
+@pytest.mark.skipif(host().vector_bits == 128, reason="they fill vectors of 128 bits")
 @pytest.mark.parametrize("block", [(2, 2), (4, 1), (3, 3)])
 def test_blocks_that_do_not_fill_vectors(block: tuple[int, int]) -> None:
     assert not fits_vectors(Region(32, 32, block=block))

@@ -1,7 +1,7 @@
 // A chain may store results in any order of rows, so those that need like numbers of lines make a strip.
-// RUN: gossamer-opt %s -p 'choose-format{schedule=lookup8 features=avx512vbmi+vnni chain=true}' | filecheck %s --check-prefix=CHAIN
-// RUN: gossamer-opt %s -p 'choose-format{schedule=lookup8 features=avx512vbmi+vnni}' | filecheck %s --check-prefix=ALONE
-// RUN: gossamer-opt %s -p 'choose-format{schedule=quads features=avx512vbmi+vnni chain=true}' | filecheck %s --check-prefix=SAME
+// RUN: gossamer-opt %s -p 'choose-format{schedule=lookup8 features=avx512vbmi+bytedots chain=true}' | filecheck %s --check-prefix=CHAIN
+// RUN: gossamer-opt %s -p 'choose-format{schedule=lookup8 features=avx512vbmi+bytedots}' | filecheck %s --check-prefix=ALONE
+// RUN: gossamer-opt %s -p 'choose-format{schedule=quads features=avx512vbmi+bytedots chain=true}' | filecheck %s --check-prefix=SAME
 
 // CHAIN: %{{.*}}: tensor<40x70xi8, "bytewindows(reduction=1, rows=16, sorted=1)">
 // ALONE: %{{.*}}: tensor<40x70xi8, "bytewindows(reduction=1, rows=16, sorted=0)">

@@ -1,8 +1,8 @@
 // Schedules that ask for instructions of the target.
 // RUN: gossamer-opt %s -p 'fuse-epilogue,choose-format{schedule=amx features=amx}' | filecheck %s --check-prefix=AMX
-// RUN: gossamer-opt %s -p 'fuse-epilogue,choose-format{schedule=bf16dot features=avx512bf16+amx}' | filecheck %s --check-prefix=DOT
-// RUN: gossamer-opt %s -p 'fuse-epilogue,choose-format{schedule=pairs features=avx512bf16}' | filecheck %s --check-prefix=PAIRS
-// RUN: not gossamer-opt %s -p 'fuse-epilogue,choose-format{schedule=amx features=avx512bf16}' 2>&1 | filecheck %s --check-prefix=NONE
+// RUN: gossamer-opt %s -p 'fuse-epilogue,choose-format{schedule=bf16dot features=bf16dots+amx}' | filecheck %s --check-prefix=DOT
+// RUN: gossamer-opt %s -p 'fuse-epilogue,choose-format{schedule=pairs features=bf16dots}' | filecheck %s --check-prefix=PAIRS
+// RUN: not gossamer-opt %s -p 'fuse-epilogue,choose-format{schedule=amx features=bf16dots}' 2>&1 | filecheck %s --check-prefix=NONE
 
 // Blocks of 64 x 64 are strips of two tiles of 16 rows, and as wide as a tile.
 // AMX: %{{.*}}: tensor<128x160xbf16, "vnni(reduction=1, rows=32, columns=32)">

@@ -14,8 +14,8 @@ func.func @storage(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, #CSR>) -> tensor<?x4
 
 // -----
 
-// A tile is one or two vectors of tokens.
-// expected-error @unknown {{tile [24] is not one or two vectors of 8 tokens}}
+// A tile is one, two, four or eight vectors of tokens.
+// expected-error @unknown {{tile [24] is not one, two, four or eight vectors of 8 tokens}}
 func.func @tokens(%x: tensor<?x8xf32>, %w: tensor<4x8xf32, "padded(reduction=1, columns=16)">) -> tensor<?x4xf32> {
   %y = "kernel.spmm"(%x, %w) ({
   ^bb0(%sum: f32):
