@@ -90,11 +90,11 @@ def grouped(
     return torch.zeros_like(y).index_copy(0, order, y).unflatten(0, (x.shape[0], -1)).sum(1)
 
 
-def traced(*given: Tensor) -> Tensor:
+def traced(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """The same for compilers: PyTorch traces grouped_mm of bfloat16 only, transformers has another for other types."""
     import transformers.integrations.moe  # noqa: F401
 
-    return grouped(*given, product=torch.ops.transformers.grouped_mm_fallback)
+    return grouped(x, experts, scores, gate_up, down, torch.ops.transformers.grouped_mm_fallback)
 
 
 def batched(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
