@@ -73,7 +73,8 @@ def written(backend: str | None, experts: str, problem: Writing) -> Prepared:
         model.forward.__signature__ = inspect.signature(original)  # `generate` reads which arguments there are
     with collect() as collected:
         problem.write(model)
-    return Prepared(partial(problem.write, model), partial(chosen, collected.decisions))
+    call = partial(problem.write, model)
+    return Prepared(call, partial(chosen, collected.decisions)) if backend == "sparse" else Prepared(call)
 
 
 def build(name: str, prompt: int, new: int) -> Writing:
