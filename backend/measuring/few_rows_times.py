@@ -48,7 +48,7 @@ def _ratio(rows: int, columns: int, outputs: int, dtype: torch.dtype, threads: i
         us = fastest({"own": partial(_each, own, x, weights), "torch": partial(_each_of_torch, x, weights)}, threads, _ROUNDS)
         return us["own"] / us["torch"]
 
-    return kept("few rows", [rows, columns, outputs, FLOATS[dtype], threads], measure, median)
+    return kept("few-rows", [rows, columns, outputs, FLOATS[dtype], threads], measure, median)
 
 
 def _each(product: FewRows, x: Tensor, weights: Tensor) -> None:
