@@ -67,7 +67,9 @@ GRAPH_PASSES = {
     "masked-attention": "attention.masked_attention:MaskedAttention",
     # after all that make, change or drop operations on SparseTensors
     "report-operations": "operations.report_operations:ReportOperations",
-    # last: dense products that nothing else took
+    # dense products that nothing else took
+    "few-row-products": "operations.few_row_products:FewRowProducts",
+    # last: the same
     "tall-products": "operations.tall_products:TallProducts",
 }
 

@@ -8,12 +8,11 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
 
 _numbers = itertools.count()
 
 
-def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
+def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`torch.compile(model, **options)`, whatever other contenders have compiled.
 
     Dynamo keeps what it compiled by code object: models of one class share theirs, so each call would go through the guards of

@@ -25,6 +25,7 @@ from gossamer.backend.graph.patterns import CONVERTS, number_of
 aten = torch.ops.aten
 
 _SUMS = {aten.index_add.default, aten.scatter_add.default, aten.index_put.default}
+_BRINGS_BACK = {aten.index.Tensor, aten.index_copy.default, aten.index_put.default}
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class Mixtures:
         elif self._rows:
             if node.target is aten.sum.dim_IntList:
                 self._end(node, self._summed(node))
+            elif node.target in _BRINGS_BACK and (found := self._brought_back(node)) is not None:
+                self._bring_back(found)
             elif node.target in _SUMS:
                 self._end(node, self._scattered(node))
-            elif node.target is aten.index.Tensor:
-                self._bring_back(node)
             elif node.target in ELEMENTWISE:
                 self._take_elementwise(node)
 
@@ -186,16 +187,29 @@ class Mixtures:
             inputs.update(dict.fromkeys((rows.product,) if rows.product is not None else rows.inputs))
         return Rows(node, first.routing, first.order, first.width, first.layout, inputs=tuple(inputs))
 
-    def _bring_back(self, node: fx.Node) -> None:
-        """Notes rows that are brought back into their natural order."""
-        rows, indices = self._at(arguments(node)[0]), arguments(node)[1]
-        if rows is None or len(indices) != 1 or rows.order is None or inverts(indices[0]) is not rows.order:
-            return
-        matrix = Layout.contiguous((rows.routing.pairs, rows.width))
-        if same_dims(rows.layout.dims, matrix.dims):
-            self._rows[node] = found = replace(rows, node=node, order=None, layout=matrix)
-            if found.scores is not None and found.routing.top == 1:
-                self._end(node, (found, None))
+    def _bring_back(self, found: Rows) -> None:
+        """Notes rows that are in their natural order again."""
+        self._rows[found.node] = found
+        if found.scores is not None and found.routing.top == 1:
+            self._end(found.node, (found, None))
+
+    def _brought_back(self, node: fx.Node) -> Rows | None:
+        """Rows that are read by the inverse of their order, or written by their order to what they fill."""
+        given, order_of = arguments(node), order_at
+        if node.target is aten.index.Tensor:
+            (value, indices), order_of = given[:2], inverts
+        elif node.target is aten.index_copy.default:
+            value, indices = given[3], [given[2]] if given[1] == 0 else []
+        else:
+            value, indices = given[2], [] if any(given[3:]) else given[1]
+        rows = self._at(value)
+        if rows is None or len(indices) != 1 or rows.order is None or order_of(indices[0]) is not rows.order:
+            return None
+        shape = rows.routing.pairs, rows.width
+        matrix = Layout.contiguous(shape)
+        if not same_dims(rows.layout.dims, matrix.dims) or not equal_sizes(node.meta["val"].shape, shape):
+            return None
+        return replace(rows, node=node, order=None, layout=matrix)
 
     def _summed(self, node: fx.Node) -> tuple[Rows, fx.Node | None] | None:
         rows, dims, *keeps = self._at(arguments(node)[0]), *arguments(node)[1:]

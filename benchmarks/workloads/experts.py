@@ -1,4 +1,7 @@
-"""A layer of a mixture of experts: tokens choose some experts at random, whose weights come from memory."""
+"""A layer of a mixture of experts: tokens choose some experts at random, whose weights come from memory.
+
+`--zeros 0.9` prunes the weights of each expert at random. One more contender makes use of that, the others compute densely.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import gossamer
-from benchmarks.arguments import add_list, sizes, some_of
-from benchmarks.contenders.sparse import missing
+from benchmarks.arguments import add_list, shares, sizes, some_of
+from benchmarks.contenders.sparse import chosen, missing
 from benchmarks.models import largest_error
+from benchmarks.own_code import compiled as compiled_alone
 from benchmarks.registry import Case, Contender, Prepared, Unsupported, Work, Workload
 from benchmarks.roofline import seconds
 
@@ -32,7 +36,7 @@ _BATCHED_BYTES = 2 << 30
 class Experts:
     """x [tokens, hidden], experts and scores [tokens, top], gate_up [experts, 2 size, hidden], down [experts, hidden, size].
 
-    A `training` step gives the gradient of x, and computes that of the scores and weights.
+    A `training` step gives the gradient of x, and computes that of scores and weights. `zeros` is the share of zero weights.
     """
 
     x: Tensor
@@ -41,6 +45,7 @@ class Experts:
     gate_up: Tensor
     down: Tensor
     training: bool
+    zeros: float = 0.0
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"f32": 2e-5, "bf16": 3e-2, "int8": 3e-2})
     precision: str = "f32"
 
@@ -48,7 +53,7 @@ class Experts:
         given = self.x.double(), self.experts, self.scores.double(), self.gate_up, self.down
         flops = 2.0 * self.experts.numel() * (self.gate_up[0].numel() + self.down[0].numel()) * (3 if self.training else 1)
         weights = self.experts.unique().numel() * (self.gate_up[0].nbytes + self.down[0].nbytes)
-        return self._expected(*given), Work(flops, flops, weights, 2 * self.x.nbytes)
+        return self._expected(*given), Work(flops, flops * (1 - self.zeros), weights, 2 * self.x.nbytes)
 
     def _expected(self, x: Tensor, *given: Tensor) -> Tensor:
         """The result or, of a step, the gradient of x."""
@@ -73,14 +78,23 @@ def one_by_one(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, down
     return out
 
 
-def grouped(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def grouped(
+    x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor, product: Callable[..., Tensor] = F.grouped_mm
+) -> Tensor:
     """Sorted tokens through grouped_mm, as transformers has it."""
     order = experts.flatten().argsort()
-    ends = torch.bincount(experts.flatten(), minlength=gate_up.shape[0]).cumsum(0).to(torch.int32)
+    ends = torch.histc(experts.flatten().float(), len(gate_up), 0, len(gate_up) - 1).cumsum(0, dtype=torch.int32)
     tokens = order // experts.shape[1]
-    gate, up = F.grouped_mm(x[tokens], gate_up.mT, offs=ends).chunk(2, -1)
-    y = F.grouped_mm(F.silu(gate) * up, down.mT, offs=ends) * scores.flatten()[order, None].to(x.dtype)
+    gate, up = product(x[tokens], gate_up.mT, offs=ends).chunk(2, -1)
+    y = product(F.silu(gate) * up, down.mT, offs=ends) * scores.flatten()[order, None].to(x.dtype)
     return torch.zeros_like(y).index_copy(0, order, y).unflatten(0, (x.shape[0], -1)).sum(1)
+
+
+def traced(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """The same for compilers: PyTorch traces grouped_mm of bfloat16 only, transformers has another for other types."""
+    import transformers.integrations.moe  # noqa: F401
+
+    return grouped(x, experts, scores, gate_up, down, torch.ops.transformers.grouped_mm_fallback)
 
 
 def batched(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -151,7 +165,31 @@ def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def in_bf16(problem: Experts) -> Experts:
     x, gate_up, down = (each.bfloat16() for each in (problem.x, problem.gate_up, problem.down))
-    return Experts(x, problem.experts, problem.scores, gate_up, down, problem.training)
+    return Experts(x, problem.experts, problem.scores, gate_up, down, problem.training, problem.zeros)
+
+
+class Pruned(nn.Module):
+    """The layer of a model, whose weights are its own."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Parameter(gate_up, False), nn.Parameter(down, False)
+
+    def forward(self, x: Tensor, experts: Tensor, scores: Tensor) -> Tensor:
+        return traced(x, experts, scores, self.gate_up, self.down)
+
+
+def pruned(problem: Experts) -> Prepared:
+    """The zeros left out, by the backend."""
+    if not problem.zeros or problem.training:
+        raise Unsupported("experts are sparse in inference only" if problem.training else "the weights have no zeros")
+    from gossamer.backend.report.report import collect
+
+    call = compiled_alone(Pruned(problem.gate_up, problem.down).eval(), backend="sparse", fullgraph=True)
+    given = problem.x, problem.experts, problem.scores
+    with collect() as collected, torch.no_grad():
+        call(*given)
+    return Prepared(partial(call, *given), partial(chosen, collected.decisions))
 
 
 def narrow(layer: Layer, problem: Experts) -> Prepared:
@@ -159,32 +197,37 @@ def narrow(layer: Layer, problem: Experts) -> Prepared:
     return eager(layer, in_bf16(problem))
 
 
-def build(layer: str, tokens: int, training: bool) -> Experts:
+def build(layer: str, tokens: int, training: bool, zeros: float) -> Experts:
     count, top, hidden, size = LAYERS[layer]
     random = torch.Generator().manual_seed(0)
     x, gate_up, down, logits = (
         torch.randn(*shape, generator=random)
         for shape in ((tokens, hidden), (count, 2 * size, hidden), (count, hidden, size), (tokens, count))
     )
+    if zeros:
+        for each in (*gate_up, *down):
+            each.mul_(torch.rand(each.shape, generator=random) >= zeros)
     scores, experts = logits.softmax(1).topk(top)
-    return Experts(x, experts, scores, gate_up / math.sqrt(hidden), down / math.sqrt(size), training)
+    return Experts(x, experts, scores, gate_up / math.sqrt(hidden), down / math.sqrt(size), training, zeros)
 
 
 def add_arguments(parser: _ActionsContainer) -> None:
     add_list(parser, "--layers", some_of(*LAYERS), "olmoe", "which")
     add_list(parser, "--tokens", sizes, "1,2,4,8,64,512", "in a batch")
     add_list(parser, "--steps", some_of("forward", "training"), "forward,training", "what is computed")
+    add_list(parser, "--zeros", shares, "0", "their share in the weights")
 
 
 def cases(args: Namespace) -> list[Case]:
     return [
         Case(
-            f"{layer} {tokens} {step}",
-            {"layer": layer, "tokens": tokens, "step": step},
-            partial(build, layer, tokens, step == "training"),
+            f"{layer} {tokens} {step}" + (f" {zeros:.0%} zeros" if zeros else ""),
+            {"layer": layer, "tokens": tokens, "step": step, "zeros": zeros},
+            partial(build, layer, tokens, step == "training", zeros),
             6e-9 * tokens * math.prod(LAYERS[layer][1:]) * (3 if step == "training" else 1),
         )
         for layer in args.layers
+        for zeros in args.zeros
         for step in args.steps
         for tokens in args.tokens
         if step == "forward" or tokens >= 64
@@ -212,17 +255,22 @@ def contenders() -> dict[str, Contender]:
     }  # fmt: skip
     found = {name: Contender(f"PyTorch, {label}", partial(eager, layer)) for name, (label, layer) in layers.items()}
     found |= {
-        f"inductor-{name}": Contender(f"Inductor, {layers[name][0]}", partial(compiled, layers[name][1]))
-        for name in ("grouped", "batched")
+        f"inductor-{name}": Contender(f"Inductor, {layers[name][0]}", partial(compiled, layer))
+        for name, layer in (("grouped", traced), ("batched", batched))
     }
     found |= {
         f"{name}-bf16": Contender(f"PyTorch bf16, {layers[name][0]}", partial(narrow, layers[name][1]), "bf16")
         for name in ("loop", "grouped")
     }
     own = {"sparse": ("Gossamer", "f32"), "sparse-bf16": ("Gossamer bf16", "bf16"), "sparse-int8": ("Gossamer int8", "int8")}
-    return found | {
-        name: Contender(label, partial(ours, precision), precision, missing=missing) for name, (label, precision) in own.items()
-    }
+    return (
+        found
+        | {
+            name: Contender(label, partial(ours, precision), precision, missing=missing)
+            for name, (label, precision) in own.items()
+        }
+        | {"sparse-pruned": Contender("Gossamer, pruned", pruned, missing=missing)}
+    )
 
 
 WORKLOAD = Workload(

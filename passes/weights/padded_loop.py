@@ -5,6 +5,9 @@ scf.for %p = %begin to %end step 4 iter_args(4 vectors of sums)
   4 times: vector.fma(a value in all lanes, x[its coordinate][0..15], one of the sums)
 
 Values come four at a time, because a load of one into all lanes takes as long as a load of x.
+
+Each row fetches values and coordinates of rows that come later: processors fetch ahead within a page only. The chain of an
+expert of 1024 x 512 that no cache holds takes 262 us for 64 tokens instead of 279, and 107 for 16 instead of 123 (Zen 5).
 """
 
 from dataclasses import dataclass
@@ -14,7 +17,12 @@ from torch_mlir.dialects import arith, llvm, memref, scf, vector
 
 from gossamer.dialects.packing import Padded
 from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
+from gossamer.passes.loops.prefetch import elements_a_line
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened
+
+_AHEAD = 512  # nonzeros, several rows
+_LINES = {"values": 3, "coordinates": 2}
+"""Lines that a row fetches of each array: about as many as it has itself at 90 % zeros."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class RowsInFours(InnerLoop):
         """
         ways, lanes, height = max(1, 4 // self.vectors), self.vec.shape[0], len(sums) // self.vectors
         begin, end = self.entries(self._number(panel, group))
+        self._fetch(begin, height)
         x = memref.collapse_shape(
             ir.MemRefType.get([self._width * self._columns_of_x], self.vec.element_type), self.packed, [[0, 1]]
         )
@@ -55,6 +64,14 @@ class RowsInFours(InnerLoop):
     def _number(self, panel: ir.Value, group: ir.Value) -> ir.Value:
         """Of a group in a panel, among those of all panels."""
         return arith.addi(arith.muli(panel, index(self.groups)), group)
+
+    def _fetch(self, begin: ir.Value, rows: int) -> None:
+        """Starts to fetch what so many rows read that come some nonzeros later."""
+        for name, lines in _LINES.items():
+            array = getattr(self, name)
+            for line in range(rows * lines):
+                at = index(_AHEAD + line * elements_a_line(array))
+                memref.prefetch(array, [arith.addi(begin, at)], False, 3, True)
 
     @property
     def _width(self) -> int:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.experts import RoutedGradientOp, RoutedHiddenOp, RoutedOuterOp, RoutedProductOp, RoutedSumOp
+from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
-from gossamer.sparsity.compiler.op_kernels import run
+from gossamer.sparsity.compiler.op_ir import op_ir
+from gossamer.sparsity.compiler.op_kernels import kernel_on, run, schedule_of
 from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.experts.expert_weights import Weight
 from gossamer.sparsity.experts.routes import Routes
@@ -58,7 +60,7 @@ def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
     bias = torch.empty(0, rows) if weight.bias is None else weight.bias.detach().float().contiguous()
     x = x.detach()
     group = 0 if weight.scales is None or scales.shape[2] == 1 else weight.columns // scales.shape[2]
-    dots = _has_dots(x) and x.shape[1] % 2 == 0 and not weight.four and not group
+    dots = _multiplies_pairs(x.dtype) and x.shape[1] % 2 == 0 and not weight.four and not group
     if weight.scales is not None and not dots:
         x = x.float()
     if weight.four:
@@ -70,13 +72,23 @@ def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
     )
 
 
-def _has_dots(x: Tensor) -> bool:
-    """Whether one instruction multiplies pairs of it."""
-    return x.dtype == torch.bfloat16 and "bf16dots" in host().instructions and host().vector_bits == 512
+def _multiplies_pairs(dtype: torch.dtype) -> bool:
+    """Whether one instruction multiplies pairs of such elements."""
+    return dtype == torch.bfloat16 and "bf16dots" in host().instructions and host().vector_bits == 512
 
 
 def _lanes() -> int:
     return host().vector_bits // 32
+
+
+def one_expert(dtype: torch.dtype, columns: int) -> RegionKernel:
+    """The kernel of a product with one expert of so many columns: of x, the weight, no scales, no bias, and the routes."""
+    types = dtype, dtype, torch.float32, torch.float32, torch.int64, torch.int64, dtype
+    dots = _multiplies_pairs(dtype) and columns % 2 == 0
+    attributes = ("top", 1), ("dots", int(dots)), ("four", 0), ("group", 0), ("turned", 0)
+    kernel = kernel_on(torch.device("cpu"), op_ir, (RoutedProductOp, types, (), attributes), schedule_of(RoutedProductOp))
+    assert isinstance(kernel, RegionKernel)
+    return kernel
 
 
 def product(x: Tensor, weight: Weight, routes: Routes) -> Tensor:
@@ -127,5 +139,5 @@ def outer(left: Tensor, right: Tensor, routes: Routes, tops: tuple[int, int]) ->
     """[experts, rows, columns]: for each expert the sum over its slots of the outer products of their rows."""
     given = [left.detach().contiguous(), right.detach().contiguous(), routes.positions, routes.order]
     out = empty((len(routes.positions) - 1, left.shape[1], right.shape[1]), left.dtype)
-    run(RoutedOuterOp, given, [out], left_top=tops[0], right_top=tops[1], dots=int(_has_dots(left)))
+    run(RoutedOuterOp, given, [out], left_top=tops[0], right_top=tops[1], dots=int(_multiplies_pairs(left.dtype)))
     return out

@@ -80,6 +80,27 @@ class SortedTwice(Sorted):
         return torch.einsum("tkh,tk->th", rows[order.argsort()].unflatten(0, (-1, self.top)), scores)
 
 
+class SortedAndCopied(Sorted):
+    """The same, copied to their places."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.route(x)
+        rows, order = self.products(x, chosen)
+        each = torch.zeros_like(rows).index_copy(0, order, rows * scores.flatten()[order, None])
+        return each.unflatten(0, (-1, self.top)).sum(1)
+
+
+class SortedAndAssigned(Sorted):
+    """The same by an assignment."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.route(x)
+        rows, order = self.products(x, chosen)
+        each = torch.empty_like(rows)
+        each[order] = rows
+        return torch.einsum("tkh,tk->th", each.unflatten(0, (-1, self.top)), scores)
+
+
 class Gathered(Mixture):
     """A copy of the weights for each expert of each token."""
 
@@ -149,6 +170,6 @@ class OneHot(Mixture):
         return y
 
 
-WHOLE = [Sorted, SortedAndAdded, SortedTwice, Gathered, Einsum, Masked]
+WHOLE = [Sorted, SortedAndAdded, SortedTwice, SortedAndCopied, Gathered, Einsum, Masked]
 OPEN = [Where, Assigned, OneHot]
 """Those that need torch._dynamo.config.capture_dynamic_output_shape_ops."""

@@ -10,7 +10,18 @@ from torch import Tensor, nn
 
 import gossamer
 from tests.backend import harness
-from tests.backend.experts_in_models import COLUMNS, HIDDEN, OPEN, TOP, WHOLE, Gathered, Mixture, Sorted, exact
+from tests.backend.experts_in_models import (
+    COLUMNS,
+    HIDDEN,
+    OPEN,
+    TOP,
+    WHOLE,
+    Gathered,
+    Mixture,
+    Sorted,
+    SortedAndAssigned,
+    exact,
+)
 from tests.backend.harness import Run
 
 
@@ -52,7 +63,7 @@ def assert_one_operation(run: Run) -> None:
     assert all(f"{TOP} for each token, silu" in d.reason for d in run.regions)
 
 
-@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("kind", [*WHOLE, SortedAndAssigned])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_layer_is_one_operation_however_it_is_written(kind: type[Mixture], dynamic: bool | None) -> None:
     torch.manual_seed(0)

@@ -113,6 +113,21 @@ def test_batches_of_all_lengths_and_routings_are_compiled_once(dynamic: bool | N
     assert counters["stats"]["unique_graphs"] - before == graphs
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3"])
+def test_a_model_compiles_once_for_batches_of_all_lengths(name: str) -> None:
+    model, eager = model_of(name, "grouped_mm"), model_of(name, "eager")
+    before = counters["stats"]["unique_graphs"]
+    compiled = torch.compile(model.forward, backend=sparse, fullgraph=True, dynamic=True, options=OPTIONS)
+    with torch.no_grad():
+        for call in range(40):
+            ids = torch.randint(0, 60, (2 + call % 4, 7 + 5 * call % 31))
+            found = compiled(input_ids=ids, use_cache=False).logits
+            wanted = eager(input_ids=ids, use_cache=False).logits
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+            assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+    assert counters["stats"]["unique_graphs"] - before == 1
+
+
 def test_generate_writes_the_tokens_of_eager_code() -> None:
     model = model_of("qwen3", "grouped_mm")
     ids = torch.randint(3, 60, (2, 7))

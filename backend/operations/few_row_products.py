@@ -1,0 +1,89 @@
+"""Products of a few rows with large dense weights, in graphs of which Gossamer runs a part: the dense layers of a model that
+writes text token by token.
+
+    %y = mm(%x, permute(%w, [1, 0]))                             →    %y = gossamer::region([%x, %w], "9a41…")
+    %y = addmm(%b, %x, permute(%w, [1, 0]))                      →    %y = add(gossamer::region(...), %b)
+
+Such a product reads its weight once, which takes all of the time. Libraries read it at half of the memory's speed on some
+processors, so both ways are measured (see measuring/few_rows_times.py). What is added stays with Inductor.
+"""
+
+import torch
+from torch import fx
+
+from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import density
+from gossamer.backend.graph.nodes import arguments, equal_sizes, in_training
+from gossamer.backend.measuring.few_rows_times import is_faster
+from gossamer.backend.regions.build_region import content_hash
+from gossamer.backend.report.report import Decision
+from gossamer.backend.run import region_op
+from gossamer.backend.run.few_rows import FewRows
+from gossamer.runtime.operations import LIBRARY
+from gossamer.sparsity.experts.kernels import one_expert
+
+aten = torch.ops.aten
+
+MOST_ROWS = 8
+_BYTES = 256 << 10  # of the weight, at least: the call takes longer than torch's own
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+class FewRowProducts:
+    """Dense products of a few rows are read by the kernel for experts."""
+
+    def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
+        """Replaces those that are measured to be faster, in inference; a decision for each of these."""
+        if in_training(graph) or not any(map(_is_ours, graph.nodes)):
+            return []
+        statics = context.inputs.match(graph)
+        decisions = []
+        for node in graph.nodes:
+            factors = _factors(node)
+            if factors is None or factors[1] not in statics:
+                continue
+            x, weight = factors
+            rows, (outputs, columns), dtype = x.meta["val"].shape[0], weight.meta["val"].shape, x.meta["val"].dtype
+            if not is_faster(rows, columns, outputs, dtype):
+                continue
+            kernel = one_expert(dtype, columns)
+            key = content_hash("few rows", kernel.key, rows)
+            region_op.add(key, FewRows(kernel, rows))
+            emit = Emitter(node)
+            product = emit(region_op.region, [x, weight], key)
+            if node.target is aten.addmm.default:
+                product = emit(aten.add.Tensor, product, arguments(node)[0])
+            node.replace_all_uses_with(product)
+            static = statics[weight]
+            reason = f"{rows} row{'s' * (rows > 1)}, measured: read faster than by torch"
+            share = density(static.tensor)
+            decisions.append(Decision(static.name, "mm", (outputs, columns), share, None, "rows", False, reason, None))
+        if decisions:
+            graph.eliminate_dead_code()
+        return decisions
+
+
+def _is_ours(node: fx.Node) -> bool:
+    """Whether a node is a region or one of our operations."""
+    return getattr(node.target, "namespace", None) == LIBRARY.ns
+
+
+def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """x [rows, columns] and the weight [outputs, columns] of a product that the kernel is made for."""
+    if node.target is aten.mm.default:
+        x, factor = arguments(node)
+    elif node.target is aten.addmm.default and not node.kwargs:
+        _, x, factor = arguments(node)
+    else:
+        return None
+    if factor.target not in (aten.permute.default, aten.t.default, aten.transpose.int):
+        return None
+    weight = arguments(factor)[0]
+    value, given = weight.meta["val"], x.meta["val"]
+    if value.dim() != 2 or not equal_sizes(value.stride()[::-1], factor.meta["val"].stride()):
+        return None
+    if not (given.is_cpu and given.dtype in _TYPES and isinstance(given.shape[0], int) and 0 < given.shape[0] <= MOST_ROWS):
+        return None
+    large = value.is_contiguous() and value.numel() * value.itemsize >= _BYTES
+    return (x, weight) if large and value.dtype == given.dtype else None

@@ -1,0 +1,45 @@
+"""What runs where a dense product of a few rows was.
+
+    gossamer::region([x [T, K], weight [N, K]], key) -> [T, N]
+
+The weight is read where it is, as one expert that every row chose.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gossamer.backend.devices.device_kernel import Kernel, allocate
+
+
+@dataclass(frozen=True, eq=False)
+class FewRows:
+    """A product of so many `rows`, by a kernel for the products of experts (see dialects/experts.py)."""
+
+    kernel: Kernel
+    rows: int
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and type of the result."""
+        x, weight = operands
+        return [((self.rows, weight.shape[0]), x.dtype)]
+
+    def __call__(self, operands: Sequence[Tensor]) -> Tensor:
+        x, weight = operands
+        outputs = weight.shape[0]
+        out = allocate((self.rows, outputs), (outputs, 1), x.dtype)
+        self.kernel([x.contiguous(), weight.unsqueeze(0), *_others(self.rows, outputs)], out)
+        return out
+
+
+@lru_cache(maxsize=256)
+def _others(rows: int, outputs: int) -> tuple[Tensor, ...]:
+    """No scales, no bias, and the routes of rows that all chose the first of one expert."""
+    return torch.empty(0, outputs, 1), torch.empty(0, outputs), torch.tensor([0, rows]), torch.arange(rows)
