@@ -21,7 +21,7 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
+        "deploy", "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
         "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices", "report",
         "page",
     ],
