@@ -110,8 +110,15 @@ def _with_weights(graph: fx.Graph, inputs: Inputs) -> list[ExportedRegion]:
         node.replace_all_uses_with(called if node.target is region_op.chain else emit(operator.getitem, called, 0))
         graph.erase_node(node)
         found.append(region)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(_has_effect)
     return found
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node without users stays: torch takes attention for random, and assertions of types hold already."""
+    schema = getattr(node.target, "_schema", None)
+    asserts = getattr(node.target, "__name__", "").startswith(("_assert_scalar", "_assert_async"))
+    return node.op in ("placeholder", "output") or asserts or (schema is not None and schema.is_mutable)
 
 
 def _value(node: fx.Node, inputs: Inputs) -> torch.Tensor | None:

@@ -1,5 +1,5 @@
 /* gossamer::exported as code of AOTInductor calls it, with tensors of torch's stable C interface. */
-typedef void *Tensor;
+typedef struct array *Tensor;
 extern int aoti_torch_get_data_ptr(Tensor, void **);
 extern int aoti_torch_get_dim(Tensor, int64_t *);
 extern int aoti_torch_get_sizes(Tensor, int64_t **);
@@ -41,8 +41,10 @@ static int seen(Tensor given, struct tensor *found) {
 HIDDEN int aoti_torch_cpu_exported(const Tensor *operands, int64_t count, const char *key, ...) {
   const struct region *region = REGIONS;
   while (region->key && strcmp(region->key, key)) region++;
-  if (!region->key || region->operands != count || refused()) return 1;
-  struct tensor in[OPERANDS] = {0}, out[OPERANDS] = {0};
+  if (refused()) return fprintf(stderr, "gossamer: %s\n", refusal), 1;
+  if (!region->key || region->operands != count) return 1;
+  struct tensor in[count], out[region->results];
+  memset(in, 0, sizeof in), memset(out, 0, sizeof out);
   int failed = 0;
   for (int64_t i = 0; i < count && !failed; i++) failed = seen(operands[i], in + i);
   failed = failed || region->run(in, out, new_tensors);

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -35,6 +35,12 @@ FEATURES = {
     "amx-bf16": (7, 0, _EDX, 22, _TILES), "amx-tile": (7, 0, _EDX, 24, _TILES), "amx-int8": (7, 0, _EDX, 25, _TILES),
 }  # fmt: skip
 """Where CPUID tells of a feature: leaf, subleaf, word and bit; and the registers that the system has to save for it."""
+
+Calls = Mapping[str, tuple[ExportedRegion, Sequence[Operand]]]
+"""Regions by their keys, and what they are called with."""
+
+More = Callable[[Arrays], str]
+"""C behind all other, which may add arrays."""
 
 _LEVELS = {512: 0xF, 256: 0x7}
 """The levels of x86-64 that code for vectors of so many bits needs, as its note to the dynamic linker has them."""
@@ -64,8 +70,8 @@ def needed(target: Target) -> list[str]:
     return [name for name in FEATURES if f"+{name}" in given]
 
 
-def c_text(regions: Mapping[str, tuple[ExportedRegion, Sequence[Operand]]], arrays: Arrays, *parts: str) -> str:
-    """The C of all regions, by their keys, and of the files of this folder that call them."""
+def c_text(regions: Calls, arrays: Arrays, parts: Sequence[str]) -> str:
+    """The C of all regions, and of the files of this folder that call them."""
     target = host()
     kernels = {kernel_name(way.kernel.key) for region, _ in regions.values() for way in region.ways}
     functions = [region_function(region, operands, arrays) for region, operands in regions.values()]
@@ -86,15 +92,25 @@ def c_text(regions: Mapping[str, tuple[ExportedRegion, Sequence[Operand]]], arra
     ])  # fmt: skip
 
 
-def build(
-    regions: Mapping[str, tuple[ExportedRegion, Sequence[Operand]]], parts: Sequence[str], more: str, folder: Path
-) -> list[Path]:
-    """Object files in a folder: the C of `c_text` and `more` behind it, the kernels, and the arrays.
+def archive(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> str:
+    """The name of a library in a folder, as a linker's -l takes it. It has regions, files of this folder, and more C.
+
+    It is a script that has the linker take an object: of an archive it would take what it is asked for.
 
     CompileError where there is no C++ compiler, where it fails, or where the cache has no code of a kernel.
     """
+    name = f"gossamer_{hashlib.sha256(''.join(regions).encode()).hexdigest()[:16]}"
+    together = folder / "together.o"
+    with tempfile.TemporaryDirectory() as place:
+        run_tool(compiler(), "-r", "-nostdlib", *_objects(regions, parts, more, Path(place)), "-o", together)
+    (folder / f"lib{name}.a").write_text(f"INPUT({together})\n")
+    return name
+
+
+def _objects(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> list[Path]:
+    """Object files in a folder: the C, the kernels, and the arrays."""
     arrays = Arrays()
-    text = c_text(regions, arrays, *parts) + more
+    text = f"{c_text(regions, arrays, parts)}\n{more(arrays)}"
     kernels = {way.kernel.key: way.kernel for region, _ in regions.values() for way in region.ways}
     objects = [_kernel(key, folder) for key in sorted(kernels)]
     assembly = _NOTE.format(levels=_LEVELS.get(host().vector_bits, 0x3)) + '  .section .note.GNU-stack,"",@progbits\n'
@@ -109,20 +125,6 @@ def build(
     for name in arrays.content:
         (folder / name).unlink()
     return [folder / "calls.o", folder / "arrays.o", *objects]
-
-
-def archive(regions: Mapping[str, tuple[ExportedRegion, Sequence[Operand]]], parts: Sequence[str], more: str, folder: Path) -> str:
-    """The name of a static library in a folder, as a linker's -l takes it: one object, for a linker takes what it is asked
-    for. See `build`."""
-    name = f"gossamer_{hashlib.sha256(''.join(regions).encode()).hexdigest()[:16]}"
-    with tempfile.TemporaryDirectory() as place:
-        objects = build(regions, parts, more, Path(place))
-        together = Path(place) / "together.o"
-        run_tool(compiler(), "-r", "-nostdlib", *objects, "-o", together)
-        library = folder / f"lib{name}.a"
-        library.unlink(missing_ok=True)
-        run_tool("ar", "rcs", library, together)
-    return name
 
 
 def compiler() -> str:

@@ -79,13 +79,13 @@ def region_function(region: ExportedRegion, operands: Sequence[Operand], arrays:
     lines = [f"static int run_{region.key}(const struct tensor *in, struct tensor *out, allocator allocate) {{"]
     for number, (shape, dtype) in enumerate(results):
         lines.append(f"  out[{number}].type = {TYPES[dtype]}, out[{number}].rank = {len(shape)};")
-        lines += [f"  out[{number}].sizes[{d}] = {_c(size)};" for d, size in enumerate(shape)]
+        lines += [f"  out[{number}].sizes[{d}] = {in_c(size)};" for d, size in enumerate(shape)]
     lines.append(f"  if (allocate(out, {len(results)})) return 1;")
-    lines.append(f"  if (!({_c(sympy.prod(results[0][0]))})) return 0;")
+    lines.append(f"  if (!({in_c(sympy.prod(results[0][0]))})) return 0;")
     tokens = region.layout.tokens(x.shape)
     for way in region.ways:
         call = _call(region, way, given, outputs, arrays)
-        lines += call if way.most_tokens == inf else [f"  if ({_c(tokens)} <= {int(way.most_tokens)}) {{", *call, "  }"]
+        lines += call if way.most_tokens == inf else [f"  if ({in_c(tokens)} <= {int(way.most_tokens)}) {{", *call, "  }"]
     return "\n".join([*lines, "}"])
 
 
@@ -98,12 +98,12 @@ def _call(
     view = region.layout.view(x.shape)
     if view is not None:
         operands, out, *_ = view(operands, out)
-    words = [_c(word) for word in way.kernel.words(operands, out)]
+    words = [in_c(word) for word in way.kernel.words(operands, out)]
     tokens, shared, scratch = way.kernel.tiles or (1, 0, 0)
     rows = outputs[0].shape[0]
     length = x.shape[not region.layout.by_position] if isinstance(region.layout, Sequences) else rows
-    tiles = f"(({_c(length)} + {tokens - 1}) / {tokens})" if way.kernel.tiles else "0"
-    sequences = f"({_c(rows)} / {_c(length)})"
+    tiles = f"(({in_c(length)} + {tokens - 1}) / {tokens})" if way.kernel.tiles else "0"
+    sequences = f"({in_c(rows)} / {in_c(length)})"
     return [
         f"  int64_t words[] = {{{', '.join(words)}, 0, 0, 0}};",
         f"  return call({kernel_name(way.kernel.key)}, words, {len(words) + 3}, {way.kernel.workspace} + {scratch} * {tiles}, "
@@ -122,7 +122,7 @@ def _symbol(text: str) -> Any:
     return sympy.Symbol(text, integer=True, positive=True)
 
 
-def _c(value: Any) -> str:
+def in_c(value: Any) -> str:
     """A number or an expression of symbols, which are C. Sums and products alone: C divides integers as Python does not."""
     if isinstance(value, int):
         return f"{value}LL"
@@ -130,7 +130,7 @@ def _c(value: Any) -> str:
         return f"(int64_t){value}" if str(value).startswith("array_") else str(value)
     if isinstance(value, sympy.Mul | sympy.Add):
         sign = " * " if isinstance(value, sympy.Mul) else " + "
-        return f"({sign.join(map(_c, value.args))})"
+        return f"({sign.join(map(in_c, value.args))})"
     if isinstance(value, sympy.Pow) and value.exp.is_Integer and value.exp > 0:
-        return f"({' * '.join([_c(value.base)] * int(value.exp))})"
+        return f"({' * '.join([in_c(value.base)] * int(value.exp))})"
     raise CompileError(f"the size {value} has no expression in C")

@@ -10,12 +10,11 @@
 #include <unistd.h>
 
 #define RANK 8
-#define OPERANDS 64
 #define HIDDEN __attribute__((visibility("hidden")))
 
 struct tensor {
   char *data;
-  void *handle;
+  struct array *handle;
   int64_t type, rank, sizes[RANK];
 };
 
@@ -92,11 +91,13 @@ __attribute__((constructor)) static void look(void) {
   for (const struct feature *each = FEATURES; each->name; each++) lacking += lacks(each);
 }
 
+static char refusal[1024];
+
 static int refused(void) {
   if (!lacking) return 0;
-  fprintf(stderr, "gossamer: this model was exported for %s; this processor lacks", BUILT_FOR);
+  int at = snprintf(refusal, sizeof refusal, "this model was exported for %s, and this processor lacks", BUILT_FOR);
   for (const struct feature *each = FEATURES; each->name; each++)
-    if (lacks(each)) fprintf(stderr, " %s", each->name);
-  fprintf(stderr, ". Export it on a machine like this one.\n");
+    if (lacks(each)) at += snprintf(refusal + at, sizeof refusal - at, " %s", each->name);
+  snprintf(refusal + at, sizeof refusal - at, ": export it on a machine like this one");
   return 1;
 }

@@ -16,7 +16,7 @@ from unittest import mock
 
 from torch import fx
 
-from gossamer.backend.deploy.archive import archive
+from gossamer.backend.deploy.archive import Calls, More, archive
 from gossamer.backend.deploy.c_code import Operand
 from gossamer.backend.deploy.exported_region import ExportedRegion, exported, known
 from gossamer.runtime.torch_internals import ahead_of_time, inductor_config
@@ -35,11 +35,17 @@ def watch_exports() -> None:
     def aot_compile(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
         if not (called := called_in(gm.graph)):
             return original(gm, *arguments, **named)
-        with linked(called):
+        with linked(called, "aoti.c"):
             return original(gm, *arguments, **named)
 
     setattr(aot_compile, _MARK, True)
     ahead_of_time.aot_compile = aot_compile
+
+
+def compile_ahead(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
+    """`aot_compile` of torch._inductor, which links what the caller says (see `linked`)."""
+    given = ahead_of_time.aot_compile
+    return (given.__wrapped__ if hasattr(given, _MARK) else given)(gm, *arguments, **named)
 
 
 def called_in(graph: fx.Graph) -> dict[str, tuple[ExportedRegion, list[Operand]]]:
@@ -55,11 +61,16 @@ def called_in(graph: fx.Graph) -> dict[str, tuple[ExportedRegion, list[Operand]]
 
 
 @contextmanager
-def linked(called: dict[str, tuple[ExportedRegion, list[Operand]]], parts: tuple[str, ...] = (), more: str = "") -> Iterator[None]:
-    """In here, Inductor links these regions into what it compiles ahead of time, with other C files of this folder, and `more`
-    behind them."""
+def linked(called: Calls, *parts: str, more: More = lambda _: "", public: str | None = None) -> Iterator[None]:
+    """In here, Inductor links these regions into what it compiles ahead of time, with other C (see `archive`).
+
+    What it makes shows the functions of the pattern `public` and no others, if that is given.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        library = archive(called, ("aoti.c", *parts), more, Path(folder))
+        library = archive(called, parts, more, Path(folder))
+        if public is not None:  # Inductor writes -l before it, and splits all at spaces
+            (Path(folder) / "shown").write_text(f"{{ global: {public}; local: *; }};")
+            library += f" -Wl,--version-script={folder}/shown"
         paths = os.pathsep.join([folder, *filter(None, [os.environ.get("LIBRARY_PATH")])])
         patches = {
             "aot_inductor.custom_ops_to_c_shims": {exported: [_DECLARED]},
