@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 
-from gossamer.backend.deploy.archive import c_name, run_tool
+from gossamer.backend.deploy.archive import c_name
 from gossamer.backend.deploy.c_interface import Interface, Named
 from gossamer.backend.deploy.packages import called_in, compile_ahead, linked
 from gossamer.backend.export import export
@@ -72,7 +72,9 @@ def _interface(program: torch.export.ExportedProgram, name: str) -> Interface:
     inputs = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     others = [spec for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT]
     if others:
-        raise CompileError(f"the model writes to {others[0].target or 'an input'}, which a library in C does not: it has constants")
+        raise CompileError(
+            f"the model writes to {others[0].target or 'an input'}, which a library in C does not: it has constants"
+        )
     given = [Named(each, _tensor(each, nodes)) for each in inputs]
     results = [Named(f"result {n}", _tensor(spec.arg.name, nodes)) for n, spec in enumerate(signature.output_specs)]
     ranges = {symbol: (int(max(found.lower, 0)), _bound(found.upper)) for symbol, found in program.range_constraints.items()}
@@ -82,7 +84,9 @@ def _interface(program: torch.export.ExportedProgram, name: str) -> Interface:
 def _tensor(name: str, nodes: Mapping[str, torch.fx.Node]) -> torch.Tensor:
     value = nodes[name].meta.get("val") if name in nodes else None
     if not isinstance(value, torch.Tensor):
-        raise CompileError(f"a library in C takes and gives tensors, and {name} is {value!r}: wrap the model in a module of tensors")
+        raise CompileError(
+            f"a library in C takes and gives tensors, and {name} is {value!r}: wrap the model in a module of tensors"
+        )
     return value
 
 
@@ -96,6 +100,6 @@ def _check(library: Path) -> None:
     if missing := sorted(set(_KEPT_BY_TORCH.findall(listed))):
         names = ", ".join(name.removeprefix("aoti_torch_").removeprefix("cpu_") for name in missing)
         raise CompileError(
-            f"a part of the model needs PyTorch: {names}. A library has what Gossamer and Inductor compile themselves; prune the "
-            "layers behind these operations, or make a package of AOTInductor with gossamer.export"
+            f"a part of the model needs PyTorch: {names}. A library has what Gossamer and Inductor compile themselves; prune "
+            "the layers behind these operations, or make a package of AOTInductor with gossamer.export"
         )

@@ -3,7 +3,7 @@
     program = gossamer.export(model, inputs, dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch._inductor.aoti_compile_and_package(program, package_path="model.pt2")
 
-The package has kernels and packed weights inside. `torch._inductor.aoti_load_package` loads it where torch is, without Gossamer.
+The package has kernels and packed weights inside. `torch._inductor.aoti_load_package` loads it where torch is.
 """
 
 import operator
@@ -30,7 +30,7 @@ from gossamer.backend.report.report import record
 from gossamer.backend.run import region_op
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.foreseen import foreseen
-from gossamer.runtime.torch_internals import PlainAOTInput, disable_current_modes
+from gossamer.runtime.torch_internals import PlainAOTInput, disable_current_modes, tree_flatten
 
 PASSES = ("drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "sparse-weights", "convolutions")
 """The passes whose results are kernels with fixed weights."""
@@ -83,7 +83,7 @@ def export(
 def _inputs(program: torch.export.ExportedProgram) -> Inputs:
     """The inputs of a program's graph, whose parameters, buffers and constants are static, unless it writes to them."""
     signature, flat = program.graph_signature, list[Any]()
-    given = iter(torch.utils._pytree.tree_leaves(program.example_inputs))
+    given = iter(tree_flatten(program.example_inputs)[0])
     written = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
     statics, names = dict[int, Static](), dict[int, str]()
     for index, (node, spec) in enumerate(zip(_placeholders(program), signature.input_specs, strict=True)):
@@ -127,7 +127,7 @@ def _value(node: fx.Node, inputs: Inputs) -> torch.Tensor | None:
 
 
 def _without_dead_inputs(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program of a graph that was rewritten: without the weights that it does not read, and with its constants as inputs."""
+    """The program of a graph that was rewritten: without weights that it does not read, and with its constants as inputs."""
     module, signature = program.graph_module, program.graph_signature
     graph, held, inputs = module.graph, dict(program.constants), list(signature.input_specs)
     first = next(iter(graph.nodes))

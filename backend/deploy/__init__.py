@@ -1,1 +1,1 @@
-"""Sparse regions outside of Python: their kernels, packed weights and calls as C, for packages of AOTInductor and C libraries."""
+"""Sparse regions outside of Python: kernels, packed weights and calls as C, for packages of AOTInductor and for libraries."""

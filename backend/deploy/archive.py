@@ -1,6 +1,6 @@
 """A static library with the regions of a program: kernels as object code, packed weights, and the C that calls them.
 
-    libgossamer_5f21….a    call.c, aoti.c, and what c_code.py writes; built by the C++ compiler that Inductor uses
+libgossamer_5f21….a    call.c, aoti.c, and what c_code.py writes; built by the C++ compiler that Inductor uses
 """
 
 import hashlib
@@ -75,10 +75,7 @@ def c_text(regions: Calls, arrays: Arrays, parts: Sequence[str]) -> str:
     target = host()
     kernels = {kernel_name(way.kernel.key) for region, _ in regions.values() for way in region.ways}
     functions = [region_function(region, operands, arrays) for region, operands in regions.values()]
-    table = [
-        f'  {{"{key}", {len(operands)}, {len(region.layout.outputs([0] * len(operands[0].sizes)))}, run_{key}}},'
-        for key, (region, operands) in regions.items()
-    ]
+    table = [f'  {{"{key}", {len(operands)}, {region.results}, run_{key}}},' for key, (region, operands) in regions.items()]
     looked = [f'  {{"{name}", {", ".join(map(str, FEATURES[name]))}}},' for name in needed(target)]
     return "\n".join([
         _file("call.c"),

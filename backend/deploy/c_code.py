@@ -41,6 +41,7 @@ class _Words:
     """A weight as a call takes it."""
 
     words: Sequence[Any]
+    shape: tuple[int, ...]
 
 
 class Arrays:
@@ -60,7 +61,8 @@ class Arrays:
 
     def words(self, packed: Packed) -> _Words:
         """Address and length of each array of a weight."""
-        return _Words([word for array in packed.components for word in (_symbol(self.name(array)), array.numel())])
+        words = [word for array in packed.components for word in (_symbol(self.name(array)), array.numel())]
+        return _Words(words, packed.shape)
 
 
 def kernel_name(key: str) -> str:
@@ -89,9 +91,7 @@ def region_function(region: ExportedRegion, operands: Sequence[Operand], arrays:
     return "\n".join([*lines, "}"])
 
 
-def _call(
-    region: ExportedRegion, way: Way, given: Sequence[Memory], outputs: Sequence[Memory], arrays: Arrays
-) -> list[str]:
+def _call(region: ExportedRegion, way: Way, given: Sequence[Memory], outputs: Sequence[Memory], arrays: Arrays) -> list[str]:
     x, *others = given
     operands: list[Any] = [x, *(arrays.words(packed) for packed in way.weights), *others]
     out: Any = outputs[0] if len(outputs) == 1 else list(outputs)
@@ -112,9 +112,7 @@ def _call(
 
 
 def _given(number: int, operand: Operand) -> Memory:
-    sizes = [
-        _symbol(f"in[{number}].sizes[{d}]") if size is None else size for d, size in enumerate(operand.sizes)
-    ]
+    sizes = [_symbol(f"in[{number}].sizes[{d}]") if size is None else size for d, size in enumerate(operand.sizes)]
     return Memory(_symbol(f"(int64_t)in[{number}].data"), tuple(sizes))
 
 

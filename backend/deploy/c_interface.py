@@ -75,13 +75,22 @@ class Interface:
                 continue
             symbols = {s: self._first(s) for s in getattr(expression, "free_symbols", ())}
             if None not in symbols.values():
-                named = {s: sympy.Symbol(f"in[{at[0]}].sizes[{at[1]}]", integer=True, positive=True) for s, at in symbols.items() if at}
+                named = {
+                    s: sympy.Symbol(f"in[{at[0]}].sizes[{at[1]}]", integer=True, positive=True)
+                    for s, at in symbols.items()
+                    if at
+                }
                 wanted = expression.subs(named) if symbols else expression
                 yield f'  if ({place} != {in_c(wanted)}) return "{what}";'
 
     def _first(self, symbol: Any) -> tuple[int, int] | None:
         """The first input and dimension whose size a symbol is."""
-        places = ((n, d) for n, each in enumerate(self.inputs) for d, size in enumerate(each.value.shape) if _expression(size) == symbol)
+        places = (
+            (n, d)
+            for n, each in enumerate(self.inputs)
+            for d, size in enumerate(each.value.shape)
+            if _expression(size) == symbol
+        )
         return next(places, None)
 
 

@@ -2,8 +2,8 @@
 
     gossamer::exported([x, *extras], key) -> [[T, M], ...]
 
-In contrast to `gossamer::region` its weights are fixed: they are packed, and no operands. In a package of AOTInductor the call is
-one of a function in C (see c_code.py); in Python it runs the same kernel.
+In contrast to `gossamer::region` its weights are fixed: they are packed, and no operands. In a package of AOTInductor the call
+is one of a function in C (see c_code.py); in Python it runs the same kernel.
 """
 
 import hashlib
@@ -63,6 +63,11 @@ class ExportedRegion:
                 key.update(content(array))
         found = cls(key.hexdigest()[:16], region.layout, tuple(ways))
         return _regions.setdefault(found.key, found), region.variants[0].others
+
+    @property
+    def results(self) -> int:
+        """The number of results."""
+        return len(self.layout.results) if isinstance(self.layout, Matrices) else 1
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         x, *others = [each.contiguous() for each in operands]
