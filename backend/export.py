@@ -36,7 +36,7 @@ PASSES = ("drop-copies", "distribute-factors", "unsigned-products", "dequantized
 """The passes whose results are kernels with fixed weights."""
 
 OWNED = "gossamer"
-"""What the metadata of a program's graph calls its regions."""
+"""What the metadata of a call holds its region by, so that it lives as long as a graph that calls it."""
 
 
 def export(
@@ -68,14 +68,13 @@ def export(
     context = GraphContext(inputs, parsed, Dump(parsed.dump_ir) if parsed.dump_ir else None, None)
     with disable_current_modes(), torch.no_grad():
         rewritten = compile_graph(graph, context)
-        regions = _with_weights(graph, inputs)
+        called = _with_weights(graph, inputs)
     record(rewritten.decisions, rewritten.kernels, rewritten.seconds, False)
-    if not regions:
+    if not called:
         reasons = "; ".join(sorted({f"{each.name}: {each.reason}" for each in rewritten.decisions})[:5])
         raise CompileError(
             f"no layer of the model is sparse ({reasons or 'it has no weights with zeros'}): use torch.export.export for it"
         )
-    program.graph_module.meta[OWNED] = regions  # they live as long as it
     watch_exports()
     return _without_dead_inputs(program)
 
@@ -99,19 +98,19 @@ def _inputs(program: torch.export.ExportedProgram) -> Inputs:
     return Inputs(program.graph_module, flat, statics, (), names)
 
 
-def _with_weights(graph: fx.Graph, inputs: Inputs) -> list[ExportedRegion]:
-    """Puts a call with packed weights where a region is called, in place: the regions that are called."""
-    found = list[ExportedRegion]()
-    for node in [node for node in graph.nodes if node.target in (region_op.region, region_op.chain)]:
+def _with_weights(graph: fx.Graph, inputs: Inputs) -> int:
+    """Puts a call with packed weights where a region is called, in place: the number of calls."""
+    found = [node for node in graph.nodes if node.target in (region_op.region, region_op.chain)]
+    for node in found:
         operands, key = node.args
         region, others = ExportedRegion.of(region_op.known(key), [_value(each, inputs) for each in operands])
         emit = Emitter(node)
         called = emit(exported, [operands[0], *operands[others]], region.key)
+        called.meta[OWNED] = region
         node.replace_all_uses_with(called if node.target is region_op.chain else emit(operator.getitem, called, 0))
         graph.erase_node(node)
-        found.append(region)
     graph.eliminate_dead_code(_has_effect)
-    return found
+    return len(found)
 
 
 def _has_effect(node: fx.Node) -> bool:
