@@ -1,5 +1,6 @@
 """gossamer.build: a model as a library that a program in C calls, without Python and PyTorch."""
 
+import importlib
 import subprocess
 from pathlib import Path
 
@@ -48,7 +49,7 @@ int main(void) {
 """
 
 
-def test_a_program_in_c_gets_what_torch_computes(tmp_path: Path) -> None:
+def test_a_program_in_c_gets_what_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = classifier()
     header = gossamer.build(model, (tokens,), tmp_path / "classifier.so", dynamic_shapes=BATCH, options=OPTIONS)
     assert "in[0]  tokens: int64 [" in header.read_text()
@@ -65,6 +66,14 @@ def test_a_program_in_c_gets_what_torch_computes(tmp_path: Path) -> None:
     refusal, leaked = done.stdout.splitlines()
     assert refusal.startswith("in[0], tokens, is no int64 [") and refusal.endswith(", 7]")
     assert int(leaked.split()[0]) < 4096
+    torch.testing.assert_close(_called_from_python(tmp_path / "classifier.so", given, monkeypatch), found)
+
+
+def _called_from_python(library: Path, given: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """What the example's class gets from a library."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    found = importlib.import_module("sources.c_library").Library(library)(given.numpy())
+    return torch.from_numpy(found)
 
 
 def test_what_only_libtorch_has_is_named(tmp_path: Path) -> None:
