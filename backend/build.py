@@ -25,7 +25,7 @@ from gossamer.backend.export import export
 from gossamer.backend.report.options import Options
 from gossamer.dialects.errors import CompileError
 
-_KEPT_BY_TORCH = re.compile(r"\b(aoti_torch_\w+|\w*(?:at|c10|torch)::\w[\w:]*)")
+_KEPT_BY_TORCH = re.compile(r"\b(aoti_torch_\w+|Sleef_\w+|\w*(?:at|c10|torch)::\w[\w:]*)")
 
 
 def build(
@@ -56,7 +56,7 @@ def build(
             "aot_inductor.output_path": str(made),
         }  # fmt: skip
         more = lambda arrays: interface.code(constants, arrays)
-        with linked(called_in(compiled.graph), "aoti.c", "tensors.c", more=more, public=f"{interface.name}_*"):
+        with linked(called_in(compiled.graph), "aoti.c", "tensors.c", "vector_math.c", more=more, public=f"{interface.name}_*"):
             compile_ahead(compiled, tuple(args), dict(kwargs or {}), options=settings)
         _check(made)
         library.write_bytes(made.read_bytes())
