@@ -44,7 +44,7 @@ _LONGEST = 64  # tokens
 
 def pruned() -> Any:
     """The sparse encoder. Its accuracy is what `sparse_minilm.py` says; the weights here are pruned by size alone."""
-    from sources.sentence_encoder import load_encoder
+    from sources.sentence_encoder import load_encoder  # type: ignore[import-not-found]
 
     import gossamer
 
