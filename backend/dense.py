@@ -56,7 +56,7 @@ def with_inductor(
 
     def compile_(cached: bool) -> Callable[..., Any]:
         with functorch_config.patch(enable_autograd_cache=cached):
-            compiled: Any = compile_fx(module, inputs, config_patches=patches, decompositions=_inductor_table())
+            compiled: Any = compile_fx(module, inputs, config_patches=patches, decompositions=inductor_table())
         return compiled
 
     cached = functorch_config.enable_autograd_cache and rewrite.keep()
@@ -120,10 +120,10 @@ class _Table(dict[Any, Callable[..., Any]]):
     """A decomposition table that is pickled by name, so that Inductor can make a cache key of it."""
 
     def __reduce__(self) -> tuple[Callable[[], "_Table"], tuple[()]]:
-        return _inductor_table, ()
+        return inductor_table, ()
 
 
-def _inductor_table() -> _Table:
+def inductor_table() -> _Table:
     from gossamer.runtime.torch_internals import select_decomp_table
 
     return _Table({**select_decomp_table(), **_DECOMPOSITIONS})

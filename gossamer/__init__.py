@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from gossamer import recipes as recipes
     from gossamer import torchsparse as torchsparse
     from gossamer.backend.bisect import bisect
+    from gossamer.backend.build import build
     from gossamer.backend.explain import explain
+    from gossamer.backend.export import export
     from gossamer.backend.measuring.calibrate import calibrate
     from gossamer.backend.profile import profile
     from gossamer.backend.profiling.measured import Profile
@@ -65,8 +67,10 @@ if "torch" in sys.modules:
 
 _HOMES = {
     "bisect": "gossamer.backend.bisect",
+    "build": "gossamer.backend.build",
     "calibrate": "gossamer.backend.measuring.calibrate",
     "explain": "gossamer.backend.explain",
+    "export": "gossamer.backend.export",
     "profile": "gossamer.backend.profile",
     "Profile": "gossamer.backend.profiling.measured",
     "Options": "gossamer.backend.report.options",
@@ -125,11 +129,13 @@ __all__ = [
     "SparseTraining",
     "__version__",
     "bisect",
+    "build",
     "calibrate",
     "decompose",
     "distill",
     "einsum",
     "explain",
+    "export",
     "finalize",
     "graph_attention",
     "implements",

@@ -93,6 +93,7 @@ class Operation:
     remembers_floats  whether it remembers what it has made of floating-point operands, too, by their counts of writes
     label             what a call is called in profiles; by default its name, and those of the weights that it takes
     tags              what torch may expect of it
+    direct            whether Inductor's Python code calls it without the dispatcher (see direct_call.py)
     """
 
     schema: str
@@ -104,11 +105,14 @@ class Operation:
     remembers_floats: bool = False
     label: Callable[..., str] | None = None
     tags: tuple[torch.Tag, ...] = TAGS
+    direct: bool = True
 
     def register(self) -> Function:
         """Defines the operation. Returns what calls it."""
         name, kernel = self.name, self.checked(self.cpu)
-        OPERATIONS[name], KERNELS[name] = self, kernel
+        OPERATIONS[name] = self
+        if self.direct:
+            KERNELS[name] = kernel
         if self.remembers_floats:
             REMEMBER_FLOATS.add(name)
         LIBRARY.define(plain(self.schema), tags=self.tags)

@@ -43,6 +43,8 @@ class RegionKernel:
     formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
     schedule  one of pipelines.SCHEDULES, or an open one
     key       hash of kernel IR and target: equal keys are the same machine code
+    words, workspace  as of a `Kernel`
+    tiles     tokens of a tile, then the bytes that each tile needs more, for all threads and for each; empty without tiles
     """
 
     def __init__(self, note: Note, entry: disk_cache.Entry) -> None:
@@ -52,7 +54,8 @@ class RegionKernel:
         code = jit.load(entry.code, entry.call["entry"])
         terms = _terms(note.formats, note.sized, note.numbers, dynamic)
         self._kernel = Kernel(code, sum(1 + len(dims) for dims in dynamic), entry.call["workspace"], terms)
-        self._tiles = tuple(entry.call["tile_workspace"])
+        self.words, self.workspace = self._kernel.words, self._kernel.workspace
+        self.tiles = tuple(entry.call["tile_workspace"])
 
     def __reduce__(self) -> tuple[Callable[[Note], "RegionKernel"], tuple[Note]]:
         return _recalled, (self.note,)
@@ -66,10 +69,10 @@ class RegionKernel:
         A region with a sparse result fills `out` (int64) with address and elements of each of its arrays, for the caller to
         free (see expose-specifiers).
         """
-        if not self._tiles:
+        if not self.tiles:
             self._kernel.run(operands, out)
             return
-        tokens, shared, scratch = self._tiles
+        tokens, shared, scratch = self.tiles
         rows = (out if isinstance(out, torch.Tensor) else out[0]).size(0)
         length = length or rows
         tiles = -(-length // tokens)
@@ -78,7 +81,7 @@ class RegionKernel:
     @property
     def code(self) -> Kernel | None:
         """What runs; None where its workspace depends on the call."""
-        return None if self._tiles else self._kernel
+        return None if self.tiles else self._kernel
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
         """A function of the words that follow these ones, of the operands and the output: see `Kernel.bound`."""

@@ -23,6 +23,7 @@ GUIDE = (ROOT / "docs" / "guide.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = [
     "docs/guide.md",
+    "docs/deploy.md",
     "docs/training.md",
     "docs/low_rank.md",
     "docs/troubleshooting.md",

@@ -1,10 +1,12 @@
 """The examples run, on small inputs, and what they compare agrees."""
 
+import asyncio
 import copy
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -220,3 +222,19 @@ def test_a_compiled_recommender_trains_like_the_eager_one(monkeypatch: pytest.Mo
     assert counters["gossamer"]["regions"] >= 6
     assert ours[1] == pytest.approx(theirs[1], rel=1e-4)
     assert recommender.area(compiled, data, 64) == pytest.approx(recommender.area(twin, data, 64), abs=0.01)
+
+
+def test_a_server_runs_requests_that_come_together_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, batches = example("server", monkeypatch), []
+
+    def model(ids: Any, mask: Any) -> Any:
+        batches.append(ids.shape)
+        return mask.sum(1, keepdims=True).astype("float32")
+
+    async def asked() -> list[dict[str, list[float]]]:
+        answer = server.application(model, wait=0.5).routes[-1].endpoint
+        return await asyncio.gather(*(answer({"text": text}) for text in ("one", "two words", "and three words")))
+
+    found = asyncio.run(asked())
+    assert [each["embedding"] for each in found] == [[3], [4], [5]]  # with the first and the last token
+    assert batches == [(3, 5)]

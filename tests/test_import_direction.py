@@ -21,9 +21,9 @@ BELOW = {
 INSIDE = {
     "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
-        "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution", "attention",
-        "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices", "report",
-        "page",
+        "deploy", "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution",
+        "attention", "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices",
+        "report", "page",
     ],
     "runtime": ["modules", "packers", "watching"],
     "sparsity": [

@@ -1,8 +1,8 @@
-"""A warning where AOTInductor makes a package of a pruned model: kernels of ours are not part of such packages.
+"""A warning where AOTInductor makes a package of a pruned model that was not exported by us.
 
     torch._inductor.aoti_compile_and_package(torch.export.export(model, inputs))
 
-A package runs without Python, and is compiled by Inductor alone: it never asks a backend.
+Such a package is compiled by Inductor alone: it never asks a backend.
 """
 
 import functools
@@ -37,8 +37,8 @@ def _warn_of(module: Any) -> None:
         names = ", ".join(repr(name) for name in pruned[:_MOST_NAMES]) + (", ..." if len(pruned) > _MOST_NAMES else "")
         count = f"{len(pruned)} pruned weight{'s' * (len(pruned) > 1)} ({names})"
         warnings.warn(
-            f"AOTInductor compiles {count} densely: Gossamer's kernels are not part of its packages. To use them, run "
-            'the model in Python with torch.compile(model, backend="sparse").',
+            f"AOTInductor compiles {count} densely. To have Gossamer's kernels in the package, export the model with "
+            "gossamer.export instead of torch.export.export.",
             stacklevel=3,
         )
 

@@ -1,0 +1,85 @@
+"""Has AOTInductor link the regions of an exported program into its package.
+
+    torch._inductor.aoti_compile_and_package(gossamer.export(model, inputs))
+
+Calls of `gossamer::exported` become calls of a function in C, which lies in a static library that the package is linked with.
+"""
+
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch import fx
+
+from gossamer.backend.deploy.archive import Calls, More, archive
+from gossamer.backend.deploy.c_code import Operand
+from gossamer.backend.deploy.exported_region import ExportedRegion, exported, known
+from gossamer.runtime.torch_internals import ahead_of_time, inductor_config
+
+_MARK = "_gossamer_links_kernels"
+_DECLARED = "int aoti_torch_cpu_exported(const AtenTensorHandle* operands, int64_t count, const char* key, ...)"
+
+
+def watch_exports() -> None:
+    """Has `aot_compile` of torch._inductor link what a program calls."""
+    original = ahead_of_time.aot_compile
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def aot_compile(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
+        if not (called := called_in(gm.graph)):
+            return original(gm, *arguments, **named)
+        with linked(called, "aoti.c"):
+            return original(gm, *arguments, **named)
+
+    setattr(aot_compile, _MARK, True)
+    ahead_of_time.aot_compile = aot_compile
+
+
+def compile_ahead(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
+    """`aot_compile` of torch._inductor, which links what the caller says (see `linked`)."""
+    given = ahead_of_time.aot_compile
+    return (given.__wrapped__ if hasattr(given, _MARK) else given)(gm, *arguments, **named)
+
+
+def called_in(graph: fx.Graph) -> dict[str, tuple[ExportedRegion, list[Operand]]]:
+    """The regions that a graph calls, by their keys, and what it calls them with."""
+    found = dict[str, tuple[ExportedRegion, list[Operand]]]()
+    for node in graph.find_nodes(op="call_function", target=exported):
+        operands, key = node.args
+        given = [Operand(tuple(each if isinstance(each, int) else None for each in x.meta["val"].shape)) for x in operands]
+        if key in found:  # called twice: what differs is open
+            given = [_either(*both) for both in zip(found[key][1], given, strict=True)]
+        found[key] = known(key), given
+    return found
+
+
+@contextmanager
+def linked(called: Calls, *parts: str, more: More = lambda _: "", public: str | None = None) -> Iterator[None]:
+    """In here, Inductor links these regions into what it compiles ahead of time, with other C (see `archive`).
+
+    What it makes shows the functions of the pattern `public` and no others, if that is given.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        library = archive(called, parts, more, Path(folder))
+        if public is not None:  # Inductor writes -l before it, and splits all at spaces
+            (Path(folder) / "shown").write_text(f"{{ global: {public}; local: *; }};")
+            library += f" -Wl,--version-script={folder}/shown"
+        paths = os.pathsep.join([folder, *filter(None, [os.environ.get("LIBRARY_PATH")])])
+        patches = {
+            "aot_inductor.custom_ops_to_c_shims": {exported: [_DECLARED]},
+            "aot_inductor.custom_op_libs": [library],
+            "cpp.dynamic_threads": True,
+        }
+        with inductor_config.patch(patches), mock.patch.dict(os.environ, LIBRARY_PATH=paths):
+            yield
+
+
+def _either(first: Operand, second: Operand) -> Operand:
+    return Operand(tuple(a if a == b else None for a, b in zip(first.sizes, second.sizes, strict=True)))

@@ -1,0 +1,138 @@
+"""gossamer.export: programs with packed weights, and packages of AOTInductor that load without Gossamer."""
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import gossamer
+from gossamer.backend.deploy import archive
+from tests.backend.harness import prune_
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+OPTIONS = {"min_gain": 0, "strict": True}
+BATCH = ({0: Dim("batch", min=1, max=4096)},)
+
+
+class Classifier(nn.Module):
+    """Two sparse layers in a dense model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 64)
+        self.layers = prune_(nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 48)))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(self.layers(self.table(tokens)).mean(1), -1)
+
+
+def classifier() -> tuple[Classifier, torch.Tensor]:
+    torch.manual_seed(0)
+    return Classifier().eval(), torch.randint(50, (3, 7))
+
+
+def calls(program: torch.export.ExportedProgram) -> int:
+    """The number of regions in a program."""
+    return len(program.graph_module.graph.find_nodes(op="call_function", target=torch.ops.gossamer.exported.default))
+
+
+def test_a_program_has_packed_weights_in_place_of_dense_ones() -> None:
+    model, tokens = classifier()
+    program = gossamer.export(model, (tokens,), dynamic_shapes=BATCH, options=OPTIONS)
+    assert calls(program) == 1
+    assert set(program.state_dict) == {"table.weight", "layers.0.bias", "layers.2.bias"}
+    called = program.module()
+    for batch in (1, 3, 40):
+        given = torch.randint(50, (batch, 7))
+        torch.testing.assert_close(called(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_keeps_the_weights_that_it_was_exported_with() -> None:
+    model, tokens = classifier()
+    before = model(tokens)
+    program = gossamer.export(model, (tokens,), options=OPTIONS)
+    with torch.no_grad():
+        model.layers[0].weight.mul_(2)
+    torch.testing.assert_close(program.module()(tokens), before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_of_a_program_runs_when_the_program_is_gone() -> None:
+    model, tokens = classifier()
+    module = copy.deepcopy(gossamer.export(model, (tokens,), options=OPTIONS)).module()
+    gc.collect()
+    torch.testing.assert_close(module(tokens), model(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_keyword_arguments_and_several_results_are_exported() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = prune_(nn.Linear(64, 48))
+
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+            y = self.layer(x) * scale
+            return {"y": y, "sum": y.sum(-1)}
+
+    torch.manual_seed(0)
+    model, x, scale = Two().eval(), torch.randn(4, 64), torch.randn(48)
+    program = gossamer.export(model, (x,), {"scale": scale}, options=OPTIONS)
+    assert calls(program) == 1
+    torch.testing.assert_close(program.module()(x, scale=scale), model(x, scale=scale), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_zeros_is_refused() -> None:
+    with pytest.raises(gossamer.CompileError, match=r"no layer of the model is sparse.*torch\.export\.export"):
+        gossamer.export(nn.Linear(64, 64).eval(), (torch.randn(4, 64),))
+
+
+def test_a_region_of_a_program_that_is_gone_is_told_so() -> None:
+    with pytest.raises(gossamer.CompileError, match="belongs to a program that is gone"):
+        torch.ops.gossamer.exported([torch.randn(2, 2)], "0123")
+
+
+LOADED = """
+import resource, sys, torch
+tokens, expected, path = *torch.load(sys.argv[1]), sys.argv[2]
+model = torch._inductor.aoti_load_package(path)
+assert not [name for name in sys.modules if name.startswith("gossamer")]
+for batch, wanted in zip(tokens, expected, strict=True):
+    torch.testing.assert_close(model(batch), wanted, rtol=1e-4, atol=1e-5)
+peaks = []
+for n in range(24):
+    model = torch._inductor.aoti_load_package(path)
+    model(tokens[0])
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+assert peaks[-1] - peaks[3] < 4096, peaks
+print("all is there")
+"""
+
+
+def test_a_package_runs_where_gossamer_is_not_loaded(tmp_path: Path) -> None:
+    model, tokens = classifier()
+    program = gossamer.export(model, (tokens,), dynamic_shapes=BATCH, options=OPTIONS)
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    batches = [torch.randint(50, (batch, 7)) for batch in (3, 1, 40)]
+    with torch.no_grad():
+        torch.save((batches, [model(each) for each in batches]), tmp_path / "expected.pt")
+    surroundings = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # torch imports plug-ins otherwise
+    command = [sys.executable, "-c", LOADED, tmp_path / "expected.pt", package]
+    done = subprocess.run(command, env=surroundings, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "all is there" in done.stdout, done.stderr
+
+
+def test_a_package_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(archive, "get_cpp_compiler", missing)
+    model, tokens = classifier()
+    program = gossamer.export(model, (tokens,), options=OPTIONS)
+    with pytest.raises(gossamer.CompileError, match="linked by a C\\+\\+ compiler, and there is none"):
+        torch._inductor.aoti_compile_and_package(program)
