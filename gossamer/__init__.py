@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gossamer.backend.report.table import Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.hub.sparse_config import SparseConfig
     from gossamer.sparsity.bags.row_wise_adagrad import RowWiseAdagrad
     from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.experts.routed_linear import routed_linear
@@ -100,6 +101,7 @@ _HOMES = {
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
     "store_sparse": "gossamer.sparsity.store_sparse",
+    "SparseConfig": "gossamer.hub.sparse_config",
     "SparseTensor": "gossamer.sparsity.tensor.sparse_tensor",
     "SparseTraining": "gossamer.sparsity.training.train_sparse",
     "train_sparse": "gossamer.sparsity.training.train_sparse",
@@ -121,6 +123,7 @@ __all__ = [
     "Profile",
     "Report",
     "RowWiseAdagrad",
+    "SparseConfig",
     "SparseTensor",
     "SparseTraining",
     "__version__",
