@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gossamer.backend.report.table import Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.hub.merge import merge
     from gossamer.hub.sparse_config import SparseConfig
     from gossamer.sparsity.bags.row_wise_adagrad import RowWiseAdagrad
     from gossamer.sparsity.checkpoints.save_load import load, save
@@ -86,6 +87,7 @@ _HOMES = {
     "load": "gossamer.sparsity.checkpoints.save_load",
     "distill": "gossamer.sparsity.training.distill",
     "DistillationLoss": "gossamer.sparsity.training.distill",
+    "merge": "gossamer.hub.merge",
     "prepare": "gossamer.sparsity.prepare",
     "Cuttlefish": "gossamer.sparsity.training.cuttlefish",
     "decompose": "gossamer.sparsity.pruning.decompose",
@@ -137,6 +139,7 @@ __all__ = [
     "graph_attention",
     "implements",
     "load",
+    "merge",
     "prepare",
     "profile",
     "prune",

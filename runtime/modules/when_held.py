@@ -1,7 +1,7 @@
 """Who is told of models whose weights are no longer plain parameters, because they are under masks or stored as nonzeros.
 
-Libraries that save models by themselves need to know. It is here because it must be there before anything of Gossamer that takes
-time to import.
+Libraries that save models by themselves need to know. They are told of this file when they are imported, so it imports nothing
+that takes time.
 """
 
 from collections.abc import Callable

@@ -13,10 +13,9 @@ TOKENS = torch.arange(12)[None]
 
 def config(**options: Any) -> LlamaConfig:
     """Its configuration."""
-    return LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=100, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1, **options,
-    )  # fmt: skip
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    others = {"num_hidden_layers": 1, "vocab_size": 100, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1}
+    return LlamaConfig(**{**sizes, **others, **options})
 
 
 def saved(folder: Path) -> LlamaForCausalLM:
