@@ -1,5 +1,4 @@
-"""docs/ecosystem.md and docs/hugging_face.md: their blocks run as they stand, where packages are installed, and compile something
-sparse."""
+"""docs/ecosystem.md, docs/hugging_face.md: blocks run as they stand, where packages are installed, and compile something."""
 
 import ast
 import importlib.util
