@@ -19,7 +19,7 @@ def write_page(found: Collector, inputs: Inputs, options: Options) -> None:
     report = Report(
         answered(found.decisions), [], len(found.kernels), found.seconds, known_off(), found.training, min_gain=options.min_gain
     )
-    report.patterns = patterns_of(inputs, found.decisions, {})
+    report.patterns, report.flows = patterns_of(inputs, found.decisions, {}), found.flows
     add_to_page(report, options)
 
 

@@ -94,6 +94,7 @@ class _Call:
         decisions = [*answered(found.decisions), *without_zeros(backend.parameters, {each.name for each in found.decisions})]
         report = Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training)
         report.min_gain, report.patterns, report.dump = options.min_gain, backend.patterns, options.dump_ir
+        report.flows = found.flows
         return report, held
 
 
@@ -126,11 +127,13 @@ class _Backend:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         decisions = self.found.decisions
-        start = len(decisions)
+        start, drawn = len(decisions), len(self.found.flows)
         compiled = compile_dynamo_graph(gm, example_inputs, self.call.mode, self.options)
         inputs, own = Inputs.of(gm, example_inputs), tensor_names(self.call.function)
         names = {name: own.get(id(inputs.values[index]), name) for index, name in inputs.names.items()}
         decisions[start:] = [replace(each, name=names.get(each.name, each.name)) for each in decisions[start:]]
+        for part in (part for flow in self.found.flows[drawn:] for part in flow):
+            part["weights"] = [names.get(name, name) for name in part["weights"]]
         own_names = {name: names[name] for name in inputs.names.values()}
         self.patterns |= patterns_of(inputs, decisions[start:], own_names)
         parameters = {index: inputs.values[index] for index in inputs.statics if isinstance(inputs.values[index], nn.Parameter)}

@@ -6,6 +6,7 @@ compiles them: `compile_graph.py` is the door to that.
 
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import fx
@@ -13,6 +14,7 @@ from torch import fx
 from gossamer.backend import graph_cache
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.unproven import stays_dense
+from gossamer.backend.flow import flow_of
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.graph.nodes import in_training
@@ -56,7 +58,7 @@ class SparseRewrite(CustomGraphPass):
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
         try:
-            inputs.match(graph)
+            statics = inputs.match(graph)
         except Unmatched as problem:
             _give_up(inputs, str(problem))
             return
@@ -69,7 +71,9 @@ class SparseRewrite(CustomGraphPass):
             budget = Budget.of(self._measuring)
             rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
-        record(rewritten.decisions, rewritten.kernels, rewritten.seconds, rewritten.training)
+        names = {node: static.name for node, static in statics.items()}
+        flow = partial(flow_of, graph, names, rewritten.regions)
+        record(rewritten.decisions, rewritten.kernels, rewritten.seconds, rewritten.training, flow=flow)
         if self.fingerprint is not None and rewritten.lasting:
             if budget is None or budget.settled or graph_cache.is_last_try(self.fingerprint):
                 graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity))

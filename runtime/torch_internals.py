@@ -204,6 +204,7 @@ PRIVATE = {
     ),
     "V": Private("torch._inductor.virtualized:V", "what Inductor writes into", DIRECT_CALLS),
     "mark_static": Private("torch._dynamo:mark_static", "code for what has become sparse or dense", ANEW, lambda *_: None),
+    "GuardManager": Private("torch._C._dynamo.guards:GuardManager", "whether it sees marks of parameters", ANEW, Absent),
     "set_version_counter": Private(
         "torch._C._autograd:_unsafe_set_version_counter", "what it has written", DIRECT_CALLS, lambda *_: None
     ),

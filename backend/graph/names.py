@@ -93,10 +93,14 @@ def place_of(node: fx.Node) -> str:
 
     A node that the model itself computes, or a function, is an "attention" with the number that its name has.
     """
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    names = _parts(stack[-1][0])[1:] if stack else []
     number = re.search(r"_\d+$", node.name)
-    return _plain(names) or f"attention{number[0] if number else ''}"
+    return module_path(node) or f"attention{number[0] if number else ''}"
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the innermost module that a node of a traced graph belongs to; empty for what the model itself computes."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return _plain(_parts(stack[-1][0])[1:]) if stack else ""
 
 
 def _parts(source: str) -> list[str]:

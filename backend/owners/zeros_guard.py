@@ -25,7 +25,14 @@ from gossamer.backend.owners.zeros import Zeros, has_zeros_to_see
 from gossamer.backend.report.graph_breaks import compiled_frame
 from gossamer.runtime.foreseen import is_in_training
 from gossamer.runtime.remembered import Made
-from gossamer.runtime.torch_internals import ANEW, DeletedGuardManagerWrapper, LocalSource, install_guard, off
+from gossamer.runtime.torch_internals import (
+    ANEW,
+    DeletedGuardManagerWrapper,
+    GuardManager,
+    LocalSource,
+    install_guard,
+    off,
+)
 
 _MOST_TOGETHER = 5
 """Guarded graphs of a function, where Dynamo counts those of all models together and stops at eight."""
@@ -41,6 +48,9 @@ _MOST_PROBES = 8
 
 _MOST_UNUSED = 8
 """Graphs that are kept although their models are gone: the next model may have zeros like theirs."""
+
+_SEES_MARKS = hasattr(GuardManager, "add_dimension_marking_guard")
+"""Whether Dynamo compiles anew for a marked parameter. Before torch 2.13 it does not."""
 
 _checks: Any = WeakIdKeyDictionary()
 """Of each function's code, those of its graphs."""
@@ -63,7 +73,7 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
         counted_apart = isinstance(source, LocalSource)
         full = not counted_apart and len(checks) >= _MOST_TOGETHER
         names = [name for name, tensor in _tensors(module) if id(tensor) in statics and has_zeros_to_see(tensor)]
-        told = any(is_in_training(tensor) for _, tensor in _tensors(module))  # by a recipe, when to compile anew
+        told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # when to compile anew
         if names and not told and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
             checks.append(check := _Check(module, names, source.local_name if counted_apart else None))
             install_guard(source.make_guard(partial(_zeros_match, check)))

@@ -221,6 +221,7 @@ const Model = (() => {
     search(text, next) {
       query = text.trim().toLowerCase();
       draw();
+      Flow.search(query);
       if (next && rows.length) {
         const hits = rows.map((row, at) => [row, at]).filter(([row]) => only(row));
         const after = hits.find(([row, at]) => at > rows.findIndex((each) => only(each) === selected)) || hits[0];

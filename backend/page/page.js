@@ -68,6 +68,7 @@ const Page = (() => {
     on("panel", open);
     Model.start();
     Weight.start();
+    Flow.start();
     const wanted = location.hash.slice(1);
     if (names.includes(wanted)) open(wanted);
   }

@@ -22,7 +22,18 @@ from gossamer.backend.page.stages import kernels_in
 
 INDEX = "index.html"
 
-_SCRIPTS = ("tools.js", "model.js", "weight.js", "sparsity.js", "listing.js", "kernel.js", "code.js", "run.js", "page.js")
+_SCRIPTS = (
+    "tools.js",
+    "model.js",
+    "weight.js",
+    "flow.js",
+    "sparsity.js",
+    "listing.js",
+    "kernel.js",
+    "code.js",
+    "run.js",
+    "page.js",
+)
 _COMMON_JS = ("core", "python", "llvm")  # parts of highlight.js
 _MOST_BYTES = 4_500_000
 """Of all code in a page. Beyond that the largest stages between the first and the last are left out."""
@@ -122,7 +133,7 @@ def _libraries() -> str:
     core, *languages = [f"(function(module) {{\n{text}\nreturn module.exports; }})({{}})" for text in texts]
     lines = [f"window.hljs = {core};"]
     lines += [f"hljs.registerLanguage('{name}', {code});" for name, code in zip(_COMMON_JS[1:], languages, strict=True)]
-    return "\n".join([*lines, _text("vendor/diff.min.js")])
+    return "\n".join([*lines, _text("vendor/diff.min.js"), _text("vendor/dagre.min.js")])
 
 
 @cache

@@ -37,6 +37,7 @@ def read(folder: Path) -> dict[str, Any] | None:
         "training": any(each["training"] for each in reports),
         "decisions": list(decisions.values()),
         "patterns": {name: pattern for each in reports for name, pattern in each["patterns"].items()},
+        "flows": [flow for each in reports for flow in each["flows"]],
         "breaks": list(dict.fromkeys(reason for each in reports for reason in each["breaks"])),
         "off": list(dict.fromkeys(sentence for each in reports for sentence in each["off"])),
         "seconds": _added(each["seconds"] for each in reports),

@@ -5,10 +5,11 @@ The log, the report (table.py) and the tests all read these records. `record` ha
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from gossamer.backend.report.details import Details
 from gossamer.runtime.torch_internals import counters
@@ -86,6 +87,7 @@ class Collector:
     kernels: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
     training: bool = False
+    flows: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
 _open: ContextVar[tuple[Collector, ...]] = ContextVar("gossamer_collectors", default=())
@@ -103,10 +105,16 @@ def collect() -> Iterator[Collector]:
 
 
 def record(
-    decisions: Iterable[Decision], kernels: Iterable[str], seconds: Mapping[str, float], training: bool = False, graphs: int = 1
+    decisions: Iterable[Decision],
+    kernels: Iterable[str],
+    seconds: Mapping[str, float],
+    training: bool = False,
+    graphs: int = 1,
+    flow: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> None:
     """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses, `seconds` what each graph
-    pass took, `training` whether it has gradients; `graphs` is 0 where others about the same graph follow."""
+    pass took, `training` whether it has gradients; `graphs` is 0 where others about the same graph follow; `flow` tells how the
+    calls of the graph lead to each other."""
     decisions, kernels = list(decisions), set(kernels)
     for decision in decisions:
         log.info("%s", decision)
@@ -117,6 +125,8 @@ def record(
         collector.decisions += decisions
         collector.kernels |= kernels
         collector.training |= training
+        if flow is not None:
+            collector.flows.append(flow())
         for name, taken in seconds.items():
             collector.seconds[name] = collector.seconds.get(name, 0.0) + taken
 

@@ -40,6 +40,7 @@ class Report:
     other         the report of the other mode, inference or training; None if it was not compiled
     min_gain      the option: the gain that a layer needs to become sparse
     patterns      where the nonzeros of each weight lie, in the form that the page shows
+    flows         how the calls of each graph lead to each other, in the form that the page shows
     dump          the folder of the option `dump_ir`, whose code the page shows; None without it
     """
 
@@ -52,6 +53,7 @@ class Report:
     other: "Report | None" = None
     min_gain: float = 1.1
     patterns: dict[str, Any] = field(default_factory=dict, repr=False)
+    flows: list[Any] = field(default_factory=list, repr=False)
     dump: str | None = None
 
     @property
@@ -95,6 +97,7 @@ class Report:
             "min_gain": self.min_gain,
             "decisions": [asdict(decision) for decision in self.decisions],
             "patterns": self.patterns,
+            "flows": self.flows,
             "breaks": self.graph_breaks,
             "off": self.off,
             "seconds": self.seconds,

@@ -21,16 +21,25 @@ _UNSAID = {
 
 def about(kind: str, members: Sequence[fx.Node], products: Sequence[fx.Node]) -> str:
     """What the members of a region compute besides some products, by the operations that torch traced, then its kind."""
-    unsaid = _UNSAID | {_operation(node) for node in products}
-    said = [name for name in dict.fromkeys(map(_operation, members)) if name and name not in unsaid]
-    text = f"+ {', '.join(said[:_MOST])}{', …' * (len(said) > _MOST)}" if said else ""
-    return ", ".join(each for each in (text, kind) if each)
+    said = operations_of(members, unsaid=[_operation(node) for node in products])
+    return ", ".join(each for each in (f"+ {said}" if said else "", kind) if each)
+
+
+def operations_of(nodes: Sequence[fx.Node], unsaid: Sequence[str] = ()) -> str:
+    """The operations of the model that nodes compute, the first few of them: "softmax, gelu, …"."""
+    said = [name for name in dict.fromkeys(map(_operation, nodes)) if name and name not in _UNSAID and name not in unsaid]
+    return ", ".join(said[:_MOST]) + ", …" * (len(said) > _MOST)
 
 
 def _operation(node: fx.Node) -> str:
     """The operation of the model that a node is, or is a part of."""
     target: Any = node.meta.get("original_aten") or node.target
-    return str(getattr(getattr(target, "overloadpacket", target), "__name__", "")).removeprefix("native_")
+    return (
+        str(getattr(getattr(target, "overloadpacket", target), "__name__", ""))
+        .lstrip("_")
+        .removeprefix("native_")
+        .removesuffix("_legit_no_training")
+    )
 
 
 def modules_of(region: object, operands: Sequence[Tensor]) -> list[str]:

@@ -206,7 +206,10 @@ def test_a_function_that_runs_uncompiled_is_warned_of() -> None:
     warning = breaks_of(Routing())[-1]
     assert "gave up the rest of forward" in warning and "layers of torch.nn that it calls are dense" in warning
     (warning,) = breaks_of(Branching())
-    assert "gave up forward" in warning and "Data-dependent branching" in warning
+    if torch.__version__ >= "2.13":
+        assert "gave up forward" in warning and "Data-dependent branching" in warning
+    else:  # it compiles what precedes the loop
+        assert "broke the graph at" in warning and "generic_jump" in warning
 
 
 _LIKE_PEFT = """

@@ -135,6 +135,37 @@ def test_search_finds_a_weight_and_shows_its_contenders(encoder: Tab) -> None:
     assert "pooler.weight" in encoder.texts("tr[data-at] .path")
 
 
+def test_calls_are_drawn_and_a_box_leads_to_its_weight(encoder: Tab) -> None:
+    boxes = encoder.page.locator("#flow .flow-box")
+    names = encoder.page.locator("#flow .flow-name").all_text_contents()
+    assert names[0] == "input" and names[-1] == "output" and "layer.0.intermediate … pooler" in names
+    encoder.page.locator("#flow .flow-sparse[role='button']").first.focus()
+    encoder.page.keyboard.press("Enter")
+    assert "Schedules that competed" in encoder.page.locator("#weight").inner_text()
+    assert encoder.page.locator("#flow .flow-box.chosen").count() == 1
+    assert encoder.page.locator("#flow .flow-edge").count() >= boxes.count() - 1
+
+
+def test_a_module_of_many_calls_unfolds(browser: Any, tmp_path: Path) -> None:
+    flow = [{"kind": "input", "from": [], "weights": [], "about": "", "module": "", "backward": False}]
+    for at in range(60):
+        flow.append({**flow[0], "kind": "dense", "from": [at], "module": f"layer.{at // 2}.{at % 2}", "about": "cumsum"})
+    flow.append({**flow[0], "kind": "output", "from": [60]})
+    report = gossamer.explain(torch.relu, torch.randn(4), options={"dense": "eager"})
+    report.flows = [flow]
+    report.save(tmp_path / "many.html")
+    tab = Tab(browser, tmp_path / "many.html")
+    boxes = tab.page.locator("#flow .flow-box")
+    assert boxes.count() == 3 and "▸ layer" in tab.page.locator("#flow .flow-name").all_text_contents()
+    tab.page.locator("#flow .folded").click()
+    assert boxes.count() == 32
+    tab.page.locator("#flow .folded").first.click()
+    assert boxes.count() == 33 and "layer.0.1" in tab.page.locator("#flow .flow-name").all_text_contents()
+    tab.page.get_by_role("button", name="Fold again").click()
+    assert boxes.count() == 3
+    tab.close()
+
+
 def test_a_pattern_is_drawn_and_its_bytes_are_listed(encoder: Tab) -> None:
     encoder.page.keyboard.press("2")
     assert len(encoder.texts("#thumbnails .thumbnail")) == 7
