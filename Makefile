@@ -82,7 +82,9 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) minilm-bf16 --workload minilm --dtype bf16 --sparsity .8,.9 --inputs 8x128,1x128,1x16
 	$(MEASURE) transformer --workload transformer
 	$(MEASURE) decode --workload transformer --models step --pattern 1x16 --sparsity .5
-	$(MEASURE) convnet --workload convnet --batch 1 --contender inductor,inductor-frozen,sparse,openvino
+	$(MEASURE) convnet --workload convnet --batch 1 --networks mobilenet1,mobilenet2,efficientnet,resnet18,resnet50,convnext \
+	  --contender inductor,inductor-frozen,sparse,openvino
+	$(MEASURE) detector --workload convnet --networks yolo --sparsity .3,.9 --batch 1 --contender dense,inductor,sparse,openvino
 	$(MEASURE) lora --workload lora --contender dense,inductor,sparse
 	$(MEASURE) structures --workload structures
 	$(MEASURE) training --workload training
@@ -90,6 +92,8 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	  --contender dense,inductor,sparse,sparse-masked,sparse-pruned
 	$(MEASURE) training-blocks --workload training --models mlp-blocks --sparsity .8,.9
 	$(MEASURE) training-convnets --workload training --models mobilenet1,mobilenet2,resnet18 --sparsity .9
+	$(MEASURE) training-detector --workload training --models yolo --sparsity .3,.9 --optimizer default \
+	  --contender dense,inductor,masked-inductor,sparse-masked
 	$(MEASURE) attention --workload attention --masks window-64,documents,bigbird,prefix --lengths 1024,4096
 	$(MEASURE) attention --resume --workload attention --masks padding --lengths 1024
 	$(MEASURE) attention --resume --workload attention --masks causal-512,documents --lengths 8192

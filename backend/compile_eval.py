@@ -14,21 +14,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, copied
 from gossamer.backend.graph.purity import Impure
+from gossamer.backend.owners.owners import Owners
 from gossamer.backend.run.parameter_edges import Ways
 from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.torch_internals import TensorifyScalarRestartAnalysis, set_grad_enabled
 
 
-def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler, owners: Sequence[nn.Module]) -> Recomputed | None:
+def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler, owners: Owners) -> Recomputed | None:
     """The function that a graph of modules in eval mode computes; None where it cannot be computed a second time.
-
-    `owners` are the modules that have its parameters.
 
     To be called while Dynamo compiles the frame of `module`.
     """
@@ -54,7 +53,7 @@ def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler, own
         moving=[place for place in places if place not in inputs.statics],
         numbers=[place for place in range(len(inputs.values)) if place not in places],
         context=context,
-        ways=Ways(owners),
+        ways=Ways(owners.of_calls()),
     )
 
 

@@ -15,7 +15,7 @@ from gossamer.backend.experts.trace_experts import trace_experts
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import STEPS, check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
-from gossamer.backend.owners.eval_mode import modules_in_eval_mode
+from gossamer.backend.owners.eval_mode import is_in_eval_mode
 from gossamer.backend.owners.owners import Owners
 from gossamer.backend.owners.zeros_guard import guard_zeros
 from gossamer.backend.report.generate import watch_for_generate
@@ -80,8 +80,7 @@ def compile_dynamo_graph(
     apart = split_static_results(gm, inputs)
     owners = Owners(gm.graph)
     guard_zeros(owners, inputs)
-    in_eval = modules_in_eval_mode(owners, inputs.values)
-    twice = compile_eval(gm, inputs, compiler, in_eval) if in_eval else None
+    twice = compile_eval(gm, inputs, compiler, owners) if is_in_eval_mode(owners, inputs.values) else None
     compiled = compiler.compile(gm, example_inputs) if twice is None else twice.__call__
     beside = compiled if apart is None else apart.beside(compiled, twice is not None)
     return beside if checked is None else checked.around(beside)

@@ -39,6 +39,13 @@ _LARGE = 1 << 18
 """Bytes of a result for which the system hands out fresh pages."""
 
 
+_Results = Made[tuple[list[torch.Tensor], list[int]]]
+"""Results, and their state."""
+
+_MOST = 8
+"""Models of one class, which share the graph, whose results are kept."""
+
+
 @dataclass
 class StaticResults:
     """Some results of a graph.
@@ -53,21 +60,22 @@ class StaticResults:
     constant: Sequence[int]
     inputs: Sequence[int]
     compute: Callable[..., Sequence[torch.Tensor]]
-    _made: Made[tuple[list[torch.Tensor], list[int]]] | None = field(default=None, init=False)
+    _made: list[_Results] = field(default_factory=list, init=False)  # of each model
 
     def remembered(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """The results for these inputs, without gradients: those of the last call if nothing was written to any of them."""
-        made = self._made
+        """The results for these inputs, without gradients: those of an earlier call if nothing was written to any of them."""
+        made = next((each for each in self._made if each.is_of(inputs)), None)
         if made is None or not made.is_current(inputs) or made.value[1] != _state(inputs, made.value[0]):
-            made = Made(inputs, "uncounted", self._forget)
+            begun: _Results = Made(inputs, "uncounted", self._forget)
             with torch.inference_mode(False), torch.no_grad():  # torch counts no writes to what is made in inference mode
                 results = list(self.compute(*inputs))
-            made.value = results, _state(inputs, results)
-            self._made = made
+            begun.value = results, _state(inputs, results)
+            self._made = [*[each for each in self._made if each is not made][1 - _MOST :], begun]
+            made = begun
         return made.value[0]
 
     def _forget(self, _: object) -> None:
-        self._made = None
+        self._made = [each for each in self._made if not each.is_gone]
 
     def beside(self, compiled: Callable[..., Sequence[Any]], twice: bool) -> Callable[..., Sequence[Any]]:
         """A function that has all results of the graph.

@@ -294,21 +294,31 @@ class Panels(Packing):
 
 @dataclass(frozen=True)
 class RowPairs(Packing):
-    """Two rows at a time, panel by panel of `width` columns: entries with a nonzero of each row.
+    """Two rows of about equally many nonzeros at a time, panel by panel of `width` columns.
 
-    First come the columns where both rows have one, then the others, one of each row; where a row has no more, a 0 in a column
-    of its own. `positions` say where these two parts begin, pair by pair of rows; each entry has two `coordinates`, the columns
-    within the panel, and two values.
+    In each panel the rows of a band (`band`) are ordered by their nonzeros, most first, and two that follow each other are a
+    pair: `order` has its rows. The nonzeros of a row come in groups of 4 (`GROUP`), those of the two rows in turn; `positions`
+    say where the groups of each pair begin, `coordinates` are as in `Padded`. To fill up: the value 0 in the row's last column,
+    or in that of the other row where it has no nonzero. A row more than there are is empty.
     """
 
     kind: ClassVar[str] = "rowpairs"
+    GROUP: ClassVar[int] = Padded.GROUP
+    SCALE: ClassVar[int] = Padded.SCALE
+    WIDEST: ClassVar[int] = (1 << 16) // SCALE - 1
     width: int
 
     def __post_init__(self) -> None:
-        self._check((0 < self.width <= 1 << 16, "width must be 1 to 65536"))
+        self._check((0 < self.width <= self.WIDEST, f"width must be from 1 to {self.WIDEST}"))
+
+    @staticmethod
+    def band(rows: int) -> int:
+        """How many of so many rows are ordered together: about 64, a multiple of 16; bands are what threads share out."""
+        bands = 4 * max(1, -(-rows // 256))
+        return max(1, -(-rows // (16 * bands))) * 16
 
     def components(self) -> tuple[Component, ...]:
-        return Component("positions", 32), Component("coordinates", 16), Component("values", 0)
+        return Component("positions", 32), Component("coordinates", 16), Component("order", 32), Component("values", 0)
 
 
 @dataclass(frozen=True)

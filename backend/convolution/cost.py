@@ -39,8 +39,8 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
         us += device_of(c.weight.device).transpose_us(c.m * pixels * c.weight.dtype.itemsize)
     if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
         us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
-    if not c.depthwise:
-        us += _renewal_us(c, matrix.density if arrangement_of(c.weight.evaluate) is not None else 1.0) * torch.get_num_threads()
+    if not c.depthwise and (not c.measured or density is not None):
+        kernel_us += renewal_us(c, matrix.density)
     return kernel_us + us / torch.get_num_threads()
 
 
@@ -55,9 +55,10 @@ def kernel_us_of(convolution: Convolution, density: float | None = None) -> floa
     return us / torch.get_num_threads() + this_machine().call_us
 
 
-def _renewal_us(convolution: Convolution, share: float) -> float:
-    """The same of taking over so many of a weight's values, which in training are new at every step."""
+def renewal_us(convolution: Convolution, density: float) -> float:
+    """Microseconds to take over a weight's values, which in training are new at every step; `kernel_us` has measured ones."""
     c = convolution
+    share = density if arrangement_of(c.weight.evaluate) is not None else 1.0
     return device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) if in_training(c.node.graph) else 0.0
 
 
@@ -76,7 +77,7 @@ def dense_us(convolution: Convolution) -> float:
 def details_of(convolution: Convolution) -> Details:
     """What competed for a convolution: torch's own, and our kernel, measured where they were."""
     c, dense = convolution, dense_us(convolution)
-    timed, ours = measured_us(c.dense_node) is not None, ours_us(replace(c, kernel_us=None))
+    timed, ours = measured_us(c.dense_node) is not None, ours_us(replace(c, kernel_us=None, measured=False))
     contenders = (
         Contender(DENSE, None if timed else dense, dense if timed else None),
         Contender(CONVOLVE, ours, None if c.kernel_us is None else ours_us(c)),

@@ -1,6 +1,7 @@
 """Measuring the convolutions of a graph whose predicted gain is in doubt: their kernels, and torch's own, side by side.
 
-Each is measured without what follows it, for all of its images. Equal ones share a measurement, which is kept for this machine.
+Each is measured without what follows it, for all of its images. In training its weight is written to before each call, as
+optimizers do, so that values are packed anew. Equal ones share a measurement, which is kept for this machine.
 Those for which there is no time are taken to be wrong by as much as those that were measured.
 """
 
@@ -14,10 +15,19 @@ from torch import fx
 
 from gossamer.backend.convolution.build import as_images, compiled, on_images
 from gossamer.backend.convolution.convolution import Convolution
-from gossamer.backend.convolution.cost import CONVOLVE, Judgement, dense_us, gain_of, judged_by, kernel_us_of, measurable
+from gossamer.backend.convolution.cost import (
+    CONVOLVE,
+    Judgement,
+    dense_us,
+    gain_of,
+    judged_by,
+    kernel_us_of,
+    measurable,
+    renewal_us,
+)
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.measured_times import believable
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.measuring.convolution_times import torch_call, torch_us
 from gossamer.backend.measuring.kept import kept
 from gossamer.backend.measuring.measure import fastest, random
@@ -32,6 +42,7 @@ from gossamer.dialects.errors import CompileError, FormatError
 
 _OURS, _TORCHS = "ours", "torch"
 _ROUNDS = 5
+_SETTLING = 8  # calls after which a weight that changes at every call is packed as it will be then
 
 Values = Mapping[fx.Node, torch.Tensor]
 
@@ -48,7 +59,7 @@ def timed(judged: Sequence[Judgement], values: Values, budget: Budget, min_gain:
             left.append(n)
         else:
             found[n] = replace(convolution, kernel_us=us, measured=True)
-            logs.append(math.log(us / kernel_us_of(convolution)))
+            logs.append(math.log(us / _predicted_us(convolution)))
     wrong = math.exp(sum(logs) / len(logs)) if logs else 1.0
     found |= {n: replace(judged[n].found, kernel_us=wrong * kernel_us_of(judged[n].found)) for n in left if logs}
     return [judged_by(found[n], gain_of(found[n]), min_gain) if n in found else each for n, each in enumerate(judged)]
@@ -67,19 +78,30 @@ def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> floa
     given = measurable(c.dense_node)
     before = torch_us(*given) if given is not None else None
     sizes = [hint(size) or 1 for size in c.source.meta["val"].shape]
-    key = [content_hash(matrix_of(c), c.window, c.x.meta["val"].dtype), sizes, threads]
+    trained = in_training(c.node.graph)
+    key = [content_hash(matrix_of(c), c.window, c.x.meta["val"].dtype), sizes, threads, *(["trained"] if trained else [])]
 
     def measure() -> float:
         region = _region(c, values)
-        x, leaves = random(*sizes, dtype=c.x.meta["val"].dtype), [values[leaf] for leaf in c.weight.leaves]
-        calls = {_OURS: lambda: region([x, *leaves]), _TORCHS: torch_call(*given)}  # type: ignore[misc]
+        x, leaves = random(*sizes, dtype=c.x.meta["val"].dtype), {leaf: values[leaf] for leaf in c.weight.leaves}
+        if trained:
+            leaves[c.weight.main] = leaves[c.weight.main].detach().clone()
+
+        def ours() -> object:
+            if trained:
+                leaves[c.weight.main].as_strided((1,), (1,)).mul_(1)
+            return region([x, *leaves.values()])
+
+        calls = {_OURS: ours, _TORCHS: torch_call(*given)}  # type: ignore[misc]
         with torch.no_grad():
+            for _ in range(_SETTLING if trained else 0):
+                ours()
             us = fastest(calls, threads, _ROUNDS)
         return us[_OURS] / us[_TORCHS]
 
     if before is None or not budget.allows():
         return None
-    predicted = kernel_us_of(c)
+    predicted = _predicted_us(c)
 
     def can_be(share: float) -> bool:
         return share > 0 and believable(1 / share, before / predicted)
@@ -93,6 +115,10 @@ def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> floa
         return before * share
     budget.settled = False
     return None
+
+
+def _predicted_us(convolution: Convolution) -> float:
+    return kernel_us_of(convolution) + renewal_us(convolution, convolution.weight.density)
 
 
 def _region(convolution: Convolution, values: Values) -> CompiledRegion:

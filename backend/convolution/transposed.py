@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.devices.device_kernel import contiguous_strides
 from gossamer.backend.graph.emit import Emitter
+from gossamer.backend.graph.nodes import equal
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -121,11 +123,11 @@ def convolved(
 
 def whole(emit: Emitter, images: fx.Node) -> fx.Node:
     """Images whose lines lie one after the other, as those of torch's convolutions do: views may follow."""
-    return (
-        images
-        if images.meta["val"].is_contiguous()
-        else emit(aten.clone.default, images, memory_format=torch.contiguous_format)
-    )
+    value = images.meta["val"]
+    places = zip(value.shape, value.stride(), contiguous_strides(value.shape), strict=True)
+    if all(equal(size, 1) or equal(stride, wanted) for size, stride, wanted in places):  # is_contiguous asks for unknown sizes
+        return images
+    return emit(aten.clone.default, images, memory_format=torch.contiguous_format)
 
 
 def padded(emit: Emitter, x: fx.Node, before: Sequence[int], after: Sequence[int]) -> fx.Node:

@@ -20,7 +20,7 @@ from gossamer.sparsity.compiler.compile_kernel import compile_region
 _COPY_GBS = 5.0
 """Speed at which a matrix is transposed, in GB/s."""
 
-_RENEWAL_CALL_US, _RENEWAL_US = 60.0, 1.2e-3
+_RENEWAL_CALL_US, _RENEWAL_US = 100.0, 1.2e-3
 """Microseconds to see that a weight has changed, and to evaluate, compare and gather one of its elements."""
 
 _BF16_PRODUCTS = frozenset({"avx512bf16", "amx"})

@@ -24,19 +24,19 @@ from gossamer.runtime.torch_internals import (
 )
 
 
-def modules_in_eval_mode(owners: Owners, inputs: Sequence[Any]) -> list[torch.nn.Module]:
-    """The outermost modules that own inputs, if gradients are enabled, an input requires them, and all owners are in eval mode.
+def is_in_eval_mode(owners: Owners, inputs: Sequence[Any]) -> bool:
+    """Whether gradients are enabled, an input requires them, and modules own inputs, all of which are in eval mode.
 
     Installs the guards that this answer depends on. To be asked while Dynamo compiles the frame of the graph.
-    Otherwise, and for inputs that are not plain tensors with values and versions, the list is empty.
+    No for inputs that are not plain tensors with values and versions.
     """
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
-        return []
+        return False
     if any(is_fake(each) or each.is_inference() or is_traceable_wrapper_subclass(each) for each in tensors):
-        return []
+        return False
     if off(EVAL) or dynamo_config.compiled_autograd:
-        return []
+        return False
     modes = (AttrSource(source, "training") for source, _ in owners.outermost)
     install_guard(*(mode.make_guard(GuardBuilder.CONSTANT_MATCH) for mode in modes))
-    return [] if any(module.training for _, module in owners.all) else [module for _, module in owners.outermost]
+    return bool(owners.all) and not any(module.training for _, module in owners.all)

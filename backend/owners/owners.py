@@ -4,8 +4,12 @@ Dynamo does not hand modules to a backend. It does say where each parameter come
 are looked up where Dynamo looks.
 """
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,14 +30,35 @@ class Owners:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        found = _modules(graph)
+        self._frame = compiled_frame()
+        found = _modules(graph, self._frame)
         self.all = list(found.values())
         self.outermost = [owner for owner in self.all if not any(s.name in found for s in _outside(owner[0]))]
 
+    def of_calls(self) -> Callable[[], list[torch.nn.Module]]:
+        """A function that finds the outermost modules in the call that runs: other models of a class may share the graph.
+        It keeps no module alive. It finds none if the caller is not the frame that Dynamo compiled."""
+        return partial(_in_call, None if self._frame is None else _place(self._frame.f_code), [s for s, _ in self.outermost])
 
-def _modules(graph: fx.Graph) -> dict[str, Owner]:
+
+def _in_call(place: Any, sources: list[Any]) -> list[torch.nn.Module]:
+    frame = sys._getframe(1)
+    while _place(frame.f_code) != place:
+        if frame.f_back is None:
+            return []
+        frame = frame.f_back
+    scope = {"G": frame.f_globals, "L": frame.f_locals}
+    found = [module_of(source, scope, {}) for source in sources]
+    return [module for module in found if module is not None]
+
+
+def _place(code: CodeType) -> tuple[str, int, str]:
+    """What a function's code has in common with what Dynamo makes of it. To keep the code itself would keep the graph."""
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def _modules(graph: fx.Graph, frame: Any) -> dict[str, Owner]:
     """The modules by their sources' names."""
-    frame = compiled_frame()
     found, cache = dict[str, Owner](), dict[Any, Any]()
     if frame is None:  # not a graph of Dynamo's
         return found

@@ -5,13 +5,13 @@
     Function.backward(…)                  returns `Gradients` of the handle; its node hands them on to the parameters
 
 For a hundred parameters, asking takes as long as a small layer. A handle keeps its parameters alive. So it is kept only for
-parameters of the modules that a graph was compiled for, and only as long as these live. If a parameter is replaced, the handle
-goes at the next call, or when Python collects garbage.
+parameters of modules that call the graph, and only as long as these live. If a parameter is replaced, the handle goes at the
+next call, or when Python collects garbage. Models of one class may share a graph, and each has a handle.
 """
 
 import gc
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -85,38 +85,58 @@ class Way:
     identities: Sequence[int]
 
 
-class Ways:
-    """Finds the way to tensors, and keeps it if all of them that require gradients are parameters of these modules."""
+@dataclass(eq=False)
+class _Model:
+    """Modules that call a graph together, and the way to their parameters."""
 
-    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
-        this = weakref.ref(self)
-        self._modules = [weakref.ref(module, lambda _: _forget(this())) for module in modules]
-        self.kept: Way | None = None
+    modules: Sequence[weakref.ref[nn.Module]]
+    way: Way
+
+    def has(self, module: nn.Module) -> bool:
+        return any(reference() is module for reference in self.modules)
+
+    def owns(self) -> bool:
+        """Whether all of the modules live and still have these parameters."""
+        modules = [module for reference in self.modules if (module := reference()) is not None]
+        parameters = {_IDENTITY(parameter) for module in modules for parameter in module.parameters()}
+        return len(modules) == len(self.modules) and parameters.issuperset(self.way.identities[n] for n in self.way.leads)
+
+
+class Ways:
+    """Finds the way to tensors, and keeps it if all of them that require gradients are parameters of the caller's modules.
+
+    callers  finds these modules in the call that runs
+    """
+
+    def __init__(self, callers: Callable[[], Sequence[nn.Module]] = tuple) -> None:
+        self._callers, self._models = callers, list[_Model]()
         _all.add(self)
 
     def to(self, tensors: Sequence[Tensor]) -> Way:
         """The way to these tensors as they are now."""
-        versions, identities, kept = [*map(_VERSION, tensors)], [*map(_IDENTITY, tensors)], self.kept
-        if kept is not None and kept.versions == versions and kept.identities == identities:
-            return kept
+        versions, identities = [*map(_VERSION, tensors)], [*map(_IDENTITY, tensors)]
+        model = next((each for each in self._models if each.way.identities == identities), None)
+        if model is not None and model.way.versions == versions:
+            return model.way
         leads = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
         with torch.enable_grad():
             handle = _Edges.apply(*[tensors[place] for place in leads])
         found = Way(handle, leads, versions, identities)
-        known = kept is not None and kept.identities == identities
-        self.kept = found if known or self._own(identities[place] for place in leads) else None
+        if model is not None:
+            model.way = found
+        else:
+            self._keep(found)
         return found
 
     def forget_replaced(self) -> None:
-        """Drops the handle if a module has other parameters by now."""
-        kept = self.kept
-        if kept is not None and not self._own(kept.identities[place] for place in kept.leads):
-            self.kept = None
+        """Drops the handles of modules that are gone, or have other parameters by now."""
+        self._models = [model for model in self._models if model.owns()]
 
-    def _own(self, identities: Iterable[int]) -> bool:
-        modules = [module for reference in self._modules if (module := reference()) is not None]
-        parameters = {_IDENTITY(parameter) for module in modules for parameter in module.parameters()}
-        return len(modules) == len(self._modules) and parameters.issuperset(identities)
+    def _keep(self, way: Way) -> None:
+        modules, this = self._callers(), weakref.ref(self)
+        model = _Model([weakref.ref(module, lambda _: _forget(this())) for module in modules], way)
+        others = [each for each in self._models if not any(map(each.has, modules))]
+        self._models = [*others, model] if model.owns() else others
 
 
 _all = weakref.WeakSet[Ways]()
@@ -134,7 +154,7 @@ gc.callbacks.append(_at_collection)
 
 def _forget(ways: Ways | None) -> None:
     if ways is not None:
-        ways.kept = None
+        ways.forget_replaced()
 
 
 def _nothing() -> Tensor:

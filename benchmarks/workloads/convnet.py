@@ -1,4 +1,5 @@
-"""Convolutional networks of `transformers` with random weights: their pointwise and k x k convolutions pruned by magnitude.
+"""Convolutional networks of `transformers`, and a detector like YOLOv5, with random weights: their pointwise and k x k
+convolutions pruned by magnitude.
 
 The first convolution, depthwise ones and the classifier stay as they are, as those who prune such networks leave them. Of
 ConvNeXt, whose pointwise layers are Linears, those are pruned.
@@ -15,13 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.arguments import add_list, shares, sizes, some_of
+from benchmarks.detector import Detector
 from benchmarks.models import PrunedModel
 from benchmarks.pruning import prune
 from benchmarks.registry import Case, Workload
 
 PIXELS = 224
 TOLERANCE = {"f32": 2e-4, "bf16": 1e-1}
-GFLOP = {"mobilenet1": 1.1, "mobilenet2": 0.6, "efficientnet": 0.8, "resnet18": 3.6, "resnet50": 8.2, "convnext": 9.0}
+GFLOP = {
+    "mobilenet1": 1.1,
+    "mobilenet2": 0.6,
+    "efficientnet": 0.8,
+    "resnet18": 3.6,
+    "resnet50": 8.2,
+    "convnext": 9.0,
+    "yolo": 1.0,
+}
 _EFFICIENTNET = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "image_size": PIXELS, "hidden_dim": 1280}
 _RESNET18 = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
 
@@ -49,6 +59,7 @@ def classifier(name: str) -> nn.Module:
         "resnet18": lambda: hf.ResNetForImageClassification(hf.ResNetConfig(**_RESNET18)),
         "resnet50": lambda: hf.ResNetForImageClassification(hf.ResNetConfig()),
         "convnext": lambda: hf.ConvNextForImageClassification(hf.ConvNextConfig()),
+        "yolo": Detector,
     }
     model = networks[name]()
     if name == "efficientnet":  # its pool has a window of 1280 x 1280, which Inductor walks through for images of 7 x 7
@@ -56,7 +67,7 @@ def classifier(name: str) -> nn.Module:
     for module in model.modules():  # the small weights of transformers let activations vanish, beside what batch norms add
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight)
-    return Classifier(model)
+    return model if name == "yolo" else Classifier(model)
 
 
 @torch.no_grad()

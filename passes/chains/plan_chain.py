@@ -330,7 +330,7 @@ def _round_at_once(chain: Chain) -> None:
     for stage in list(chain.stages):
         if stage.kind in ("pack", "product") and not stage.strided:
             (value,) = results(stage)
-            single = stage.product is not None and (stage.product.height % 2 or stage.product.sorted)
+            single = stage.product is not None and (stage.product.height % 2 or stage.product.among > 1)
             kinds = [(reader.kind, reader.gives) for reader in readers[value]]
             if kinds == [("round", "columns")] or (kinds == [("round", "lines")] and not single):
                 chain.stages.remove(readers[value][0])
@@ -347,7 +347,7 @@ def _unpack_at_once(chain: Chain) -> None:
         readers = [each for each in chain.stages if stage.value in tile_operands(each)]
         made = next(each for each in chain.stages if stage.value in results(each))
         product = made.product
-        if product is not None and readers == [stage] and not product.sorted and not product.stores:
+        if product is not None and readers == [stage] and not product.stores:
             chain.stages.remove(stage)
             made.out = stage.out
             made.splits = -(-product.groups // product.share(chain.lanes, True))

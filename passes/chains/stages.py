@@ -19,7 +19,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.passes.chains.frame import Frame
 from gossamer.passes.chains.inner_products import emit_inner, features_at_once
 from gossamer.passes.chains.plan_chain import Place, Rounded, Tiled, columns
-from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
+from gossamer.passes.framework.chain_product import ChainProduct, Layout, Orders, Stores
 from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.vectors import (
     index,
@@ -135,7 +135,7 @@ def emit_product(
     cuts = product.share(frame.lanes, whole) * product.height // height
     types, places = [sums_of] * height * vectors, [divmod(i, vectors) for i in range(height * vectors)]
     low, high = (arith.muli(bound, index(cuts)) if cuts > 1 else bound for bound in (frame.low, frame.high))
-    high = arith.minui(high, index(product.groups * product.height // height)) if whole else high
+    high = arith.minui(high, index(product.groups * product.height // height)) if cuts > 1 or whole else high
     step = index(max(product.step * product.height // height // cuts, 1) * cuts)
     with loop(low, high, step) as chunks:
         start = chunks.induction_variable
@@ -149,6 +149,7 @@ def emit_product(
                     group = groups.induction_variable
                     first = arith.muli(group, index(height)) if height > 1 else group
                     rows = [arith.addi(first, index(r)) if r else first for r in range(height)]
+                    rows = inner.members(panel, group) if isinstance(inner, Orders) else rows
                     sums = [zeros(sums_of)] * len(types)
                     if product.panels > 1:
                         old = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, panel, index(0)), types, has_else=True)

@@ -27,6 +27,14 @@ class Adds(Protocol):
 
 
 @runtime_checkable
+class Orders(Protocol):
+    """Inner loops whose groups have other rows in each panel."""
+
+    def members(self, panel: "ir.Value", group: "ir.Value") -> "list[ir.Value]":
+        """The rows of the weight that a group has in a panel."""
+
+
+@runtime_checkable
 class Stores(Protocol):
     """Inner loops that leave their sums in memory; for `at_once` vectors of tokens, if those of all groups come one after the
     other."""
@@ -56,7 +64,7 @@ class ChainProduct:
     reads   how x lies in the tile, None for sums
     inner   makes the inner loops
     cut     (vectors of tokens) → rows whose sums are in registers, where these are not all of a group
-    sorted  whether the rows of a group lie anywhere in the weight, rather than side by side
+    among   rows of the weight, side by side, among which those of a group lie anywhere: threads do not share these out
     stores  whether its inner loops leave their sums in memory
     """
 
@@ -67,7 +75,7 @@ class ChainProduct:
     reads: Layout | None
     inner: Inner[Adds | Stores]
     cut: Callable[[int], int] | None = None
-    sorted: bool = False
+    among: int = 1
     stores: bool = False
 
     def rows(self, vectors: int) -> int:
@@ -76,7 +84,7 @@ class ChainProduct:
 
     def share(self, lanes: int, whole: bool) -> int:
         """Groups that one thread takes at least: those of `whole` vectors of rows, if that is asked for."""
-        return lcm(lanes, self.height) // self.height if whole and not self.stores else 1
+        return 1 if self.stores else lcm(lanes if whole else 1, self.among, self.height) // self.height
 
     @property
     def step(self) -> int:

@@ -29,7 +29,7 @@ from gossamer.dialects.packing import Packing, Padded
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
-from gossamer.passes.weights.padded_loop import PaddedRows
+from gossamer.passes.weights.padded_loop import RowsInFours
 from gossamer.passes.weights.row_groups import RowGroups
 
 _COLUMNS = ((0.25, 256), (0.07, 384), (0.0, 768))  # columns of a block at most, for weights denser than this
@@ -64,7 +64,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 def _in_chain(op: Any) -> ChainProduct:
     (rows, columns), lanes, stored = shape_of(op), lanes_of(op), stored_of(op, Padded)
-    inner = partial(PaddedRows, rows=rows, columns=stored.columns, lanes=lanes)
+    inner = partial(RowsInFours, groups=rows, columns=stored.columns, lanes=lanes)
     return ChainProduct(_IN_CHAINS * lanes, 1, rows, -(-columns // stored.columns), None, inner)
 
 
@@ -78,7 +78,7 @@ class LowerBroadcast:
     def run(self, module: ir.Module) -> None:
         for op in products(module, BROADCAST.name):
             product, columns = _PaddedProduct(op), stored_of(op, Padded).columns
-            product.lower(module, partial(PaddedRows, rows=product.M, columns=columns, lanes=product.lanes))
+            product.lower(module, partial(RowsInFours, groups=product.M, columns=columns, lanes=product.lanes))
 
 
 class _PaddedProduct(RowGroups):

@@ -3,14 +3,12 @@
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "rowpairs", tile = [64, 1024], ...}
              : (..., tensor<3072x768xf32, "rowpairs(reduction=1, width=128)">) -> ...
 after    the loops of row_groups.py over tiles of 64 tokens, panels of 128 columns and pairs of rows, and inside
-           scf.for %p = %begin to %middle iter_args(2 rows x 4 vectors)  // columns where both rows have a nonzero
-             4 loads of x, shared by 2 x 4 multiply-adds
-           scf.for %p = %middle to %end iter_args(2 rows x 4 vectors)    // one column of each row
-             8 loads of x for 2 x 4 multiply-adds
+           scf.for %p step 8 iter_args(2 rows x 4 vectors)  // padded_loop.py: four nonzeros of each row
 
-For nonzeros that lie anywhere. At a density of 50 % half of them share their loads; and at any density eight sums in flight and
-half as many loops to start and end are faster than row by row. A row without a nonzero in a panel multiplies zeros by
-its neighbour's columns, so that an infinity there reaches both. Runs on functions whose storage is exposed (expose-storage).
+For nonzeros that lie anywhere. The rows of a pair have equally many of them, and so have most pairs that follow each other: the
+loop is hardly ever mispredicted. Eight sums keep two multiply-adds a cycle going, and a value is loaded once for four vectors.
+A row without a nonzero in a panel may multiply zeros by the columns of its partner, so that an infinity there reaches both.
+Runs on functions whose storage is exposed (expose-storage).
 
 Fastest for weights that are half zeros: 1.26 times as fast as "broadcast" at "1000x1333 50% 128 tokens" in
 benchmarks/results/intel-xeon-graniterapids/prediction.json.
@@ -21,33 +19,34 @@ from functools import partial
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, scf, vector
+from torch_mlir.dialects import arith, scf
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
 from gossamer.dialects.packing import Packing, RowPairs
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
-from gossamer.passes.loops.inner_loop import InnerLoop
-from gossamer.passes.loops.product import products, shape_of, stored_of
+from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, load_index, loop
-from gossamer.passes.weights.row_groups import RowGroups, tokens_and_rows
+from gossamer.passes.weights.padded_loop import RowsInFours
+from gossamer.passes.weights.row_groups import Panel, RowGroups, tokens_and_rows
+from gossamer.passes.weights.token_tile import TokenTile
 
-_NONZERO = {1: (2.2, 0.1), 2: (2.9, 0.6), 4: (4.3, 1.1)}  # cycles by vectors of tokens, see _cycles
-_START, _ELEMENT = 36.0, 0.4
+_NONZERO = {1: 0.9, 2: 2.0, 4: 3.6}  # cycles by vectors of tokens, see _cycles
+_START, _ELEMENT = 24.0, 0.8
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_WIDER = ((0.28, 1.0), (0.08, 1.5), (0.0, 3.0))  # for weights denser than this, times as wide a panel as fits
+_WIDER = ((0.15, 0.75), (0.08, 1.0), (0.0, 2.0))  # for weights denser than this, times as wide a panel as fits
 
 
 def _storage(matrix: Matrix) -> RowPairs:
     """Panels of equally many columns, so that their x stays in the first-level cache.
 
-    A dense weight wants all of the panel's x there. But the sums of a row are loaded and stored, and its loop mispredicted,
-    once a panel, so that wider panels pay for sparse rows.
+    A dense weight wants all of the panel's x there. But once a panel the sums of a row are loaded and stored, and its nonzeros
+    filled up, so that wider panels pay for sparse rows.
     """
     fitting = matrix.l1d // (_vectors(matrix) * matrix.bits // 8)
     share = next(share for denser, share in _WIDER if matrix.density >= denser)
-    panels = -(-matrix.columns // int(fitting * share))
+    panels = -(-matrix.columns // min(int(fitting * share), RowPairs.WIDEST))
     return RowPairs(matrix.reduction, -(-matrix.columns // panels))
 
 
@@ -62,27 +61,65 @@ def _vectors(matrix: Matrix) -> int:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: nnz (a(v) - b(v) density), the more the rows have in common the fewer loads, and both
-    rows of a pair as many as the longer one; 36 M / 2 panels for starts and ends; 0.4 (K + M) v L for the transposes."""
+    """Per tile of v vectors of tokens: c(v) a nonzero, of which a row gets 1.5 more in every panel to fill up; 24 M / 2 panels
+    for starts and ends of pairs; 0.8 (K + M) v L for the transposes."""
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
-    starts = _START * m / 2 * -(-k // _storage(matrix).width)
+    panels = -(-k // _storage(matrix).width)
+    stored, starts = matrix.nonzeros + 1.5 * m * panels, _START * m / 2 * panels
     full, left = divmod(tokens, widest * lanes)
     tiles = [widest] * full + ([min(v for v in (1, 2, 4) if left <= v * lanes)] if left else [])
-    total, stored = 0.0, matrix.nonzeros * matrix.longest_of(2)
-    for v in tiles:
-        alone, shared = _NONZERO[v]
-        total += stored * (alone - shared * matrix.density) + starts + _ELEMENT * (k + m) * v * lanes
-    return total
+    return sum(stored * _NONZERO[v] + starts + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
 def _in_chain(op: Any) -> ChainProduct:
     (rows, columns), width = shape_of(op), stored_of(op, RowPairs).width
     pairs = -(-rows // 2)
-    inner = partial(PairedRows, width=width, pairs=pairs)
-    return ChainProduct(integers(op.tile)[0], 2, pairs, -(-columns // width), None, inner)
+    inner = partial(PairedRows, groups=pairs, columns=width, lanes=lanes_of(op))
+    panels, band = -(-columns // width), RowPairs.band(rows)
+    return ChainProduct(integers(op.tile)[0], 2, pairs, panels, None, inner, among=band)
 
 
 ROWPAIRS = Family("rowpairs", _storage, _tile, _cycles, chain=_in_chain)
+
+
+@dataclass(frozen=True)
+class PairedRows(RowsInFours):
+    """For a weight of `groups` pairs of rows in panels of `columns` columns."""
+
+    def members(self, panel: ir.Value, group: ir.Value) -> list[ir.Value]:
+        """The two rows of a pair in a panel."""
+        first = arith.muli(self._number(panel, group), index(2))
+        return [load_index(self.order, arith.addi(first, index(row))) for row in range(2)]
+
+    @property
+    def order(self) -> ir.Value:
+        """The rows of the pairs."""
+        return self.weight[2]
+
+
+class _Pairs(RowGroups):
+    """A product in bands of rows, whose pairs have other rows in each panel.
+
+    While one band is multiplied, the results of the one before are stored: a vector of rows of each in turn.
+    """
+
+    def units(self, tile: TokenTile, loops: PairedRows, sums: ir.Value, panel: Panel, start: ir.Value, end: ir.Value) -> None:
+        """After the last band there is one without rows."""
+        size, origin = index(self.unit), arith.muli(start, index(self.unit))
+        last = arith.minui(arith.muli(end, index(self.unit // 2)), index(self.number))
+        with loop(start, arith.addi(end, index(1)), index(1)) as bands, loop(index(0), size, index(self.lanes)) as parts:
+            band = bands.induction_variable
+            row = arith.addi(arith.muli(band, size), parts.induction_variable)
+            first = arith.divui(row, index(2))
+            with loop(first, arith.minui(arith.addi(first, index(self.lanes // 2)), last), index(1)) as pairs:
+                pair = pairs.induction_variable
+                rows = loops.members(panel.number, pair)
+                self.group(tile, loops, sums, panel, pair, rows, [arith.subi(row, origin) for row in rows])
+            stored = scf.IfOp(arith.andi(panel.last, arith.cmpi(arith.CmpIPredicate.ugt, band, start)))
+            with ir.InsertionPoint(stored.then_block):
+                row = arith.subi(row, size)
+                tile.unpack(sums, arith.subi(row, origin), row)
+                scf.YieldOp([])
 
 
 @dataclass(frozen=True)
@@ -91,42 +128,6 @@ class LowerRowpairs:
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, ROWPAIRS.name):
-            stored = stored_of(op, RowPairs)
-            groups = RowGroups(op, tokens_and_rows(op), 2, stored.width, 1)
-            groups.lower(module, partial(PairedRows, width=stored.width, pairs=groups.number))
-
-
-@dataclass(frozen=True)
-class PairedRows(InnerLoop):
-    """For a weight of `pairs` pairs of rows in panels of `width` columns."""
-
-    width: int
-    pairs: int
-
-    def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + what the pair's nonzeros in this panel give: first what the rows have in common, then the rest."""
-        at = arith.muli(arith.addi(arith.muli(panel, index(self.pairs)), group), index(2))
-        begin, middle, end = (load_index(self.positions, arith.addi(at, index(i))) for i in range(3))
-        origin = arith.muli(panel, index(self.width))
-        with loop(begin, middle, index(1), sums) as common:
-            k, _ = self._columns(origin, common.induction_variable)
-            x = list(self.x(k))
-            scf.YieldOp(self._multiply_add(common.induction_variable, [x, x], list(common.inner_iter_args)))
-        with loop(middle, end, index(1), list(common.results)) as rest:
-            ks = self._columns(origin, rest.induction_variable)
-            scf.YieldOp(self._multiply_add(rest.induction_variable, [list(self.x(k)) for k in ks], list(rest.inner_iter_args)))
-        return list(rest.results)
-
-    def _columns(self, origin: ir.Value, p: ir.Value) -> list[ir.Value]:
-        """The columns of the two elements of an entry."""
-        first = arith.muli(p, index(2))
-        return [arith.addi(origin, load_index(self.coordinates, arith.addi(first, index(row)))) for row in range(2)]
-
-    def _multiply_add(self, p: ir.Value, x: list[list[ir.Value]], sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + the entry's value in each row times x of that row."""
-        first, totals = arith.muli(p, index(2)), []
-        for row in range(2):
-            weight = self.value(arith.addi(first, index(row)))
-            mine = sums[row * self.vectors : (row + 1) * self.vectors]
-            totals += [vector.fma(weight, vector_, total) for vector_, total in zip(x[row], mine, strict=True)]
-        return totals
+            (rows, _), width = shape_of(op), stored_of(op, RowPairs).width
+            groups = _Pairs(op, tokens_and_rows(op), 2, width, 1, RowPairs.band(rows))
+            groups.lower(module, partial(PairedRows, groups=groups.number, columns=width, lanes=groups.lanes))

@@ -1,4 +1,4 @@
-"""The innermost loops of a product with filled up rows (`Padded`): what a row's nonzeros in a block of columns add to its sums.
+"""The innermost loops of products whose nonzeros come in groups of four: what these add to the sums of their rows.
 
 scf.for %p = %begin to %end step 4 iter_args(4 vectors of sums)
   values[p..p + 4], coordinates[p..p + 4] as one load each
@@ -18,34 +18,43 @@ from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, v
 
 
 @dataclass(frozen=True)
-class PaddedRows(InnerLoop):
-    """For a weight of `rows` x K in blocks of `columns`. `lanes` are those of the target: `vec` may be half as wide."""
+class RowsInFours(InnerLoop):
+    """For a weight of `groups` groups of rows (`Padded` has one row in each, `RowPairs` two), in blocks of `columns`.
 
-    rows: int
+    `lanes` are those of the target: `vec` may be half as wide.
+    """
+
+    groups: int
     columns: int
     lanes: int
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + the products of row `group`'s nonzeros in this block of columns with their columns of x.
+        """sums + the products of the group's nonzeros in this block of columns with their columns of x.
 
-        The nonzeros of a step take turns at the sums.
+        The four nonzeros of a row in a step take turns at its sums.
         """
-        ways, lanes = max(1, 4 // self.vectors), self.vec.shape[0]
-        begin, end = self.entries(arith.addi(arith.muli(panel, index(self.rows)), group))
+        ways, lanes, height = max(1, 4 // self.vectors), self.vec.shape[0], len(sums) // self.vectors
+        begin, end = self.entries(self._number(panel, group))
         x = memref.collapse_shape(
             ir.MemRefType.get([self._width * self._columns_of_x], self.vec.element_type), self.packed, [[0, 1]]
         )
         origin = arith.muli(panel, index(self.columns * self._width))
-        with loop(begin, end, index(Padded.GROUP), sets_of(sums, ways)) as groups:
-            totals = list(groups.inner_iter_args)
-            for i, (weight, column) in enumerate(self._group(groups.induction_variable)):
-                here = arith.addi(origin, column)
-                for v in range(self.vectors):
-                    mine = i % ways * self.vectors + v
-                    loaded = vector.load(self.vec, x, [arith.addi(here, index(v * lanes))])
-                    totals[mine] = vector.fma(weight, loaded, totals[mine])
+        with loop(begin, end, index(height * Padded.GROUP), sets_of(sums, ways)) as steps:
+            totals = list(steps.inner_iter_args)
+            for row in range(height):
+                first = arith.addi(steps.induction_variable, index(row * Padded.GROUP)) if row else steps.induction_variable
+                for i, (weight, column) in enumerate(self._group(first)):
+                    here = arith.addi(origin, column)
+                    for v in range(self.vectors):
+                        mine = i % ways * len(sums) + row * self.vectors + v
+                        loaded = vector.load(self.vec, x, [arith.addi(here, index(v * lanes))])
+                        totals[mine] = vector.fma(weight, loaded, totals[mine])
             scf.YieldOp(totals)
-        return added_up(list(groups.results), self.vectors)
+        return added_up(list(steps.results), len(sums))
+
+    def _number(self, panel: ir.Value, group: ir.Value) -> ir.Value:
+        """Of a group in a panel, among those of all panels."""
+        return arith.addi(arith.muli(panel, index(self.groups)), group)
 
     @property
     def _width(self) -> int:

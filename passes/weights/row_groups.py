@@ -31,10 +31,17 @@ def tokens_and_rows(op: Any) -> tuple[int, int]:
     return tile[0], tile[1]
 
 
+class Panel:
+    """The number of a panel of columns, and whether it is the last of so many."""
+
+    def __init__(self, number: ir.Value, count: int) -> None:
+        self.number, self.last = number, arith.cmpi(arith.CmpIPredicate.eq, number, index(count - 1))
+
+
 class RowGroups(Product):
     """A product whose weight is stored in groups of `height` rows, panel by panel of `width` columns, `columns` at a time.
 
-    unit     rows that are both whole groups and whole vectors
+    unit     rows that are whole groups, whole vectors and as many times `band`: rows among which those of a group lie
     number   of groups
     padded   K, filled up to whole blocks and vectors
     slots    rows whose sums are kept at a time, those of the tile (tokens, rows) at most
@@ -43,14 +50,14 @@ class RowGroups(Product):
     half = False
     """Whether there is a function for half a vector of tokens, too."""
 
-    def __init__(self, op: Any, tile: tuple[int, int], height: int, width: int, columns: int) -> None:
+    def __init__(self, op: Any, tile: tuple[int, int], height: int, width: int, columns: int, band: int = 1) -> None:
         super().__init__(op)
         self.height, (self.tokens, rows) = height, tile
-        self.unit = lcm(self.lanes, height)
+        self.unit = lcm(self.lanes, height, band)
         self.groups, self.number = -(-self.M // self.unit), -(-self.M // height)
         self.panels = -(-self.K // width)
         self.padded = -(-self.K // lcm(columns, self.lanes)) * lcm(columns, self.lanes)
-        self.slots = min(max(1, rows // self.unit), self.groups if self.panels > 1 else 1) * self.unit
+        self.slots = min(max(1, rows // self.unit), self.groups if self.panels > 1 or band > 1 else 1) * self.unit
 
     def lower(self, module: ir.Module, inner: Inner[Adds]) -> None:
         """Replace the op; `inner` makes the inner loops."""
@@ -75,31 +82,45 @@ class RowGroups(Product):
         with loop(low, high, step) as chunks:
             start = chunks.induction_variable
             end = arith.minui(arith.addi(start, step), high)
-            origin = arith.muli(start, index(self.unit))
-            with loop(index(0), index(self.panels), index(1)) as panels, loop(start, end, index(1)) as units:
-                unit = arith.muli(units.induction_variable, index(self.unit))
-                self._unit(tile, rows, sums, panels.induction_variable, unit, arith.subi(unit, origin))
+            with loop(index(0), index(self.panels), index(1)) as panels:
+                panel = Panel(panels.induction_variable, self.panels)
+                self.units(tile, rows, sums, panel, start, end)
 
-    def _unit(self, tile: TokenTile, rows: Adds, sums: ir.Value, panel: ir.Value, unit: ir.Value, slot: ir.Value) -> None:
-        """One panel of a unit of rows, whose sums lie from `slot` on; after the last panel they are stored."""
-        last = arith.cmpi(arith.CmpIPredicate.eq, panel, index(self.panels - 1))
+    def units(self, tile: TokenTile, loops: Any, sums: ir.Value, panel: Panel, start: ir.Value, end: ir.Value) -> None:
+        """A panel of the units [start, end), whose sums lie in `sums`; after the last panel they are stored."""
+        origin = arith.muli(start, index(self.unit))
+        with loop(start, end, index(1)) as units:
+            unit = arith.muli(units.induction_variable, index(self.unit))
+            self._unit(tile, loops, sums, panel, unit, arith.subi(unit, origin))
+
+    def _unit(self, tile: TokenTile, loops: Adds, sums: ir.Value, panel: Panel, unit: ir.Value, slot: ir.Value) -> None:
+        """One panel of a unit of rows, whose sums lie from `slot` on."""
         first_group = arith.divui(unit, index(self.height))
         last_group = arith.minui(arith.addi(first_group, index(self.unit // self.height)), index(self.number))
         with loop(first_group, last_group, index(1)) as groups:
             group = groups.induction_variable
             at = arith.addi(slot, arith.muli(arith.subi(group, first_group), index(self.height)))
-            totals = rows.add(panel, group, self._start(tile, sums, panel, at))
-            totals = self._finished(tile, totals, arith.muli(group, index(self.height)), last)
-            for i, total in enumerate(totals):
-                r, v = divmod(i, tile.vectors)
-                vector.store(total, sums, [arith.addi(at, index(r)), tile.at(v)])
-        finished = scf.IfOp(last)
+            row = arith.muli(group, index(self.height))
+            rows, slots = ([arith.addi(first, index(r)) for r in range(self.height)] for first in (row, at))
+            self.group(tile, loops, sums, panel, group, rows, slots)
+        finished = scf.IfOp(panel.last)
         with ir.InsertionPoint(finished.then_block):
             for offset in range(0, self.unit, tile.lanes):
                 tile.unpack(sums, arith.addi(slot, index(offset)), arith.addi(unit, index(offset)))
             scf.YieldOp([])
 
-    def _start(self, tile: TokenTile, sums: ir.Value, panel: ir.Value, at: ir.Value) -> list[ir.Value]:
+    def group(
+        self, tile: TokenTile, loops: Adds, sums: ir.Value, panel: Panel, group: ir.Value, rows: list[ir.Value],
+        slots: list[ir.Value],
+    ) -> None:  # fmt: skip
+        """One panel of a group of these rows, whose sums lie in these slots."""
+        totals = loops.add(panel.number, group, self._start(tile, sums, panel.number, slots))
+        totals = self._finished(tile, totals, rows, panel.last)
+        for i, total in enumerate(totals):
+            r, v = divmod(i, tile.vectors)
+            vector.store(total, sums, [slots[r], tile.at(v)])
+
+    def _start(self, tile: TokenTile, sums: ir.Value, panel: ir.Value, slots: list[ir.Value]) -> list[ir.Value]:
         """The sums of a group of rows before a panel."""
         count = self.height * tile.vectors
         if self.panels == 1:
@@ -109,18 +130,18 @@ class RowGroups(Product):
             scf.YieldOp([zeros(tile.vec)] * count)
         with ir.InsertionPoint(start.else_block):
             places = (divmod(i, tile.vectors) for i in range(count))
-            scf.YieldOp([vector.load(tile.vec, sums, [arith.addi(at, index(r)), tile.at(v)]) for r, v in places])
+            scf.YieldOp([vector.load(tile.vec, sums, [slots[r], tile.at(v)]) for r, v in places])
         return list(start.results)
 
-    def _finished(self, tile: TokenTile, totals: list[ir.Value], row: ir.Value, last: ir.Value) -> list[ir.Value]:
+    def _finished(self, tile: TokenTile, totals: list[ir.Value], rows: list[ir.Value], last: ir.Value) -> list[ir.Value]:
         """The sums after a panel: after the last one, through the part of the epilogue that comes before the transpose."""
         if self.epilogue.trivial:
             return totals
         finish = scf.IfOp(last, [tile.vec] * len(totals), has_else=True)
         with ir.InsertionPoint(finish.then_block):
             through: list[ir.Value] = []
-            for r in range(self.height):
-                m = arith.minui(arith.addi(row, index(r)), index(self.M - 1))
+            for r, row in enumerate(rows):
+                m = arith.minui(row, index(self.M - 1))
                 through += tile.before(totals[r * tile.vectors : (r + 1) * tile.vectors], m)
             scf.YieldOp(through)
         with ir.InsertionPoint(finish.else_block):

@@ -87,7 +87,7 @@ def _in_chain(op: Any) -> ChainProduct:
         return WindowStrips(weight, tokens_in_rows(lines, columns, vectors), vec, vectors, columns)
 
     tokens = next((n for n in (64, 32) if n * columns <= _STACK), LANES)
-    return ChainProduct(tokens, LANES, -(-rows // LANES), 1, None, inner, sorted=True, stores=True)
+    return ChainProduct(tokens, LANES, -(-rows // LANES), 1, None, inner, among=rows, stores=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:

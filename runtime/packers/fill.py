@@ -25,7 +25,7 @@ from gossamer.dialects.packing import (
     Windows,
 )
 from gossamer.dialects.quantized_packings import Groups
-from gossamer.runtime.packers import byte_windows, deltas, fragments, two_four, windows
+from gossamer.runtime.packers import byte_windows, deltas, fragments, row_pairs, two_four, windows
 from gossamer.runtime.packers.nonzeros import divided, nonzero_mask, nonzero_places
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -266,28 +266,7 @@ def _panels(packing: Panels, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
 
 
 def _row_pairs(packing: RowPairs, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    (m, k), width = rows.nonzero.shape, packing.width
-    edges, cut = (0, -k % width, 0, m % 2), (-(-m // 2), 2, -(-k // width), width)
-    nonzero = torch.nn.functional.pad(rows.nonzero, edges).view(cut).permute(2, 0, 1, 3).reshape(-1, 2, width)
-    places = (
-        torch.nn.functional.pad(rows.places, edges, value=rows.nowhere).reshape(cut).permute(2, 0, 1, 3).reshape(-1, 2, width)
-    )
-    common = nonzero.all(1)
-    alone = nonzero & ~common[:, None]
-    counts = torch.stack([common.sum(1), alone.sum(2).amax(1)], 1)
-    begins = positions(counts.flatten())
-    entries = int(begins[-1])
-    # A row's first nonzero, or the other's where it has none.
-    own = torch.where(nonzero.any(2), nonzero.byte().argmax(2), nonzero.any(1).byte().argmax(1)[:, None])
-    coordinates = own.repeat_interleave(counts.sum(1), 0)
-    source = torch.full((entries, 2), rows.nowhere, dtype=rows.places.dtype)
-    for row in range(2):
-        for part, mask in enumerate((common, alone[:, row])):
-            pair, column = mask.nonzero(as_tuple=True)
-            rank = torch.arange(len(pair)) - positions(mask.sum(1))[pair]
-            at = begins[2 * pair + part] + rank
-            coordinates[at, row], source[at, row] = column, places[pair, row, column]
-    return [begins, coordinates.flatten()], source.flatten()
+    return row_pairs.fill(packing, rows.nonzero, rows.places, rows.nowhere)
 
 
 def _vnm(packing: Vnm, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:

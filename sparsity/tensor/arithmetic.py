@@ -71,6 +71,8 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """Sparse plus sparse (their union, in the format of the first) or plus dense or a number (dense)."""
+    if all(isinstance(each, Tensor) and each.dtype is torch.bool for each in (left, right)):
+        alpha = bool(alpha)  # with a number, torch 2.13's Inductor writes integers into memory for bools
     if not (isinstance(left, SparseTensor) and isinstance(right, SparseTensor)):
         dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (left, right)]
         total: Tensor = torch.add(*dense, alpha=alpha)

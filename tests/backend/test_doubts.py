@@ -15,11 +15,12 @@ from torch import nn
 
 import gossamer
 from gossamer.backend.chains import time_chain
-from gossamer.backend.convolution import time_convolution
+from gossamer.backend.convolution import cost, time_convolution
 from gossamer.backend.devices import budget, calibrated
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.measuring import calibrate, tune
+from gossamer.backend.run.packed_weights import Packings
 from gossamer.passes.schedules.machine_speed import Machine
 from gossamer.runtime.target import host
 from tests.backend.harness import prune_
@@ -286,7 +287,7 @@ def test_gradients_of_convolutions_are_measured_too(convolving: Stopwatch, monke
     doubt_all(monkeypatch)
     convolving.us["ours"] = 20.0
     found = gossamer.explain(network().train(), IMAGES, options={"dense": "eager"}).decisions
-    assert len(convolving.asked) == 4, "one gradient is like a layer"
+    assert len(convolving.asked) == 7, "three in inference, and four in training, where one gradient is like a layer"
     assert sum("backward" in decision.op for decision in found if decision.sparse) == 2
 
 
@@ -321,3 +322,30 @@ def test_layers_that_are_taken_for_the_sake_of_their_neighbours_say_what_they_ga
     monkeypatch.setattr("gossamer.backend.convolution.planar.measured_us", lambda _, planar=False: 130.0 if planar else None)
     *_, last = explained(network(), IMAGES)
     assert last.sparse and last.gain is not None and last.gain >= 1.3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_in_training_a_measured_convolution_packs_new_values_at_every_call(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubt_all(monkeypatch)
+    model, renewed = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1)).train(training), list[int]()
+    model[0].weight.data.mul_(torch.rand_like(model[0].weight) < 0.4)  # type: ignore[union-attr, operator, arg-type]
+    before, refreshed = model[0].weight.detach().clone(), Packings._refreshed  # type: ignore[operator]
+
+    def fastest(calls: Calls, *_: int) -> dict[str, float]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Packings, "_refreshed", lambda *args: (renewed.append(1), refreshed(*args))[1])
+            for _ in range(3):
+                calls["ours"]()
+        return {"ours": 50.0, "torch": 100.0}
+
+    monkeypatch.setattr(time_convolution, "fastest", fastest)
+    monkeypatch.setattr(cost, "torch_us", lambda *_, **__: 100.0)
+    monkeypatch.setattr(time_convolution, "torch_us", lambda *_, **__: 100.0)
+    with torch.set_grad_enabled(training):
+        found = gossamer.explain(model, torch.randn(2, 32, 14, 14)).decisions
+    assert [(each.sparse, each.measured) for each in found] == [(True, True)]
+    assert found[0].gain == pytest.approx(2.0, rel=0.01)  # what was measured has the renewal in it
+    assert len(renewed) == (3 if training else 0)
+    assert torch.equal(model[0].weight, before)  # type: ignore[arg-type]

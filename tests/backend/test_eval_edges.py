@@ -1,6 +1,7 @@
 """A model in eval mode asks for the edges to its parameters once: what autograd promises of parameters holds all the same."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from gossamer.backend import sparse
 from tests.backend.harness import assert_same, compile_and_run, prune_
@@ -156,6 +158,86 @@ def test_the_gradients_of_two_models_with_the_same_code_are_their_own() -> None:
     for _ in range(2):
         for model, function in zip(models, functions, strict=True):
             assert_gradients(model, function, x)
+
+
+def two_models(x: Tensor) -> tuple[list[Net], list[Callable[[Tensor], Tensor]]]:
+    """Models that share a graph, and their functions."""
+    models = [Net(seed).eval() for seed in range(2)]
+    graphs = counters["gossamer"]["graphs"]
+    functions = [torch.compile(model, backend=sparse, options=OPTIONS) for model in models]
+    for function in functions:
+        function(x)
+    assert counters["gossamer"]["graphs"] == graphs + 1
+    return models, functions
+
+
+def test_each_model_of_a_graph_has_a_node_of_its_own() -> None:
+    x = torch.randn(16, 32)
+    models, functions = two_models(x)
+    first, second = (edges(function(x)) for function in functions)
+    assert first is not second
+    for _ in range(3):
+        assert [edges(function(x)) for function in functions] == [first, second]
+    replace(models[1])
+    assert edges(functions[1](x)) is not second
+    assert edges(functions[1](x)) is edges(functions[1](x))
+    assert edges(functions[0](x)) is first
+    for model, function in zip(models, functions, strict=True):
+        assert_gradients(model, function, x)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_model_goes_while_another_one_has_its_graph(which: int) -> None:
+    x = torch.randn(16, 32)
+    models, functions = two_models(x)
+    kept = edges(functions[1 - which](x))
+    storages = [weakref.ref(parameter.untyped_storage()) for parameter in models[which].parameters()]
+    del models[which], functions[which]
+    gc.collect()
+    assert not any(storage() for storage in storages)
+    assert edges(functions[0](x)) is kept
+    assert_gradients(models[0], functions[0], x)
+
+
+def test_a_replaced_parameter_of_a_second_model_goes() -> None:
+    x = torch.randn(16, 32)
+    models, functions = two_models(x)
+    storage = weakref.ref(models[1].a.weight.untyped_storage())
+    replace(models[1])
+    functions[1](x)
+    gc.collect()
+    assert storage() is None
+
+
+@pytest.mark.parametrize("kind", ["closure", "global", "after a graph break", "submodule"])
+def test_models_are_found_wherever_a_function_has_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice: the second call is that of another model which runs the graph of the first."""
+
+    class Breaks(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(self.a(x))
+            torch._dynamo.graph_break()
+            return self.b(y)
+
+    def closure(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda x: model(x)
+
+    x = torch.randn(16, 32)
+    torch.compiler.reset()
+    for seed in range(2):
+        model = (Breaks if kind == "after a graph break" else Net)(seed).eval()
+        monkeypatch.setattr(sys.modules[__name__], "_model", model, raising=False)
+        functions = {"closure": closure(model), "global": of_global, "submodule": nn.Sequential(model).eval()}
+        function: Any = functions.get(kind, model)
+        ours = torch.compile(function, backend=sparse, options=OPTIONS)
+        ours(x)
+        assert edges(ours(x)) is edges(ours(x))
+        assert_gradients(model, ours, x)
+
+
+def of_global(x: Tensor) -> Tensor:
+    found: Tensor = _model(x)  # type: ignore[name-defined]  # noqa: F821
+    return found
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

@@ -59,6 +59,19 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+@pytest.mark.parametrize("mode", ["no_grad", "eval"])
+def test_models_that_share_a_graph_keep_theirs(mode: str, computed: list[int]) -> None:
+    models, x = [network(prune_half, mode) for _ in range(2)], torch.randn(8, 32)
+    with torch.no_grad():
+        models[1][0].weight_orig.mul_(2)  # type: ignore[operator, union-attr]
+    functions = [run(model, x, mode, regions=0 if n else None).function for n, model in enumerate(models)]
+    with torch.set_grad_enabled(mode != "no_grad"):
+        for _ in range(3):
+            for model, function in zip(models, functions, strict=True):
+                assert_same(function(x), model(x))
+    assert len(computed) == 2
+
+
 @pytest.mark.parametrize("hook", [prune_half, prune_in_turns, normalize])
 @pytest.mark.parametrize("mode", MODES)
 def test_results_weights_and_gradients_are_those_of_eager_code(hook: Hook, mode: str) -> None:

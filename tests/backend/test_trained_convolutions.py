@@ -213,6 +213,24 @@ def test_gradients_behind_strides_for_images_of_open_sizes() -> None:
         assert_same_gradients(run, model, torch.randn(shape), steps=1)
 
 
+class Summed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().sum()
+
+
+def test_gradients_behind_strides_for_images_of_unbacked_sizes() -> None:
+    torch.manual_seed(0)
+    model = Summed(nn.Conv2d(6, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 12, 3, 2, 1, bias=False))
+    for layer in (model[0], model[2]):
+        layer.weight.data.mul_(torch.rand_like(layer.weight) < 0.3)  # type: ignore[union-attr, operator, arg-type]
+    x = torch.randn(2, 6, 20, 19, requires_grad=True)
+    torch._dynamo.decorators.mark_unbacked(x, 2)
+    run = compile_and_run(model, x, grad=True)
+    assert sum(d.op.endswith("backward") for d in run.regions) == 2
+    for shape in ((2, 6, 20, 19), (2, 6, 23, 19), (2, 6, 2, 19)):
+        assert_same_gradients(run, model, torch.randn(shape), steps=1)
+
+
 def test_gradients_that_stay_with_torch_say_why() -> None:
     model, x = nn.Conv2d(6, 6, 3, stride=2, padding=1, groups=6), torch.randn(1, 6, 12, 12, requires_grad=True)
     parametrize.register_parametrization(model, "weight", Mask((torch.rand_like(model.weight) < 0.2).float()))

@@ -92,6 +92,7 @@ def test_an_encoding_is_a_format() -> None:
         ("pairs(reduction=1, width=65537)", "width must be 1 to 65536"),
         ("windows(reduction=1, lanes=32)", "lanes must be 2, 4, 8, 16 or 64"),
         ("padded(reduction=1, columns=8192)", "columns must be from 1 to 8191"),
+        ("rowpairs(reduction=1, width=8192)", "width must be from 1 to 8191"),
         ("windows(reduction=2, lanes=16)", "reduction must be 0 or 1"),
         ("blocks(reduction=1, rows=0, columns=1, width=16)", "rows and columns must be positive"),
         ("blocks(reduction=1, rows=4, columns=3, width=16)", "width must be a multiple of columns"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import attention, compiled_attention, layers
+from tests.fuzz import attention, compiled_attention, layers, zoo
 
 SECONDS = os.environ.get("GOSSAMER_FUZZ_SECONDS")
 CASES = {"eager": 250, "compiled": 6, "gradients": 40, "models": 3}  # without it
@@ -56,3 +56,11 @@ def test_layers_are_those_of_float64(kind: str, count: int) -> None:
     programs = {seed: layers.make(kind, seed) for seed in range(count)}
     wrong = [f"# {problem}\n{text}" for text in programs.values() if (problem := layers.difference(kind, text))]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_setting_that_a_model_needs_is_put_back() -> None:
+    """The small size that the rules have for hidden_dim is not what the last batch norm of an EfficientNet has."""
+    pytest.importorskip("transformers")
+    config, model = zoo.made("efficientnet")
+    assert config.hidden_dim == 2560
+    assert sum(parameter.numel() for parameter in model.parameters()) < zoo.LARGEST

@@ -1,7 +1,8 @@
 """python -m tests.fuzz.zoo [NAMES]: every model that transformers can make, tiny, pruned, compiled, against float64.
 
-Each runs in a process of its own: inference with padding at two sizes, then a training step. What cannot be made tiny by
-rules is passed over, with torch's or transformers' reason.
+Each runs in a process of its own: inference with padding at two sizes, then a training step. Rules say how small numbers of a
+configuration become. If a model does not run with all of them, a number is put back. What does not run with any number put back
+is passed over, with torch's or transformers' reason.
 """
 
 import argparse
@@ -35,20 +36,25 @@ SIZES: dict[str, int] = {
 Results = list[dict[str, Tensor]]
 KEPT = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
 ROUNDING, TIMES_EAGER = 5e-5, 8
+LARGEST = 30_000_000
+"""Parameters of a model that counts as tiny."""
 
 
-def tiny(config: Any) -> Any:
-    """The configuration with small numbers in place."""
-    for name, value in list(vars(config).items()):
+def tiny(config: Any, but: str = "") -> tuple[Any, set[str]]:
+    """The configuration with small numbers in place, `but` for one name, and the names of what became smaller."""
+    changed, before = set[str](), dict(vars(config))
+    for name, value in before.items():
         if hasattr(value, "to_dict"):
-            tiny(value)
-        elif isinstance(value, bool) or name.startswith("_"):
+            changed |= tiny(value, but)[1]
+        elif isinstance(value, bool) or name.startswith("_") or name == but:
             continue
         elif isinstance(value, int) and name in KEPT:
             setattr(config, name, min(value, 2))
         elif isinstance(value, int):
             size = next((SIZES[word] for word in SIZES if name == word or name.endswith(f"_{word}")), value)
             _set(config, name, min(value, size))
+        elif name == "depth_coefficient":
+            _set(config, name, min(value, 0.5))
         elif (
             isinstance(value, list)
             and value
@@ -58,7 +64,7 @@ def tiny(config: Any) -> Any:
             _set(config, name, [min(v, 2 if name == "depths" else 32 * (1 + n)) for n, v in enumerate(value)])
         elif name in ("layer_types", "mlp_layer_types", "layers_block_type") and isinstance(value, list):
             _set(config, name, (value[:1] + value[-1:])[:2])
-    return config
+    return config, changed | {name for name, value in before.items() if vars(config).get(name) != value}
 
 
 def _set(config: Any, name: str, value: Any) -> None:
@@ -100,17 +106,35 @@ def prune_(model: nn.Module, density: float) -> nn.Module:
 
 
 def made(name: str) -> tuple[Any, Any]:
-    """A configuration and its model, in float32, everything random but the same each time."""
-    from transformers import AutoModel
+    """A configuration and its model, in float32, all random but the same each time. Raises what stops it from running."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = tiny(CONFIG_MAPPING[name]())
+    config, changed = tiny(CONFIG_MAPPING[name]())
+    try:
+        return _running(config)
+    except Exception:
+        for kept in sorted(changed):
+            with suppress(Exception):
+                return _running(tiny(CONFIG_MAPPING[name](), kept)[0])
+        raise
+
+
+@torch.no_grad()
+def _running(config: Any) -> tuple[Any, Any]:
+    """The configuration and its model, which has run once."""
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
+    if size > LARGEST:
+        raise NotImplementedError(f"{size} parameters")
     torch.manual_seed(0)
     model = AutoModel.from_config(config)
     for parameter in model.parameters():
         if parameter.dim() >= 2 and float(parameter.detach().std()) < 0.05:
             parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
-    return config, prune_(model, 0.1)
+    model.eval()(**inputs(model, config, 2, 24))
+    return config, prune_(model.train(), 0.1)
 
 
 def run(model: Any, calls: list[dict[str, Tensor]], training: bool, function: Any) -> Results:

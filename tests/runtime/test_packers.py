@@ -217,15 +217,19 @@ def unpacked_panels(packed: Packed, rows: int, columns: int) -> Tensor:
 
 def unpacked_row_pairs(packed: Packed, rows: int, columns: int) -> Tensor:
     assert isinstance(packed.format, RowPairs)
-    positions, coordinates, values = packed.components
-    width, pairs, crd, val = packed.format.width, -(-rows // 2), unsigned(coordinates), values.tolist()
-    dense = torch.zeros(2 * pairs, -(-columns // width) * width)
-    for part, (begin, end) in enumerate(zip(unsigned(positions)[:-1], unsigned(positions)[1:], strict=True)):
-        row, origin = part // 2 % pairs * 2, part // (2 * pairs) * width
+    positions, coordinates, order, values = packed.components
+    group, width, band, val = RowPairs.GROUP, packed.format.width, RowPairs.band(rows), values.tolist()
+    dense = torch.zeros(rows + rows % 2, -(-columns // width) * width)
+    pairs = order.view(-1, 2)
+    for number, (begin, end) in enumerate(zip(unsigned(positions)[:-1], unsigned(positions)[1:], strict=True)):
+        origin, in_band = number // (len(dense) // 2) * width, number % (len(dense) // 2) * 2 // band
+        assert (pairs[number] // band == in_band).all()
         for p in range(begin, end):
-            assert part % 2 or crd[2 * p] == crd[2 * p + 1]
-            dense[row, origin + crd[2 * p]] += val[2 * p]
-            dense[row + 1, origin + crd[2 * p + 1]] += val[2 * p + 1]
+            row, column = int(pairs[number, (p - begin) // group % 2]), unsigned(coordinates)[p] // RowPairs.SCALE
+            assert column < width
+            dense[row, origin + column] += val[p]
+    for panel in order.view(-(-columns // width), len(dense)):
+        assert panel.sort().values.tolist() == list(range(len(dense)))
     assert not dense[rows:].any()
     assert not dense[:, columns:].any()
     return dense[:rows, :columns]

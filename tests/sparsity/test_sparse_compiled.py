@@ -304,3 +304,16 @@ def test_gradients_of_an_addend_that_broadcasts(shape: tuple[int, ...]) -> None:
     grads = [torch.autograd.grad(each.square().sum(), leaves) for each in (found, expected)]
     for ours, theirs in zip(*grads, strict=True):
         close(ours, theirs)
+
+
+def test_sums_of_bools_stay_bools() -> None:
+    """torch 2.13's Inductor writes past the end of a sum of bools whose factor is a number."""
+    left, right = matrix(16, 24, 0.5).bool(), matrix(16, 24, 0.5).bool()
+
+    def sums(a: Any, b: Any, x: Tensor) -> Any:
+        return [torch.add(a, a, alpha=2), torch.add(a, b, alpha=0), torch.add(a, b, alpha=3), torch.add(a, x, alpha=2)]
+
+    _, found, count = graphs(sums, sparse(left), sparse(right), right, dense="inductor")
+    assert count == 1
+    for ours, theirs in zip(found, sums(left, right, right), strict=True):
+        assert torch.equal(ours.to_dense() if isinstance(ours, SparseTensor) else ours, theirs)
