@@ -47,7 +47,7 @@ NAVIGATION = {
         "docs/troubleshooting",
     ],
     "Tutorials": [f"docs/tutorials/{name}" for name in ("prune_digits", "graph_network", "read_ir")],
-    "How to": ["docs/ecosystem", "docs/deploy", "docs/scaling", "docs/gpu"],
+    "How to": ["docs/hugging_face", "docs/ecosystem", "docs/deploy", "docs/scaling", "docs/gpu", "docs/arm64"],
     "From other libraries": [
         f"docs/migrate/{name}" for name in ("deepsparse", "torchao", "vllm", "dgl", "points", "torch_sparse")
     ],

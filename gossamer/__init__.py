@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from gossamer.backend.report.table import Report
     from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
+    from gossamer.hub.merge import merge
+    from gossamer.hub.sparse_config import SparseConfig
     from gossamer.sparsity.bags.row_wise_adagrad import RowWiseAdagrad
     from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.experts.routed_linear import routed_linear
@@ -89,6 +91,7 @@ _HOMES = {
     "load": "gossamer.sparsity.checkpoints.save_load",
     "distill": "gossamer.sparsity.training.distill",
     "DistillationLoss": "gossamer.sparsity.training.distill",
+    "merge": "gossamer.hub.merge",
     "prepare": "gossamer.sparsity.prepare",
     "Cuttlefish": "gossamer.sparsity.training.cuttlefish",
     "decompose": "gossamer.sparsity.pruning.decompose",
@@ -104,6 +107,7 @@ _HOMES = {
     "sparsify": "gossamer.sparsity.sparsifiers",
     "strict": "gossamer.sparsity.tensor.densify",
     "store_sparse": "gossamer.sparsity.store_sparse",
+    "SparseConfig": "gossamer.hub.sparse_config",
     "SparseTensor": "gossamer.sparsity.tensor.sparse_tensor",
     "SparseTraining": "gossamer.sparsity.training.train_sparse",
     "train_sparse": "gossamer.sparsity.training.train_sparse",
@@ -125,6 +129,7 @@ __all__ = [
     "Profile",
     "Report",
     "RowWiseAdagrad",
+    "SparseConfig",
     "SparseTensor",
     "SparseTraining",
     "__version__",
@@ -140,6 +145,7 @@ __all__ = [
     "graph_attention",
     "implements",
     "load",
+    "merge",
     "prepare",
     "profile",
     "prune",

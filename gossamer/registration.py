@@ -3,13 +3,24 @@
     torch.load(checkpoint, weights_only=True)            a checkpoint with SparseTensors
     torch.compiler.load_cache_artifacts(artifacts)       what `torch.compile(model, backend="sparse")` has compiled
 
+    Accelerator(dynamo_backend="sparse")                 and the same in the Trainer of transformers (hub/lists.py)
+    from_pretrained(folder)                              a folder that was saved with a `SparseConfig`
+
 torch calls `register` when it is imported, as the entry point of a plug-in (the group torch.backends), and so does `import
 gossamer` if torch was imported before. This file imports little, because each process that uses torch imports it.
 """
 
 import logging
+from functools import partial
 from importlib import import_module
 from typing import Any
+
+_LIBRARIES = {
+    "accelerate.utils.dataclasses": ("gossamer.hub.lists", "list_in_accelerate"),
+    "transformers.generation.configuration_utils": ("gossamer.hub.lists", "compile_on_cpus"),
+    "transformers.quantizers.auto": ("gossamer.hub.sparse_quantizer", "register"),
+}
+"""Modules of other libraries, and what is called once they are loaded: the module of a function, and the function."""
 
 _SPARSE_TENSOR = "gossamer.sparsity.tensor.sparse_tensor"
 
@@ -22,10 +33,21 @@ def register() -> None:
         add_safe_globals([(_rebuild, f"{_SPARSE_TENSOR}._rebuild")])
         for artifacts in ("disk_cache", "records"):
             import_module(f"gossamer.runtime.{artifacts}")
+        when_loaded = import_module("gossamer.runtime.modules.when_loaded").when_loaded
+        for name, (module, function) in _LIBRARIES.items():
+            when_loaded(name, partial(_tell, module, function))
     except Exception as problem:
         logging.getLogger("gossamer").warning(
             "gossamer could not register with torch, so torch may not read its checkpoints and cache artifacts: %s", problem
         )
+
+
+def _tell(module: str, function: str) -> None:
+    """Calls a function that tells a library of Gossamer. It never raises: the library could not be imported otherwise."""
+    try:
+        getattr(import_module(module), function)()
+    except Exception as problem:
+        logging.getLogger("gossamer").warning("gossamer could not register with a library (%s): %s", function, problem)
 
 
 def _rebuild(*parts: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.format import Format
 from gossamer.dialects.option_check import check_name, check_share, did_you_mean
+from gossamer.runtime.modules.when_held import say_held
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, is_transposed, none_chosen, weight_names
 from gossamer.sparsity.pruning.mask import Mask, parametrize_pruned
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
@@ -120,6 +121,7 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
             else:
                 mask = _mask(sparsifier, weight.flatten(1), options).view_as(weight)
             register_parametrization(layer, part, Mask(mask))
+    say_held(target)
     return target
 
 

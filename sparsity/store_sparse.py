@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.dialects.errors import OptionError
+from gossamer.runtime.modules.when_held import say_held
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of, parametrize_pruned
@@ -91,6 +92,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
             "Masks hold their zeros in training (gossamer.sparsify or torch.nn.utils.prune).",
             stacklevel=2,
         )
+    say_held(model)
     return model
 
 

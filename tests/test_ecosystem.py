@@ -1,4 +1,4 @@
-"""docs/ecosystem.md: its blocks run as they stand, where their packages are installed, and compile something sparse."""
+"""docs/ecosystem.md, docs/hugging_face.md: blocks run as they stand, where packages are installed, and compile something."""
 
 import ast
 import importlib.util
@@ -12,7 +12,7 @@ from torch._dynamo import config
 
 from gossamer.backend.report.report import collect
 
-PAGE = (Path(__file__).parent.parent / "docs" / "ecosystem.md").read_text()
+PAGE = "\n".join((Path(__file__).parent.parent / "docs" / name).read_text() for name in ("ecosystem.md", "hugging_face.md"))
 BLOCKS = re.findall(r"^## ([^\n]+)|^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -48,5 +48,5 @@ def test_a_block_runs_and_is_sparse(block: str) -> None:
     if absent := missing(block):
         pytest.skip(f"not installed: {', '.join(absent)}")
     with collect() as collected:
-        exec(compile(block, "docs/ecosystem.md", "exec"), {"__name__": "ecosystem"})
+        exec(compile(block, "docs", "exec"), {"__name__": "ecosystem"})
     assert any(decision.sparse for decision in collected.decisions), collected.decisions

@@ -19,7 +19,7 @@ BELOW = {
     "dialects": set[str](),
 }
 INSIDE = {
-    "gossamer": ["torchsparse", "torchsparse/nn", "torchsparse/utils"],
+    "gossamer": ["hub", "torchsparse", "torchsparse/nn", "torchsparse/utils"],
     "backend": [
         "deploy", "structures", "smaller", "weights", "experts", "embeddings", "messages", "operations", "convolution",
         "attention", "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices",

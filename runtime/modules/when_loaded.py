@@ -1,4 +1,4 @@
-"""What is to be done once a module of torch is loaded, without loading it.
+"""What is to be done once a module of torch or of another library is loaded, without loading it.
 
 torch._dynamo and torch._inductor take seconds and a hundred megabytes. Who computes without torch.compile needs neither.
 """
@@ -10,16 +10,31 @@ from types import ModuleType
 from typing import Any
 
 _waiting: dict[str, list[Callable[[], Any]]] = {}
+_begun: set[str] = set()  # modules that were being loaded when something began to wait for them
 
 
 def when_loaded(name: str, action: Callable[[], Any]) -> None:
-    """Does it now if the module is loaded, else right after it has been."""
-    if name in sys.modules:
+    """Does it now if the module is loaded, else right after it has been.
+
+    If the module is being loaded, as where its own imports lead here, it is done when the next module is looked for.
+    """
+    if name in sys.modules and not _is_being_loaded(name):
         action()
         return
+    if name in sys.modules:
+        _begun.add(name)
     _waiting.setdefault(name, []).append(action)
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
+
+
+def _is_being_loaded(name: str) -> bool:
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)  # importlib has no public name
+
+
+def _do(name: str) -> None:
+    for action in _waiting.pop(name, []):
+        action()
 
 
 class _Finder:
@@ -27,6 +42,9 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        for each in [each for each in _begun if not _is_being_loaded(each)]:
+            _begun.discard(each)
+            _do(each)
         if name not in _waiting:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -36,8 +54,7 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             load(module)
-            for action in _waiting.pop(name, []):
-                action()
+            _do(name)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

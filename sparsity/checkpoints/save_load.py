@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.sparsity.checkpoints.encodings import BITMASK, DEFLATED, GAPS, decoded, encoded
 from gossamer.sparsity.checkpoints.integer_layers import FloatExperts, FloatLayer, Shapes, in_integers, tensor_of
+from gossamer.sparsity.checkpoints.scaled_integers import BESIDE, PACKED, SCALE, floats_of
 from gossamer.sparsity.checkpoints.sparse_arrays import (
     ARRAY,
     FORMAT,
@@ -97,8 +98,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = Fals
 def load(model: Model, path: str | os.PathLike[str]) -> Model:
     """Reads a file into a model of the same architecture, in place, and returns the model.
 
-    It takes files of `gossamer.save`, files of compressed-tensors (llm-compressor, SparseML: sparse-bitmask,
-    sparse-24-bitmask), plain safetensors files, and folders with several files.
+    It takes files of `gossamer.save`, files of compressed-tensors (llm-compressor, SparseML), plain safetensors files, and
+    folders with several files. Of compressed-tensors it reads sparse-bitmask and sparse-24-bitmask, and as floats what is
+    quantized beside: pack-quantized, and int8 and fp8 with scales.
 
     The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
     on the meta device get memory. Linear layers and experts become quantized ones, and tables stored ones, as in the file.
@@ -112,6 +114,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     modules = {plain_name(name): module for name, module in whole.named_modules(remove_duplicate=False)}
     with _opened(Path(path)) as files:
         stored, tied = _contents(files)
+        stored = _with_scales(stored, own, files)
         stored = {_own_name(name, parts, own): parts for name, parts in stored.items()}
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
         # Layers become like the file's once it is known to fit, which is seen by what they will be.
@@ -218,6 +221,31 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
     return stored, tied
 
 
+def _with_scales(stored: dict[str, Parts], own: Mapping[str, Tensor], files: list[Any]) -> dict[str, Parts]:
+    """The same, where a weight of floats that a file has as integers is one tensor with its scales."""
+    found = dict(stored)
+    for scale in [name for name in stored if name.rpartition(".")[2] == SCALE and name not in own]:
+        layer = scale.rpartition(".")[0]
+        weight, packed = tensor_of(layer, "weight"), tensor_of(layer, PACKED)
+        if weight not in own:
+            continue
+        if packed in found and tensor_of(layer, "weight_shape") in found:
+            codes = {PACKED: found.pop(packed)[""]}
+        elif "bitmask" in found.get(layer, {}) or "bitmask" in found.get(weight, {}):
+            codes = found.pop(layer if layer in found else weight)
+        elif weight in found and _is_of_8_bits(found[weight], files):
+            codes = {"weight": found[weight][""]}
+        else:
+            continue
+        beside = {part: found.pop(name)[""] for part in BESIDE if (name := tensor_of(layer, part)) in found}
+        found[weight] = codes | beside
+    return found
+
+
+def _is_of_8_bits(parts: Parts, files: list[Any]) -> bool:
+    return "" in parts and files[parts[""][0]].get_slice(parts[""][1]).get_dtype().startswith(("I8", "F8"))
+
+
 def _own_name(name: str, parts: Parts, own: Mapping[str, Tensor]) -> str:
     """The model's name of a tensor: compressed-tensors names what a bitmask packs as the layer, without "weight"."""
     of_layer = "bitmask" in parts and name not in own
@@ -254,10 +282,10 @@ def _check(own: dict[str, Tensor], stored: Shapes, tied: dict[str, str], path: A
 
 
 def _shape(parts: Parts, files: list[Any]) -> tuple[int, ...]:
-    if "" in parts:
-        number, key = parts[""]
+    if whole := parts.get("", parts.get("weight")):
+        number, key = whole
         return tuple(files[number].get_slice(key).get_shape())
-    number, key = parts[SHAPE if SHAPE in parts else "shape"]
+    number, key = parts[next(part for part in (SHAPE, "shape", "weight_shape") if part in parts)]
     return tuple(files[number].get_tensor(key).flatten().tolist())
 
 
@@ -271,6 +299,8 @@ def _tensor(name: str, parts: Parts, files: list[Any]) -> Tensor:
     arrays = {part: files[number].get_tensor(key) for part, (number, key) in parts.items()}
     if FORMAT in arrays:
         return sparse_tensor(name, arrays)
+    if SCALE in arrays:
+        return floats_of(name, arrays | {"weight": decoded(name, arrays)} if "bitmask" in arrays else arrays)
     return arrays[""] if "" in arrays else decoded(name, arrays)
 
 

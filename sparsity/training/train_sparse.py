@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from gossamer.dialects.errors import OptionError
+from gossamer.runtime.modules.when_held import say_held
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.pruning.layers import Layer, layers_of
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain, original_of
@@ -100,6 +101,8 @@ class SparseTraining:
         known = [_stored(each, optimizer, recipe) or _sharded(each, recipe) or each for each in layers]
         self.masks = Masks(known, recipe, seed, together, kept)
         self._storable = _storable(self.masks, model) if store else set[Masked]()
+        if store:
+            say_held(model)
         if keeps_zeros and all(layer.first == 0 for layer in self.masks.layers):
             raise OptionError("no layer has zeros that could stay: prune the model first, or take another recipe")
         self._skipped = False

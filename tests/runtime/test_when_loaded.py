@@ -43,6 +43,29 @@ def test_what_waits_is_done_once_the_module_is_there(tmp_path: Path, monkeypatch
     del sys.modules["waited_for"]
 
 
+def test_a_module_that_is_being_loaded_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own imports may lead to what waits for it, as that of torch leads to our registration."""
+    (tmp_path / "slow_to_load.py").write_text("import leads_here\nvalue = 1\n")
+    (tmp_path / "leads_here.py").write_text(
+        "from gossamer.runtime.modules.when_loaded import when_loaded\n"
+        "import sys\nseen = []\n"
+        'when_loaded("slow_to_load", lambda: seen.append(sys.modules["slow_to_load"].value))\n'
+    )
+    (tmp_path / "loaded_next.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    import leads_here  # type: ignore[import-not-found]
+    import slow_to_load  # type: ignore[import-not-found]
+
+    del sys.modules["leads_here"], sys.modules["slow_to_load"], leads_here
+    import slow_to_load  # noqa: F811, F401
+
+    seen = sys.modules["leads_here"].seen
+    assert seen == []
+    import loaded_next  # type: ignore[import-not-found]  # noqa: F401
+
+    assert seen == [1]
+
+
 def test_a_module_that_is_not_there_is_an_import_error_as_ever() -> None:
     when_loaded("waited_for_in_vain", lambda: None)
     with pytest.raises(ModuleNotFoundError, match="waited_for_in_vain"):

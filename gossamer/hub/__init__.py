@@ -1,0 +1,3 @@
+"""Where models of Hugging Face's libraries meet ours: transformers' quantizers and peft's adapters. Its files import those
+libraries.
+"""

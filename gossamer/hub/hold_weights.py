@@ -1,0 +1,55 @@
+"""What a `SparseConfig` asks of a model that is loaded: pruned by magnitude, and weights held in one of five ways."""
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from gossamer.hub.masked_loading import load_plain
+from gossamer.hub.sparse_config import SparseConfig
+from gossamer.runtime.packers.nonzeros import count_nonzeros
+from gossamer.sparsity.finalize import finalize
+from gossamer.sparsity.pruning.choose_layers import Layers
+from gossamer.sparsity.pruning.patterns import Pattern, mask_of, pattern_of
+from gossamer.sparsity.quantization.quantize import quantize
+from gossamer.sparsity.sparsifiers import sparsify
+from gossamer.sparsity.store_sparse import store_sparse
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+
+def hold_weights(model: nn.Module, config: SparseConfig) -> None:
+    """Prunes the model if the config says how much, and has its layers hold their weights as it says."""
+    skip: list = [config.skip] if isinstance(config.skip, str) else list(config.skip)
+    if config.only is None:
+        skip.append(partial(_is_head, model.get_output_embeddings()))  # type: ignore[operator]
+    if config.sparsity is not None:
+        keep = partial(_largest, pattern=pattern_of(config.pattern), density=1 - config.sparsity)
+        _mask(model, keep, config.only, skip)
+    elif config.weights == "masked":
+        _mask(model, SparseTensor.from_dense, config.only, [*skip, _has_no_zeros])
+    if config.weights == "masked":
+        load_plain(model)
+        return
+    finalize(model)
+    if config.weights == "stored":
+        store_sparse(model, only=config.only, skip=skip)
+    elif config.weights == "int8":
+        quantize(model, only=config.only, skip=skip)
+    elif config.weights == "int4":
+        quantize(model, weights="int4", group=16, only=config.only, skip=skip)
+
+
+def _mask(model: nn.Module, keep: object, only: Layers | None, skip: Layers) -> None:
+    sparsify(model, keep, only=only, skip=skip)  # type: ignore[call-overload]
+
+
+def _largest(dense: Tensor, pattern: Pattern, density: float) -> SparseTensor:
+    return SparseTensor.from_dense(dense * mask_of(pattern, dense.abs(), density))
+
+
+def _is_head(head: nn.Module | None, name: str, layer: nn.Module) -> bool:
+    return layer is head
+
+
+def _has_no_zeros(name: str, layer: nn.Module) -> bool:
+    weight = layer.weight.detach()
+    return count_nonzeros(weight) == weight.numel()  # type: ignore[arg-type]

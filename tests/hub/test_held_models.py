@@ -1,0 +1,75 @@
+"""Models of transformers under masks or with stored weights: they are saved as plain zeros, and training resumes from there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+import gossamer
+from tests.hub.llama import config, logits
+
+
+def made(held: str) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config())
+    gossamer.sparsify(model, "magnitude", density=0.1)
+    return gossamer.store_sparse(model) if held == "stored" else model
+
+
+def trainer(model: Any, folder: Path) -> Trainer:
+    draw = torch.Generator().manual_seed(0)
+    data = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(100, (24, 16), generator=draw)]
+    arguments = TrainingArguments(
+        str(folder), max_steps=6, save_steps=3, use_cpu=True, report_to=[], disable_tqdm=True, learning_rate=1e-2,
+        per_device_train_batch_size=4,
+    )  # fmt: skip
+    return Trainer(model=model, args=arguments, train_dataset=data)
+
+
+@pytest.mark.parametrize("held", ["masked", "stored"])
+def test_the_trainer_saves_plain_zeros_and_resumes(held: str, tmp_path: Path) -> None:
+    model = made(held)
+    trainer(model, tmp_path).train()
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-6")
+    assert type(plain.model.layers[0].mlp.up_proj.weight) is torch.nn.Parameter
+    assert plain.model.layers[0].mlp.up_proj.weight.eq(0).float().mean() == pytest.approx(0.9, abs=0.01)
+    torch.testing.assert_close(logits(plain), logits(model.eval()))
+    resumed = made(held)
+    trainer(resumed, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    torch.testing.assert_close(logits(resumed.eval()), logits(model), rtol=0, atol=1e-6)
+
+
+def test_a_recipe_that_stores_weights_is_saved_while_it_trains(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    gossamer.train_sparse(model, optimizer, "rigl", sparsity=0.9, steps=8, every=2, store=True, skip="lm_head")
+    model.save_pretrained(tmp_path)
+    assert "quantization_config" not in (tmp_path / "config.json").read_text()
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model.eval()))
+
+
+def test_other_masks_are_taken_from_plain_weights() -> None:
+    first, second = made("masked"), made("masked")
+    plain = made("masked").state_dict()
+    state = gossamer.finalize(made("masked")).state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    state[name] = state[name].roll(1, 0)
+    first.load_state_dict(state)
+    assert torch.equal(first.get_submodule("model.layers.0.mlp.up_proj").weight, state[name])
+    second.load_state_dict(plain)  # as before, by the names under masks
+    assert torch.equal(logits(second), logits(made("masked")))
+
+
+def test_models_of_others_stay_as_they_are(tmp_path: Path) -> None:
+    layer = gossamer.sparsify(torch.nn.Sequential(torch.nn.Linear(8, 8)), "magnitude", density=0.5)
+    assert not hasattr(layer, "hf_quantizer")
+    dense = AutoModelForCausalLM.from_config(config())
+    dense.save_pretrained(tmp_path)
+    assert getattr(dense, "hf_quantizer", None) is None and load_file(tmp_path / "model.safetensors")
