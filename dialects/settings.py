@@ -66,4 +66,7 @@ CALIBRATE = Setting("GOSSAMER_CALIBRATE", "0: compilations measure nothing, pred
 
 LLVM_LEVEL = Setting("GOSSAMER_LLVM_LEVEL", "how much LLVM optimises kernels for CPUs, 0 to 3, usually 3", _level)
 
+LIBRARY_PATH = Setting("LIBRARY_PATH", "the compiler's: directories of libraries to link with", lambda text: text or None)
+
 SETTINGS = (CACHE_DIR, DUMP_IR, CALIBRATE, LLVM_LEVEL)
+"""Those of our own."""

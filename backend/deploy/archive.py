@@ -4,7 +4,6 @@ libgossamer_5f21….a    call.c, aoti.c, and what c_code.py writes; built by the
 """
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -137,7 +136,7 @@ def run_tool(*command: object) -> None:
     words = [str(word) for word in command]
     if shutil.which(words[0]) is None:
         raise CompileError(f"exporting needs {words[0]!r}, which is not on PATH: install the compiler's tools (binutils)")
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    done = subprocess.run(["env", "LC_ALL=C", *words], capture_output=True, text=True)
     if done.returncode:
         raise CompileError(f"{' '.join(words)} failed: {done.stderr[:2000]}")
 

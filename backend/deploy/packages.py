@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from torch import fx
 
 from gossamer.backend.deploy.archive import Calls, More, archive
 from gossamer.backend.deploy.c_code import Operand
 from gossamer.backend.deploy.exported_region import ExportedRegion, exported, known
+from gossamer.dialects.settings import LIBRARY_PATH
 from gossamer.runtime.torch_internals import ahead_of_time, inductor_config
 
 _MARK = "_gossamer_links_kernels"
@@ -71,13 +71,13 @@ def linked(called: Calls, *parts: str, more: More = lambda _: "", public: str | 
         if public is not None:  # Inductor writes -l before it, and splits all at spaces
             (Path(folder) / "shown").write_text(f"{{ global: {public}; local: *; }};")
             library += f" -Wl,--version-script={folder}/shown"
-        paths = os.pathsep.join([folder, *filter(None, [os.environ.get("LIBRARY_PATH")])])
+        paths = os.pathsep.join(filter(None, [folder, LIBRARY_PATH.get()]))
         patches = {
             "aot_inductor.custom_ops_to_c_shims": {exported: [_DECLARED]},
             "aot_inductor.custom_op_libs": [library],
             "cpp.dynamic_threads": True,
         }
-        with inductor_config.patch(patches), mock.patch.dict(os.environ, LIBRARY_PATH=paths):
+        with inductor_config.patch(patches), LIBRARY_PATH.set_to(paths):
             yield
 
 
