@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,11 +37,16 @@ def missing(block: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def settings_of_today() -> Iterator[None]:
     torch._dynamo.reset()
+    if "accelerate" in sys.modules:  # it keeps the backend of an earlier test
+        sys.modules["accelerate"].state.AcceleratorState._reset_state(True)
     torch.manual_seed(0)
     kept = {name: getattr(config, name) for name in ("allow_rnn", "capture_dynamic_output_shape_ops")}
     with config.patch(kept):
         yield
     torch._dynamo.reset()
+    for module in filter(None, list(sys.modules.values())):  # where Dynamo leaves some of the functions that it has compiled
+        for name in [name for name in vars(module) if name.startswith("__compiled_fn")]:
+            delattr(module, name)
 
 
 @pytest.mark.parametrize("block", list(blocks()))

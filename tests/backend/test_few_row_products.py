@@ -44,7 +44,7 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 def compiled(model: Writer, x: Tensor, **options: Any) -> Run:
     """The pruned layer is sparse, dense ones stay dense."""
-    return compile_and_run(model, x, min_gain=0.2, **options)
+    return compile_and_run(model, x, min_gain=0.1, **options)
 
 
 def products(run: Run) -> list[str]:

@@ -53,7 +53,7 @@ def linears() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "convolutions": (convolutions, (2, 16, 14, 14), 40.0),
-    "linear": (linears, (64, 512), 0.0),
+    "linear": (linears, (512, 512), 0.0),
 }
 """How they are made, the shape of their input, and what torch takes for a convolution in inference, in microseconds."""
 

@@ -86,7 +86,7 @@ def test_accelerate_compiles_a_training_step() -> None:
     try:
         model = small()
         model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        x = torch.randn(64, 512)
+        x = torch.randn(512, 512)
         with collect() as found:
             accelerator.backward(model(x).square().mean())
             optimizer.step()

@@ -14,7 +14,7 @@
 // AVX2-LABEL: func.func @rows(
 // AVX2:         {lanes = 8 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [16]}
 // NEON-LABEL: func.func @rows(
-// NEON:         {lanes = 4 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [8]}
+// NEON:         {lanes = 4 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [32]}
 func.func @rows(%x: tensor<?x64xf32>, %w: tensor<32x64xf32, "padded(reduction=1, columns=32)">, %bias: tensor<32xf32>) -> tensor<?x32xf32> {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f32):
@@ -66,7 +66,7 @@ func.func @bf16(%x: tensor<?x64xbf16>, %w: tensor<32x64xbf16, "padded(reduction=
 // CHECK-LABEL: func.func @f64(
 // CHECK:         lanes = 8 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [16]
 // AVX2-LABEL: func.func @f64(
-// AVX2:         lanes = 4 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [8]
+// AVX2:         lanes = 4 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [32]
 // NEON-LABEL: func.func @f64(
 // NEON:         lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]
 func.func @f64(%x: tensor<?x64xf64>, %w: tensor<32x64xf64, "padded(reduction=1, columns=32)">) -> tensor<?x32xf64> {
