@@ -66,9 +66,9 @@ func.func @bf16(%x: tensor<?x64xbf16>, %w: tensor<32x64xbf16, "padded(reduction=
 // CHECK-LABEL: func.func @f64(
 // CHECK:         lanes = 8 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [16]
 // AVX2-LABEL: func.func @f64(
-// AVX2:         lanes = 4 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [32]
+// AVX2:         lanes = 4 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [8]
 // NEON-LABEL: func.func @f64(
-// NEON:         lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]
+// NEON:         lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [16]
 func.func @f64(%x: tensor<?x64xf64>, %w: tensor<32x64xf64, "padded(reduction=1, columns=32)">) -> tensor<?x32xf64> {
   %y = "kernel.contract"(%x, %w) ({
   ^bb0(%sum: f64):
