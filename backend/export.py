@@ -30,7 +30,7 @@ from gossamer.backend.report.report import record
 from gossamer.backend.run import region_op
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.foreseen import foreseen
-from gossamer.runtime.torch_internals import PlainAOTInput, disable_current_modes, tree_flatten
+from gossamer.runtime.torch_internals import PlainAOTInput, disable_current_modes, proxies_of_exports, tree_flatten
 
 PASSES = ("drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "sparse-weights", "convolutions")
 """The passes whose results are kernels with fixed weights."""
@@ -61,6 +61,7 @@ def export(
     with torch.no_grad():
         program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         program = program.run_decompositions(inductor_table())
+        proxies_of_exports.clear()  # it would hold the program, and so its packed weights, until the next export
     graph, inputs = program.graph_module.graph, _inputs(program)
     if reason := stays_dense(inputs.values, parsed):
         raise CompileError(f"the model cannot be exported: {reason}")

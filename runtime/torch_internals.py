@@ -280,6 +280,9 @@ PRIVATE = {
     "get_proxy_mode": Private(
         "torch.fx.experimental.proxy_tensor:get_proxy_mode", "whether a graph is made", COMPILED_SIZES, _YES
     ),
+    "proxies_of_exports": Private(
+        "torch.fx.experimental.proxy_tensor:_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", "letting go of the last one", EXPORT, {}
+    ),
     "compiler_flags": Private(
         "torch.compiler:_is_exporting_flag", "whether it traces", EXPORT, SimpleNamespace(_is_exporting_flag=False),
         changing=True,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gossamer
 from gossamer.backend.regions import compiled_kernel
 from gossamer.backend.run import computed, lifetime, packed_weights, region_op
 from gossamer.dialects.format import Format
@@ -174,3 +175,10 @@ def test_a_graph_without_its_owner_says_so() -> None:
     gc.collect()
     with pytest.raises(Exception, match=f"region {key} was compiled by another process"):
         region_op.region(operands, key)
+
+
+def test_an_exported_program_that_is_gone_leaves_nothing() -> None:
+    program = gossamer.export(two_linear().eval(), (torch.randn(20, 64),), options={"min_gain": 0})
+    assert known()["packed"] > 0
+    del program
+    assert known()["packed"] == 0
