@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.graph.names import module_path
-from gossamer.backend.graph.nodes import is_backward
+from gossamer.backend.graph.nodes import is_backward, is_ours
 from gossamer.backend.run.labels import operations_of
 
 _MOVED = {
@@ -55,7 +55,7 @@ def flow_of(graph: fx.Graph, names: Mapping[fx.Node, str], regions: Mapping[str,
         named = dict.fromkeys(name for node in nodes for each in node.all_input_nodes for name in weights.get(each, ()))
         called = next((regions[each] for each in leader.args if isinstance(each, str) and each in regions), None)
         about = str(getattr(called, "about", "")) or operations_of(nodes) or "arithmetic"
-        kind = "sparse" if _is_ours(leader) else "dense"
+        kind = "sparse" if is_ours(leader) else "dense"
         found.append(_part(kind, sources(nodes, numbers[leader]), named, about, _module(nodes), is_backward(leader)))
     return [*found, _part("output", sources(graph.find_nodes(op="output")))]
 
@@ -97,7 +97,7 @@ class _Parts:
             self._leaders[node] = given[0]
             return
         self._leaders[node] = node
-        level = self._levels[node] = max((self._levels[each] + _is_ours(each) for each in given), default=0)
+        level = self._levels[node] = max((self._levels[each] + is_ours(each) for each in given), default=0)
         beside = [each for each in given if self._levels[each] == level and _are_dense(each, node)]
         if beside:
             self._leaders |= dict.fromkeys((node, *beside[1:]), beside[0])
@@ -107,16 +107,12 @@ class _Parts:
         found = dict[fx.Node, list[fx.Node]]()
         for node in self._leaders:
             found.setdefault(self.leader(node), []).append(node)
-        return dict(sorted(found.items(), key=lambda item: (self._levels[item[0]], _is_ours(item[0]))))
-
-
-def _is_ours(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", "") == "gossamer"
+        return dict(sorted(found.items(), key=lambda item: (self._levels[item[0]], is_ours(item[0]))))
 
 
 def _are_dense(a: fx.Node, b: fx.Node) -> bool:
     """Whether they may be of one part: both dense, and both forward or both backward."""
-    return not _is_ours(a) and not _is_ours(b) and is_backward(a) == is_backward(b)
+    return not is_ours(a) and not is_ours(b) and is_backward(a) == is_backward(b)
 
 
 def _name(node: fx.Node) -> str:

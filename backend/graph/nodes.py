@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.runtime.operations import LIBRARY
 from gossamer.runtime.torch_internals import statically_known_true
 
 aten = torch.ops.aten
@@ -110,6 +111,11 @@ def is_backward(node: fx.Node) -> bool:
     """Whether a node of a joint graph was traced by autograd."""
     tag, traced = phase(node)
     return traced or tag == "is_backward"
+
+
+def is_ours(node: fx.Node) -> bool:
+    """Whether a node is a region or one of our operations."""
+    return getattr(node.target, "namespace", None) == LIBRARY.ns
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -14,13 +14,12 @@ from torch import fx
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import density
-from gossamer.backend.graph.nodes import arguments, equal_sizes, in_training
+from gossamer.backend.graph.nodes import arguments, equal_sizes, in_training, is_ours
 from gossamer.backend.measuring.few_rows_times import is_faster
 from gossamer.backend.regions.build_region import content_hash
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run import region_op
 from gossamer.backend.run.few_rows import FewRows
-from gossamer.runtime.operations import LIBRARY
 from gossamer.sparsity.experts.kernels import one_expert
 
 aten = torch.ops.aten
@@ -35,7 +34,7 @@ class FewRowProducts:
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces those that are measured to be faster, in inference; a decision for each of these."""
-        if in_training(graph) or not any(map(_is_ours, graph.nodes)):
+        if in_training(graph) or not any(map(is_ours, graph.nodes)):
             return []
         statics = context.inputs.match(graph)
         decisions = []
@@ -62,11 +61,6 @@ class FewRowProducts:
         if decisions:
             graph.eliminate_dead_code()
         return decisions
-
-
-def _is_ours(node: fx.Node) -> bool:
-    """Whether a node is a region or one of our operations."""
-    return getattr(node.target, "namespace", None) == LIBRARY.ns
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

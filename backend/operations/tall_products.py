@@ -14,14 +14,13 @@ from torch import fx
 from gossamer.backend.graph.einsum_calls import hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import arguments, equal_sizes
+from gossamer.backend.graph.nodes import arguments, equal_sizes, is_ours
 from gossamer.backend.measuring.tall_times import is_faster
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run import region_op
 from gossamer.backend.run.spmm_region import GatheredRegion
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.operations import LIBRARY
 from gossamer.sparsity.operations.tall_product import tall_kernel
 
 aten = torch.ops.aten
@@ -73,7 +72,7 @@ def _is_sparse_operation(node: fx.Node) -> bool:
     """Whether a node is one of ours, be it with what follows it, and no region of a static weight."""
     if node.target is region_op.region:
         return isinstance(region_op.find(arguments(node)[1]), GatheredRegion)
-    return getattr(node.target, "namespace", None) == LIBRARY.ns
+    return is_ours(node)
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
