@@ -235,7 +235,7 @@ def cases(args: Namespace) -> list[Case]:
 
 
 def conclude(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How near the limits are: what reading the weights takes, or a dense product of as many multiplications."""
+    """How near two limits are: the time to read the weights, and the time of a dense product of as many multiplications."""
     lines = []
     for case in cases:
         for name, limit in (("sparse", "f32"), ("sparse-bf16", "bf16")):
@@ -243,8 +243,8 @@ def conclude(cases: Sequence[Mapping[str, Any]]) -> list[str]:
             notes, took = result.get("notes", {}), result.get("median_ms")
             if took and "read_ms" in notes and case["parameters"]["step"] == "forward":
                 lines.append(
-                    f"{case['name']}, {limit}: reading the weights takes {notes['read_ms'] / took:.0%} of the time,"
-                    f" a dense product of as many multiplications {notes['dense_ms'] / took:.0%}."
+                    f"{case['name']}, {limit}: reading the weights alone would take {notes['read_ms'] / took:.0%} of this time,"
+                    f" and a dense product of as many multiplications {notes['dense_ms'] / took:.0%}."
                 )
     return lines
 
