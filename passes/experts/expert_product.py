@@ -6,6 +6,8 @@ scf.parallel (%task) = ...                                   // equal shares of 
     at most 8 slots:  func.call @region_few8(...)            // or _few1, 2, 3, 4, 6: all of them, row by row (few_slots.py)
     more:             for each 128 columns: func.call @region_pack(...)
                         for each 6 slots: func.call @region_many6(...)           // many_slots.py
+    with tiles, more than 4:  many32 in place of many6 (tile_slots.py); or for rows of bf16 that fill tiles, 256 of them:
+                      func.call @region_turn(...); for each 32 rows and slots: func.call @region_rows32x32(...)  // tile_rows.py
     what the op makes of the scratch memory
 
 Weights stay where they are and are read from memory once for 96 slots, those of experts without a slot not at all. Rows of x
