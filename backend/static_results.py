@@ -153,7 +153,7 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        from gossamer.sparsity.compiler.warm_memory import empty  # models without hooks need nothing of it
+        from gossamer.runtime.memory.warm_memory import empty  # models without hooks need nothing of it
 
         ctx.save_for_backward(mask)
         return torch.mul(weight, mask, out=empty(weight.shape, weight.dtype))

@@ -85,7 +85,9 @@ def lowering_of(module: ir.Module, schedule: str, options: Mapping[str, int], gp
         where = " for GPUs" if gpu else ""
         raise CompileError(f"the {schedule} schedule cannot compile the region: no pass lowers its ops{where}")
     own = {name: [field.name for field in fields(each) if field.name in options] for name, each in passes.items()}
-    return ",".join(f"{name}{{{' '.join(f'{each}={options[each]}' for each in given)}}}" for name, given in own.items())
+    return ",".join(
+        f"{name}{{{' '.join(f'{each}={str(options[each]).lower()}' for each in given)}}}" for name, given in own.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -179,14 +181,15 @@ def _plan_of(module: ir.Module, schedule: str, vector_bits: int, features: froze
     return Plan(str(module), schedule, vector_bits, formats, sized, numbers, "amx" in features, module)
 
 
-def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None) -> Lowered:
+def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None, streams: bool = False) -> Lowered:
     """Kernel IR to LLVM IR; uses up the plan's module. CompileError if a pass fails.
 
-    `bf16` says whether the target has an instruction that rounds to bf16.
+    `bf16` says whether the target has an instruction that rounds to bf16, `streams` whether it fetches fastest what is read
+    once past its second-level cache (see `Target`).
     """
     module = planned.module
     with module.context, ir.Location.unknown():
-        _run(module, _lowering(planned, bf16), observer)
+        _run(module, _lowering(planned, bf16, streams), observer)
         check_lowered(module.operation, planned.schedule)
         attributes = module.operation.attributes
         words = tuple(tuple(ir.IntegerAttr(d).value for d in ir.ArrayAttr(dims)) for dims in ir.ArrayAttr(attributes[WORDS]))
@@ -214,13 +217,14 @@ def _returns_sparse(module: ir.Module) -> bool:
     return any(ir.RankedTensorType(r).encoding is not None for r in results)
 
 
-def _lowering(planned: Plan, bf16: bool) -> str:
+def _lowering(planned: Plan, bf16: bool, streams: bool) -> str:
     schedule, bits, module = planned.schedule, planned.vector_bits, planned.module
     sparsify = _SPARSIFY % (_FREE_OUTGROWN if _returns_sparse(module) else _FREE)
     if schedule == "reference":
         chosen = f"expose-storage,{sparsify},emit-entry"
     elif is_open(schedule):
-        chosen = f"expose-storage{{arrays=true}},{lowering_of(module, schedule, {'bits': bits})},{_FINISH % bits}"
+        options = {"bits": bits, "tiles": planned.tiles, "streams": streams}
+        chosen = f"expose-storage{{arrays=true}},{lowering_of(module, schedule, options)},{_FINISH % bits}"
     else:
         if schedule == SEQUENCE:
             own = dict.fromkeys(ir.StringAttr(op.attributes["schedule"]).value for op in walk(module, "kernel.spmm"))

@@ -18,7 +18,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime import grouped_values
-from gossamer.runtime.huge_pages import placed
+from gossamer.runtime.memory.huge_pages import placed
 from gossamer.runtime.packers.fill import fill
 from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_mask, nonzero_places
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gossamer.runtime.huge_pages import large_empty
+from gossamer.runtime.memory.huge_pages import large_empty
 from gossamer.runtime.sample import samples_of
 from gossamer.runtime.uncounted import counts_writes
 from gossamer.runtime.watching.calls import watched

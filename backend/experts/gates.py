@@ -19,7 +19,7 @@ from gossamer.backend.graph.fusable import ELEMENTWISE
 from gossamer.backend.graph.layout import is_view
 from gossamer.backend.graph.nodes import between, function_of, hint
 from gossamer.backend.graph.patterns import CONVERTS, number_of
-from gossamer.sparsity.experts.activations import LAYOUTS
+from gossamer.runtime.experts.activations import LAYOUTS
 from gossamer.sparsity.experts.named_activation import named, numbers
 
 _MOST = 200
@@ -31,7 +31,7 @@ _OPEN = 64
 
 @dataclass(frozen=True)
 class Gate:
-    """An activation and a layout, as `sparsity/experts/activations.py` names them."""
+    """An activation and a layout, as `runtime/experts/activations.py` names them."""
 
     activation: str
     layout: str

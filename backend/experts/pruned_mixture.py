@@ -28,8 +28,9 @@ from gossamer.backend.regions.build_region import Built, content_hash
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run import region_op
 from gossamer.backend.run.pruned_mixture import MANY, PrunedMixture
+from gossamer.runtime.experts.activations import ACTIVATIONS, gated
 from gossamer.runtime.torch_internals import make_fx
-from gossamer.sparsity.experts.activations import ACTIVATIONS, gated
+from gossamer.sparsity.arrays.sorting import sorting_kernel
 
 aten = torch.ops.aten
 
@@ -55,7 +56,9 @@ def put_pruned(
     places = first, second, chain
     gate = layer.gate.activation, layer.gate.layout
     key = content_hash("mixture", *(each.key for built in (*parts, chains) for each in built), places, gate)
-    region_op.add(key, PrunedMixture(regions_of(parts[0]), regions_of(parts[1]), regions_of(chains), places, *gate))
+    region_op.add(
+        key, PrunedMixture(regions_of(parts[0]), regions_of(parts[1]), regions_of(chains), places, *gate, sorting_kernel())
+    )
     for each in (up, down):
         each.forget()
     put_region(layer, key, operands)

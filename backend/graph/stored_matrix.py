@@ -18,14 +18,14 @@ from gossamer.backend.graph.masked_matrix import before_copies, turned
 from gossamer.backend.graph.packed_order import InOrder, Places, in_order, renew
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, Padded
-from gossamer.runtime.huge_pages import placed
+from gossamer.runtime.memory.huge_pages import placed
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.packers.fill import checked, padded
 from gossamer.runtime.packers.nonzeros import divided
 from gossamer.runtime.packing import Packed
 from gossamer.sparsity.arrays.row_form import stored_by_rows
 from gossamer.sparsity.arrays.sorting import sort_keys
 from gossamer.sparsity.arrays.stored_entries import coordinates
-from gossamer.sparsity.compiler.warm_memory import empty
 
 ours = torch.ops.gossamer
 

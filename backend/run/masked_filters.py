@@ -18,9 +18,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.operations.token_samples import sampled_at_places
 
 aten = torch.ops.aten

@@ -20,9 +20,10 @@ from torch import Tensor
 from gossamer.backend.devices.device_kernel import Kernel
 from gossamer.backend.run.compiled_region import CompiledRegion
 from gossamer.backend.run.expert_regions import run_into
-from gossamer.sparsity.compiler.warm_memory import empty
-from gossamer.sparsity.experts.activations import activated
-from gossamer.sparsity.experts.routes import Routes
+from gossamer.runtime.experts.activations import activated
+from gossamer.runtime.experts.routes import Routes
+from gossamer.runtime.memory.warm_memory import empty
+from gossamer.runtime.region_kernel import RegionKernel
 
 MANY = 16
 """Slots of the average expert that is hit from which chains run: a tile of a chain has a vector of tokens at least."""
@@ -33,7 +34,8 @@ class PrunedMixture:
     """A region for each product of each expert, and a chain for each expert, or none.
 
     places      where the leaves of up, of down and of a chain are among those of the operation
-    activation  between the products, and the `layout` of its operands (see sparsity/experts/activations.py)
+    activation  between the products, and the `layout` of its operands (see runtime/experts/activations.py)
+    sorting     the kernel that sorts slots by their experts
     """
 
     up: tuple[CompiledRegion, ...]
@@ -42,12 +44,18 @@ class PrunedMixture:
     places: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     activation: str
     layout: str
+    sorting: RegionKernel
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Those of all experts, each once."""
         regions = (*self.up, *self.down, *self.chains)
         return tuple(dict.fromkeys(kernel for region in regions for kernel in region.kernels))
+
+    def _sorted(self, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        positions, order = keys.new_empty(count + 1, dtype=torch.int64), keys.new_empty(keys.numel(), dtype=torch.int64)
+        self.sorting([keys.long()], [positions, order])
+        return positions, order
 
     def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Sizes and type of the result."""
@@ -56,7 +64,7 @@ class PrunedMixture:
     def __call__(self, operands: Sequence[Tensor]) -> Tensor:
         x, experts, scores, *leaves = operands
         (((tokens, m), dtype),) = self.outputs(operands)
-        routes = Routes.of(experts, len(self.up))
+        routes = Routes.of(experts, len(self.up), self._sorted)
         tokens_of, slots, hit = routes.tokens, routes.order.numel(), list(routes.hit())
         if not (slots and m):
             return torch.zeros(tokens, m, dtype=dtype)

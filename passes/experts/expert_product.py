@@ -6,6 +6,8 @@ scf.parallel (%task) = ...                                   // equal shares of 
     at most 8 slots:  func.call @region_few8(...)            // or _few1, 2, 3, 4, 6: all of them, row by row (few_slots.py)
     more:             for each 128 columns: func.call @region_pack(...)
                         for each 6 slots: func.call @region_many6(...)           // many_slots.py
+    with tiles, more than 4:  many32 in place of many6 (tile_slots.py); or for rows of bf16 that fill tiles, 256 of them:
+                      func.call @region_turn(...); for each 32 rows and slots: func.call @region_rows32x32(...)  // tile_rows.py
     what the op makes of the scratch memory
 
 Weights stay where they are and are read from memory once for 96 slots, those of experts without a slot not at all. Rows of x
@@ -20,7 +22,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
 
-from gossamer.passes.experts import few_slots, few_turned, many_slots, panels
+from gossamer.passes.experts import few_slots, few_turned, many_slots, panels, tile_rows, tile_slots
 from gossamer.passes.experts.stored_weights import Floats, stored_as
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
@@ -40,6 +42,8 @@ SLOTS = 96
 """Of an expert at once: their rows of x stay in a second-level cache."""
 UNIT = 16
 """Rows that are not shared out."""
+_APART = 16  # lines of sums are longer by these: at multiples of 1 KB, processors take places in them for one another
+_BESIDE_TILES = 4  # slots whose dot products take no longer than to read their weight
 _FEW_ROWS = {False: 64, True: 512}  # of a block of few slots, by whether the weight is turned: pieces of some KB
 
 
@@ -50,6 +54,7 @@ class Block:
     expert, slot, slots    which expert, the first slot in sorted order, how many
     row, rows              the first row, how many
     sums                   [slot][row] f32, one for each stream
+    first                  whether these are the thread's first rows of the slots
     """
 
     expert: ir.Value
@@ -58,22 +63,41 @@ class Block:
     row: ir.Value
     rows: ir.Value
     sums: list[ir.Value]
+    first: ir.Value
 
 
 @dataclass(frozen=True)
 class Functions:
-    """What adds the products of few slots and of many, by the number of slots, the most first; and what packs a panel."""
+    """What adds the products of few slots and of many, by the number of slots, the most first; what packs a panel; and for rows
+    that are not packed, what turns x and adds their products, by the number of rows and then by that of slots."""
 
     few: dict[int, func.FuncOp]
     pack: func.FuncOp
     many: dict[int, func.FuncOp]
+    turn: func.FuncOp | None
+    rows: dict[int, dict[int, func.FuncOp]]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What passes that lower products of experts know of their target.
+
+    bits     the width of vectors
+    tiles    whether it multiplies tiles of bf16
+    streams  whether it fetches fastest past its second-level cache what is read once
+    """
+
+    bits: int = 512
+    tiles: bool = False
+    streams: bool = False
 
 
 class ExpertProduct:
-    """The products of an op for experts, on vectors of `bits`."""
+    """The products of an op for experts."""
 
-    def __init__(self, op: Any, bits: int, x: str, in_order: bool = False) -> None:
-        self.op, self.bits, self.in_order = op, bits, in_order
+    def __init__(self, op: Any, machine: Machine, x: str, in_order: bool = False) -> None:
+        self.op, self.machine, self.bits, self.in_order = op, machine, machine.bits, in_order
+        bits = machine.bits
         self.storage = storage_of(op.operation)
         self.stored: Floats = stored_as(op.operation, bits)
         self.x, self.weight, self.scales, self.bias, self.positions, self.order = (
@@ -81,13 +105,27 @@ class ExpertProduct:
         )
         self.top, self.turned = ir.IntegerAttr(op.top).value, bool(ir.IntegerAttr(op.turned).value)
         self.lanes, self.vec = self.stored.lanes, self.stored.vec
-        self.few = few_turned.SLOTS if self.turned else few_slots.slots_at_once(bits)
+        self.tiles = machine.tiles and self.stored.pair > 1
+        few = few_turned.SLOTS if self.turned else few_slots.slots_at_once(bits)
+        self.few = tuple(n for n in few if n <= _BESIDE_TILES) if self.tiles else few
+        self.many, self.slots = tile_slots.HEIGHTS if self.tiles else panels.HEIGHTS, SLOTS
+        self.by_rows = self.tiles and not self.turned and isinstance(self.stored.element, ir.FloatType)
         self.width, self.few_rows = panels.vectors_of(bits) * self.lanes, _FEW_ROWS[self.turned]
-        self.scratch = 4 * max(self.width * (SLOTS + max(panels.HEIGHTS)), self.few_rows * max(self.few))
+        self.many_rows = tile_rows.ROWS if self.by_rows else self.width
+        self.line = self.many_rows + (_APART if self.by_rows else 0)
+        self.scratch = 4 * max(self.line * (SLOTS + max(self.many)), self.few_rows * max(self.few))
 
     @property
     def shared(self) -> int:
-        """Bytes of a thread's workspace that come before its scratch memory: a panel, or the sums of few slots."""
+        """Bytes of a thread's workspace that come before its scratch memory: a panel, or the sums of few slots; then what
+        tiles need."""
+        if not self.tiles:
+            return self.before_tiles
+        return self.before_tiles + max(tile_slots.BYTES, tile_rows.bytes_of(SLOTS) if self.by_rows else 0)
+
+    @property
+    def before_tiles(self) -> int:
+        """Those that come before what tiles need."""
         return 4 * max((many_slots.DEPTH + 1) * self.width, max(self.few) * few_slots.HEIGHT * self.lanes)
 
     def panel(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
@@ -101,14 +139,23 @@ class ExpertProduct:
 
     def sums(self, workspace: ir.Value, offset: ir.Value, slots: ir.Value) -> ir.Value:
         """Scratch memory of a stream [slot][row], for a block of so many slots."""
-        rows = arith.select(self.are_few(slots), index(self.few_rows), index(self.width))
+        rows = arith.select(self.are_few(slots), index(self.few_rows), index(self.line))
         open_ = ir.ShapedType.get_dynamic_size()
         kind = ir.MemRefType.get([open_, open_], ir.F32Type.get())
         return memref.view(kind, workspace, offset, [arith.divui(index(self.scratch // 4), rows), rows])
 
+    def sums_of_many(self, workspace: ir.Value, offset: ir.Value) -> ir.Value:
+        """The same of many slots, whose number does not matter."""
+        kind = ir.MemRefType.get([self.scratch // (4 * self.line), self.line], ir.F32Type.get())
+        return memref.view(kind, workspace, offset, [])
+
     def are_few(self, slots: ir.Value) -> ir.Value:
         """Whether a block has so few slots that their weights are not packed."""
         return arith.cmpi(arith.CmpIPredicate.ule, slots, index(max(self.few)))
+
+    def rows_of(self, slots: ir.Value) -> ir.Value:
+        """The rows of a block of so many slots."""
+        return arith.select(self.are_few(slots), index(self.few_rows), index(self.many_rows))
 
     def slot(self, number: ir.Value) -> ir.Value:
         """The slot at a place of the sorted order."""
@@ -170,17 +217,18 @@ class ExpertProduct:
         with loop(first, end, index(SLOTS)) as some:
             slot = some.induction_variable
             slots = arith.minui(index(SLOTS), arith.subi(end, slot))
-            step = arith.select(self.are_few(slots), index(self.few_rows), index(self.width))
+            step = self.rows_of(slots)
             with loop(*rows, step) as blocks:
                 row = blocks.induction_variable
                 count = arith.minui(step, arith.subi(rows[1], row))
                 sums = [self.sums(self.storage.workspace, at, slots) for at in offsets]
-                block = Block(expert, slot, slots, row, count, sums)
+                first_rows = arith.cmpi(arith.CmpIPredicate.eq, row, rows[0])
+                block = Block(expert, slot, slots, row, count, sums, first_rows)
                 places = [arith.addi(stream, row) for stream in streams]
                 following = [*places[1:], arith.addi(places[0], step)]
-                for place, after, at, own in zip(places, following, offsets, sums, strict=True):
+                for n, (place, after, at, own) in enumerate(zip(places, following, offsets, sums, strict=True)):
                     self._begin(own, block, place)
-                    self._multiply(functions, block, (place, after), base, at)
+                    self._multiply(functions, block, (place, after), base, at, n > 0)
                 finish(block)
 
     def _begin(self, sums: ir.Value, block: Block, place: ir.Value) -> None:
@@ -203,10 +251,16 @@ class ExpertProduct:
             scf.YieldOp([])
 
     def _multiply(
-        self, functions: Functions, block: Block, places: tuple[ir.Value, ir.Value], base: ir.Value, offset: ir.Value
+        self,
+        functions: Functions,
+        block: Block,
+        places: tuple[ir.Value, ir.Value],
+        base: ir.Value,
+        offset: ir.Value,
+        again: bool,
     ) -> None:
         """Adds the products of the block's slots with the rows of the expert's weight from the first place on; the second is
-        that of the rows which come next."""
+        that of the rows which come next. `again` says that another stream of the block was multiplied before."""
         last = arith.subi(arith.addi(block.slot, block.slots), index(1))
         columns = memref.dim(self.x, index(1))
         shared = [*self.memory(), base, offset, block.slot, last]
@@ -216,20 +270,75 @@ class ExpertProduct:
             call_narrowest(block.slots, functions.few, [*shared, index(0), *own, block.rows])
             scf.YieldOp([])
         with ir.InsertionPoint(few.else_block):
-            step = index(many_slots.DEPTH * self.stored.pair)
+            if functions.turn is None:
+                self._by_panels(functions, block, places, shared)
+            else:
+                odd = arith.ori(arith.remui(block.rows, index(16)), arith.remui(columns, index(32)))
+                fills = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, odd, index(0)), has_else=True)
+                with ir.InsertionPoint(fills.then_block):
+                    self._by_rows(functions, block, places, shared, again)
+                    scf.YieldOp([])
+                with ir.InsertionPoint(fills.else_block):
+                    self._by_panels(functions, block, places, shared)
+                    scf.YieldOp([])
+            scf.YieldOp([])
+
+    def _by_panels(self, functions: Functions, block: Block, places: tuple[ir.Value, ir.Value], shared: list[ir.Value]) -> None:
+        """The same for many slots, with some rows and columns at a time packed into a panel."""
+        step, columns, base = index(many_slots.DEPTH * self.stored.pair), memref.dim(self.x, index(1)), shared[5]
+        with loop(index(0), block.rows, index(self.width)) as some:
+            at = some.induction_variable
+            rows = arith.minui(index(self.width), arith.subi(block.rows, at))
+            place, after = arith.addi(places[0], at), arith.addi(at, index(self.width))
+            ends = arith.cmpi(arith.CmpIPredicate.uge, after, block.rows)
+            after = arith.select(ends, places[1], arith.addi(places[0], after))
             with loop(index(0), columns, step) as parts:
                 low = parts.induction_variable
                 end = arith.minui(arith.addi(low, step), columns)
-                depth, own = arith.subi(end, low), self._place(block.expert, places[0], low)
-                func.CallOp(functions.pack, [*self.memory(), base, *own, block.rows, depth])
+                depth, own = arith.subi(end, low), self._place(block.expert, place, low)
                 more = arith.cmpi(arith.CmpIPredicate.ult, end, columns)
-                place, column = arith.select(more, *places), arith.select(more, end, index(0))
-                following = self._place(block.expert, place, column)
+                next_place, column = arith.select(more, place, after), arith.select(more, end, index(0))
+                following = self._place(block.expert, next_place, column)
+                func.CallOp(functions.pack, [*self.memory(), base, *own, rows, depth, *following])
                 with loop(index(0), block.slots, index(max(functions.many))) as tiles:
                     local = tiles.induction_variable
-                    given = [*shared, local, low, depth, *following, arith.divui(local, index(max(functions.many)))]
+                    number = arith.divui(local, index(max(functions.many)))
+                    given = [*shared, local, low, depth, *following, number, at]
                     call_narrowest(arith.subi(block.slots, local), functions.many, given)
-            scf.YieldOp([])
+
+    def _by_rows(
+        self, functions: Functions, block: Block, places: tuple[ir.Value, ir.Value], shared: list[ir.Value], again: bool
+    ) -> None:
+        """The same with rows where they are, and x transposed, as long as its columns stay there only once."""
+        columns, tall = memref.dim(self.x, index(1)), index(max(tile_rows.HEIGHTS))
+        wide = index(max(tile_rows.WIDTHS))
+        tiles = arith.ceildivui(block.slots, wide)
+        with loop(index(0), columns, index(tile_rows.DEPTH)) as parts:
+            low = parts.induction_variable
+            depth = arith.minui(arith.subi(columns, low), index(tile_rows.DEPTH))
+            needed = arith.cmpi(arith.CmpIPredicate.ugt, columns, index(tile_rows.DEPTH))
+            if not again:
+                needed = arith.ori(needed, block.first)
+            with ir.InsertionPoint(scf.IfOp(needed).then_block):
+                func.CallOp(functions.turn, [*shared, index(0), block.slots, low, depth])
+                scf.YieldOp([])
+            with loop(index(0), block.rows, tall) as rows, loop(index(0), block.slots, wide) as slots:
+                at, local = rows.induction_variable, slots.induction_variable
+                after = arith.addi(at, tall)
+                ends = arith.cmpi(arith.CmpIPredicate.uge, after, block.rows)
+                after = arith.select(ends, places[1], arith.addi(places[0], after))
+                own, (following, _) = (
+                    self._place(block.expert, arith.addi(places[0], at), low),
+                    self._place(block.expert, after, low),
+                )
+                lines = ends_of(tall, arith.divui(local, wide), tiles)
+                given = [*shared, local, *own, at, depth, following, *lines]
+                left = arith.subi(block.rows, at)
+                whole = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, left, tall), has_else=True)
+                for place, height in zip((whole.then_block, whole.else_block), tile_rows.HEIGHTS, strict=True):
+                    with ir.InsertionPoint(place):
+                        call_narrowest(arith.subi(block.slots, local), functions.rows[height], given)
+                        scf.YieldOp([])
 
     def _place(self, expert: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Where a row and a column of an expert's weight lie: the row of the memory, and the place in it."""
@@ -244,9 +353,20 @@ class ExpertProduct:
     def _functions(self) -> Functions:
         tile: Any = few_turned.FewTurned if self.turned else few_slots.FewSlots
         few = {n: self._function(f"few{n}", 8, partial(tile, self, n)) for n in self.few}
-        pack = self._function("pack", 5, partial(many_slots.Pack, self))
-        many = {n: self._function(f"many{n}", 10, partial(many_slots.ManySlots, self, n)) for n in panels.HEIGHTS}
-        return Functions(few, pack, many)
+        pack = self._function("pack", 7, partial(many_slots.Pack, self))
+        some: Any = tile_slots.TileSlots if self.tiles else many_slots.ManySlots
+        many = {n: self._function(f"many{n}", 11, partial(some, self, n)) for n in self.many}
+        if not self.by_rows:
+            return Functions(few, pack, many, None, {})
+        turn = self._function("turn", 8, partial(tile_rows.TurnSlots, self))
+        by_rows = {
+            height: {
+                width: self._function(f"rows{height}x{width}", 12, partial(tile_rows.TileRows, self, height, width))
+                for width in tile_rows.WIDTHS
+            }
+            for height in tile_rows.HEIGHTS
+        }
+        return Functions(few, pack, many, turn, by_rows)
 
     def _function(self, name: str, numbers: int, tile: Callable[..., Any]) -> func.FuncOp:
         parent = self.op.operation.parent.opview

@@ -49,7 +49,7 @@ class FewTurned(SlotTile):
         pair, place = self.stored.pair, arith.addi(self.begin, at)
         rows = [arith.addi(self.row, arith.addi(column, index(n))) for n in range(count)]
         for row in rows if left is None else ():
-            self.weight.fetch(arith.addi(row, index(_AHEAD)), place, 0)
+            self.weight.fetch(arith.addi(row, index(_AHEAD)), place, self.streams)
         lines = [self.weight.read(row, place, left)[0] for row in rows]
         weights = [self.stored.paired(lines[n : n + pair]) for n in range(0, count, pair)]
         for t, token in enumerate(self.tokens):

@@ -16,7 +16,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
 from gossamer.passes.experts.activations import with_slopes
-from gossamer.passes.experts.expert_product import UNIT, Block, ExpertProduct, store
+from gossamer.passes.experts.expert_product import UNIT, Block, ExpertProduct, Machine, store
 from gossamer.passes.loops.buffers import buffer_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import (
@@ -34,21 +34,20 @@ from gossamer.passes.loops.vectors import (
 
 
 @dataclass(frozen=True)
-class LowerRoutedGradient:
-    """`bits` is the width of the target's vectors."""
+class LowerRoutedGradient(Machine):
+    """For a target."""
 
     name: ClassVar[str] = "lower-routed-gradient"
-    bits: int = 512
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_gradient"):
             with op.location:
-                _Gradient(op.opview, self.bits).lower(module)
+                _Gradient(op.opview, self).lower(module)
 
 
 class _Gradient:
-    def __init__(self, op: Any, bits: int) -> None:
-        self.product = ExpertProduct(op, bits, "x")
+    def __init__(self, op: Any, machine: Machine) -> None:
+        self.product = ExpertProduct(op, machine, "x")
         self.activation, self.layout = (ir.StringAttr(a).value for a in (op.activation, op.layout))
         self.kept, self.scores = buffer_of(op.kept), buffer_of(op.scores)
         self.sums, self.weighted, self.shares = self.product.storage.outputs

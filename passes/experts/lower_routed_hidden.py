@@ -15,27 +15,26 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
 from gossamer.passes.experts.activations import hidden
-from gossamer.passes.experts.expert_product import Block, ExpertProduct, store
+from gossamer.passes.experts.expert_product import Block, ExpertProduct, Machine, store
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import deinterleaved, index, loop, narrowed, vector_of
 
 
 @dataclass(frozen=True)
-class LowerRoutedHidden:
-    """`bits` is the width of the target's vectors."""
+class LowerRoutedHidden(Machine):
+    """For a target."""
 
     name: ClassVar[str] = "lower-routed-hidden"
-    bits: int = 512
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_hidden"):
             with op.location:
-                _Hidden(op.opview, self.bits).lower(module)
+                _Hidden(op.opview, self).lower(module)
 
 
 class _Hidden:
-    def __init__(self, op: Any, bits: int) -> None:
-        self.product = ExpertProduct(op, bits, "x")
+    def __init__(self, op: Any, machine: Machine) -> None:
+        self.product = ExpertProduct(op, machine, "x")
         self.activation, self.layout = (ir.StringAttr(a).value for a in (op.activation, op.layout))
         self.keep = ir.IntegerAttr(op.keep).value
         self.out, self.kept = self.product.storage.outputs

@@ -12,22 +12,21 @@ from typing import ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
-from gossamer.passes.experts.expert_product import Block, ExpertProduct, store
+from gossamer.passes.experts.expert_product import Block, ExpertProduct, Machine, store
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, narrowed, vector_of
 
 
 @dataclass(frozen=True)
-class LowerRoutedProduct:
-    """`bits` is the width of the target's vectors."""
+class LowerRoutedProduct(Machine):
+    """For a target."""
 
     name: ClassVar[str] = "lower-routed-product"
-    bits: int = 512
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_product"):
             with op.location:
-                _lower(module, ExpertProduct(op.opview, self.bits, "x"))
+                _lower(module, ExpertProduct(op.opview, self, "x"))
 
 
 def _lower(module: ir.Module, product: ExpertProduct) -> None:

@@ -14,23 +14,22 @@ from typing import ClassVar
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
-from gossamer.passes.experts.expert_product import Block, ExpertProduct, store
+from gossamer.passes.experts.expert_product import Block, ExpertProduct, Machine, store
 from gossamer.passes.loops.buffers import buffer_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, zeros
 
 
 @dataclass(frozen=True)
-class LowerRoutedSum:
-    """`bits` is the width of the target's vectors."""
+class LowerRoutedSum(Machine):
+    """For a target."""
 
     name: ClassVar[str] = "lower-routed-sum"
-    bits: int = 512
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_sum"):
             with op.location:
-                _lower(module, ExpertProduct(op.opview, self.bits, "hidden", in_order=True))
+                _lower(module, ExpertProduct(op.opview, self, "hidden", in_order=True))
 
 
 def _lower(module: ir.Module, product: ExpertProduct) -> None:

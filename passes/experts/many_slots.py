@@ -22,13 +22,41 @@ _FETCHED = 2  # lines of caches that are fetched for a line of the panel
 _FETCHING = 2  # tiles of a block that fetch: the first ones, which all blocks have
 
 
+class Following:
+    """What is packed next, from a place (row of memory, `begin`) of a weight on: fetched line by line."""
+
+    def __init__(self, product: Any, weight: WeightRows, row: ir.Value, begin: ir.Value) -> None:
+        stored, columns = product.stored, DEPTH * product.stored.pair
+        self.weight, self.row, self.begin = weight, row, begin
+        high, wide = (columns, product.width) if product.turned else (product.width, columns)
+        self.each = 64 * stored.columns // (product.lanes * stored.pair * byte_width(stored.element))
+        self.across = max(1, wide // self.each)
+        self.lines = high * self.across
+
+    def fetch(self, half: int, step: ir.Value, steps: int) -> None:
+        """Some lines of the first half of them or the second, which so many steps share."""
+        count = -(-self.lines // (2 * steps))
+        self.fetch_from(arith.addi(index(half * self.lines // 2), arith.muli(step, index(count))), count)
+
+    def fetch_from(self, first: ir.Value, count: int) -> None:
+        """So many lines; the last one where there are no more."""
+        for n in range(count):
+            at = arith.minui(arith.addi(first, index(n)), index(self.lines - 1))
+            row = arith.addi(self.row, arith.divui(at, index(self.across)))
+            self.weight.fetch(row, arith.addi(self.begin, arith.muli(arith.remui(at, index(self.across)), index(self.each))))
+
+
 class Pack:
-    """Rows [0, count) of a product and columns [0, depth) of x, from a place (row of memory, `begin`) of a weight on."""
+    """Rows [0, count) of a product and columns [0, depth) of x, from a place (row of memory, `begin`) of a weight on.
+
+    following  what is packed next, of which tiles have a half fetched here
+    """
 
     def __init__(self, product: Any, *given: ir.Value) -> None:
-        _, weight, scales, _, workspace, base, self.row, self.begin, self.count, self.depth = given
+        _, weight, scales, _, workspace, base, self.row, self.begin, self.count, self.depth, *following = given
         self.product, self.stored, self.lanes = product, product.stored, product.lanes
         self.weight, self.panel = WeightRows(product.stored, weight, scales), product.panel(workspace, base)
+        self.following = Following(product, self.weight, *following)
 
     def emit(self) -> None:
         """The body of a function."""
@@ -40,18 +68,35 @@ class Pack:
             with ir.InsertionPoint(block):
                 self._copy(masked)
                 scf.YieldOp([])
+        if self.product.tiles:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Zeros into the lines which a tile reads beside the last ones."""
+        pair = self.stored.pair
+        lines = arith.ceildivui(self.depth, index(pair))
+        with loop(lines, arith.muli(arith.ceildivui(lines, index(self.lanes)), index(self.lanes)), index(1)) as rest:
+            for v in range(0, self.product.width, self.lanes):
+                vector.store(zeros(self.stored.vec), self.panel, [rest.induction_variable, index(v)])
 
     def _copy(self, masked: bool) -> None:
         pair, step = self.stored.pair, self.stored.pair * self.lanes
         with loop(index(0), self.depth, index(pair)) as columns:
             column = columns.induction_variable
             line = arith.divui(column, index(pair))
+            if self.product.tiles:
+                self.following.fetch(0, line, DEPTH)
             for v in range(0, self.product.width, step):
                 left = arith.subi(arith.maxui(self.count, index(v)), index(v)) if masked else None
                 rows = [arith.addi(self.row, arith.addi(column, index(n))) for n in range(pair)]
                 read = [self.weight.read(row, arith.addi(self.begin, index(v)), left)[0] for row in rows]
                 for n, value in enumerate(self.stored.paired(read)):
                     vector.store(self.stored.word(value), self.panel, [line, index(v + n * self.lanes)])
+
+    @property
+    def _steps(self) -> int:
+        """Squares of a panel that are transposed."""
+        return self.product.width * DEPTH // self.lanes**2
 
     def _transpose(self) -> None:
         last, one = arith.subi(self.count, index(1)), self.stored.columns
@@ -68,6 +113,9 @@ class Pack:
                     left = arith.subi(high, column) if masked else None
                     read = [self.weight.read(row, arith.addi(self.begin, column), left) for row in rows]
                     line = arith.divui(column, index(self.stored.pair))
+                    if self.product.tiles:
+                        step = arith.addi(arith.muli(at, index(DEPTH)), arith.muli(line, index(self.lanes)))
+                        self.following.fetch(0, arith.divui(step, index(self.lanes**2)), self._steps)
                     for part in range(len(read[0])):
                         words = [self.stored.word(each[part]) for each in read]
                         for n, value in enumerate(transpose(words)):
@@ -83,14 +131,15 @@ class ManySlots(SlotTile):
     """
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
-        *others, self.low, self.depth, self.row, self.begin, self.number = given
+        *others, self.low, self.depth, row, begin, self.number, self.at = given
         super().__init__(product, slots, *others)
-        self.product = product
+        self.product, self.following = product, Following(product, self.weight, row, begin)
 
     def emit(self) -> None:
         """The body of a function."""
         stored, vectors = self.stored, self.product.width // self.lanes
-        places = [[arith.addi(self.local, index(t)), index(v * self.lanes)] for t in range(self.slots) for v in range(vectors)]
+        columns = [index(v * self.lanes) for v in range(vectors)]
+        places = [[arith.addi(self.local, index(t)), arith.addi(self.at, at)] for t in range(self.slots) for at in columns]
         found = [vector.load(stored.vec, self.sums, place) for place in places]
         before = [zeros(stored.vec)] * len(found) if stored.scaled else found
 
@@ -101,7 +150,7 @@ class ManySlots(SlotTile):
                 scf.YieldOp(self._multiplied(before, fetches))
         for number, (total, place) in enumerate(zip(choice.results, places, strict=True)):
             if stored.scaled:
-                scales = vector.load(stored.vec, self.panel, [index(DEPTH), place[1]])
+                scales = vector.load(stored.vec, self.panel, [index(DEPTH), columns[number % vectors]])
                 total = vector.fma(total, scales, found[number])
             vector.store(total, self.sums, place)
 
@@ -119,12 +168,5 @@ class ManySlots(SlotTile):
 
     def _fetch(self, line: ir.Value) -> None:
         """Some lines of what is packed next, others at each line of a panel; the last one where there are no more."""
-        columns, rows = DEPTH * self.stored.pair, self.product.width
-        high, wide = (columns, rows) if self.product.turned else (rows, columns)
-        each = 64 * self.stored.columns // (self.lanes * self.stored.pair * byte_width(self.stored.element))
-        across = max(1, wide // each)
         first = arith.muli(arith.addi(arith.muli(self.number, index(DEPTH)), line), index(_FETCHED))
-        for n in range(_FETCHED):
-            at = arith.minui(arith.addi(first, index(n)), index(high * across - 1))
-            row = arith.addi(self.row, arith.divui(at, index(across)))
-            self.weight.fetch(row, arith.addi(self.begin, arith.muli(arith.remui(at, index(across)), index(each))), 2)
+        self.following.fetch_from(first, _FETCHED)

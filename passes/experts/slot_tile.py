@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, vector
+from torch_mlir.dialects import arith, memref, vector, x86
 
 from gossamer.passes.experts.stored_weights import Floats
-from gossamer.passes.loops.vectors import index, load_index
+from gossamer.passes.loops.vectors import byte_width, index, load_index
+
+_BEYOND = 16 << 10  # bytes
 
 
 class WeightRows:
@@ -24,18 +26,32 @@ class WeightRows:
         if self.stored.group:
             group = arith.addi(arith.muli(row, self._groups), arith.divui(column, index(self.stored.group)))
             scale = vector.broadcast(self.stored.vec, memref.load(self._scales, [group]))
-        return self.stored.weights(self._line, self._at(row, column), scale, left)
+        return self.stored.weights(self._line, self.place(row, column), scale, left)
 
-    def fetch(self, row: ir.Value, column: ir.Value, locality: int) -> None:
-        """Starts to fetch a line of a row: 2 into a second-level cache, 0 past it, for a single use."""
-        memref.prefetch(self._line, [self._at(row, column)], False, locality, True)
+    def fetch(self, row: ir.Value, column: ir.Value, streams: bool = False) -> None:
+        """Starts to fetch a line of a row into a second-level cache; past it, for a single use, where it `streams`."""
+        memref.prefetch(self._line, [self.place(row, column)], False, 0 if streams else 2, True)
+
+    def fetch_at(self, place: ir.Value) -> None:
+        """The same at a place in the line that all rows are."""
+        memref.prefetch(self._line, [place], False, 2, True)
+
+    def place(self, row: ir.Value, column: ir.Value) -> ir.Value:
+        """Where a column of a row lies in the line that all rows are."""
+        return arith.addi(arith.muli(row, self.stride), self.stored.place(column))
+
+    def fetch_beyond(self, row: ir.Value, column: ir.Value) -> None:
+        """The same of what lies some KB further on in memory, in whatever row."""
+        ahead = index(_BEYOND // byte_width(self.stored.element))
+        memref.prefetch(self._line, [arith.addi(self.place(row, column), ahead)], False, 2, True)
+
+    def tile(self, kind: ir.Type, row: ir.Value, column: ir.Value) -> ir.Value:
+        """A tile of rows from a row on, and of columns from a column on, as they are stored."""
+        return x86.TileLoadOp(kind, self._line, [self.place(row, column)], stride=self.stride).result
 
     def scales(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         """The scale of each row, where rows have one; none else."""
         return [memref.load(self._scales, [row]) for row in rows] if self.stored.scaled else []
-
-    def _at(self, row: ir.Value, column: ir.Value) -> ir.Value:
-        return arith.addi(arith.muli(row, self.stride), self.stored.place(column))
 
 
 class SlotTile:
@@ -49,14 +65,19 @@ class SlotTile:
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
         self.slots, self.lanes = slots, product.lanes
         self.stored: Floats = product.stored
+        self.streams: bool = product.machine.streams
         self.x, weight, scales, order, workspace, base, offset, slot, last, self.local = given
         self.weight = WeightRows(self.stored, weight, scales)
-        first = arith.addi(slot, self.local)
-        numbers = [arith.minui(arith.addi(first, index(t)), last) for t in range(slots)]
-        self.tokens = numbers if product.in_order else [product.token(load_index(order, number)) for number in numbers]
+        self._product, self._order, self._first, self._last = product, order, arith.addi(slot, self.local), last
+        self.tokens = [self.token(index(t)) for t in range(slots)]
         self.columns = memref.dim(self.x, index(1))
         self.sums = product.sums(workspace, offset, arith.addi(arith.subi(last, slot), index(1)))
         self.panel, self.lines = product.panel(workspace, base), product.lines(workspace, base)
+
+    def token(self, number: ir.Value) -> ir.Value:
+        """The row of x of a slot."""
+        place = arith.minui(arith.addi(self._first, number), self._last)
+        return place if self._product.in_order else self._product.token(load_index(self._order, place))
 
 
 def _line(memory: ir.Value) -> ir.Value:

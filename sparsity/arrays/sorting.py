@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.open_ops import SortKeysOp
-from gossamer.sparsity.compiler.op_kernels import run
+from gossamer.runtime.experts.routes import Routes
+from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.sparsity.compiler.op_ir import op_ir
+from gossamer.sparsity.compiler.op_kernels import kernel_on, run, schedule_of
 
 
 def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -24,3 +27,16 @@ def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor,
     positions, order = keys.new_empty(extent + 1, dtype=integers), keys.new_empty(keys.numel(), dtype=torch.int64)
     run(SortKeysOp, [keys.contiguous()], [positions, order])
     return positions, order
+
+
+def sorting_kernel() -> RegionKernel:
+    """The kernel for CPUs, of keys of int64 and with positions of that type."""
+    what = SortKeysOp, (torch.int64,) * 3, (), ()
+    kernel = kernel_on(torch.device("cpu"), op_ir, what, schedule_of(SortKeysOp))
+    assert isinstance(kernel, RegionKernel)
+    return kernel
+
+
+def routes_of(experts: Tensor, count: int) -> Routes:
+    """The slots of experts [tokens, top], sorted. ArgumentError for an expert that is none of `count`."""
+    return Routes.of(experts, count, lambda keys, extent: sort_keys(keys, extent, torch.int64))

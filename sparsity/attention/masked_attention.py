@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
-from gossamer.runtime.huge_pages import large_zeros
+from gossamer.runtime.memory.huge_pages import large_zeros
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.attention import ADD, ADDED_LOW, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES, Step
-from gossamer.runtime.huge_pages import large_empty
+from gossamer.runtime.memory.huge_pages import large_empty
 
 Array = np.ndarray[Any, Any]
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from gossamer.dialects.bags import SortBagsOp
 from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.elements import ELEMENTS
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, ManyBags, bag_list, lines_of, raise_for, zeros_of
 from gossamer.sparsity.bags.sum_bags import empty_results, into
 from gossamer.sparsity.compiler.op_kernels import run
-from gossamer.sparsity.compiler.warm_memory import empty
 
 _MOST = 1 << 31  # rows of a table, and entries of all bags: both halves of a word
 

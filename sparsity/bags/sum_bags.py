@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from gossamer.dialects.bags import Field, SumBagsOp
 from gossamer.runtime.elements import ELEMENTS
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.bags.bag_lists import INTEGERS, WIDTH, BagList, ManyBags, raise_for
@@ -33,7 +34,6 @@ from gossamer.sparsity.bags.few_bits import check_table, floats_of, is_of_nonzer
 from gossamer.sparsity.bags.nonzero_rows import starts_of
 from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, schedule_of
-from gossamer.sparsity.compiler.warm_memory import empty
 
 WIDEST = 1024
 """Columns of a table, at most: the code of a kernel grows with them."""

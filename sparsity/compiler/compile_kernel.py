@@ -83,7 +83,7 @@ def _made(plan: pipelines.Plan, observer: pipelines.Observer | None, target: Tar
 
 
 def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Observer | None) -> disk_cache.Entry:
-    lowered = pipelines.lower(plan, target.rounds_to_bf16, observer)
+    lowered = pipelines.lower(plan, target.rounds_to_bf16, observer, target.streams)
     module = jit.optimize(lowered.llvm_ir, target)
     if observer is not None:
         _show(module, lowered, plan, target, observer)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.compiler import warm_memory
+from gossamer.runtime.memory import warm_memory
 
 COPIED = 1 << 16
 """Bytes up to which an array is copied into a tensor of its own: that takes less time than to watch over its block."""

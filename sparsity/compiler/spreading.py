@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.token_tiles import CollectCountedOp, CollectOp, PutOp, SpreadOp
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.sparsity.compiler.op_kernels import run
-from gossamer.sparsity.compiler.warm_memory import empty
 
 
 def spread(positions: Tensor, coordinates: Tensor, values: Tensor, columns: int) -> Tensor:

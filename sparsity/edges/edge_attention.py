@@ -17,12 +17,12 @@ from torch import Tensor
 from gossamer.dialects.edges import GRADIENTS
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.compiler import attention_ir
 from gossamer.sparsity.compiler.attention_ir import Attention
 from gossamer.sparsity.compiler.compile_kernel import compile_region
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.edges.tiled_edges import attend_tiled, tiled_gradients
 from gossamer.sparsity.operations.matrix_calls import ByRows
 from gossamer.sparsity.operations.open_sizes import agree

@@ -22,12 +22,12 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import ReadOp, end
 from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import ELEMENTS
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, sorted_by_rows
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 from gossamer.sparsity.compiler.op_ir import function_of
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
 from gossamer.sparsity.operations.matrix_calls import ByRows

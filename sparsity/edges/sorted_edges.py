@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
+from gossamer.runtime.memory.warm_memory import empty_like
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.arrays.sorting import sort_keys
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Bound, Spec, dense
-from gossamer.sparsity.compiler.warm_memory import empty_like
 from gossamer.sparsity.operations.calls import Call, planned_call
 from gossamer.sparsity.operations.dense_results import einsum, einsum_ir, sample
 from gossamer.sparsity.operations.dispatch import watched

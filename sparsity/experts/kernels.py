@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.experts import RoutedGradientOp, RoutedHiddenOp, RoutedOuterOp, RoutedProductOp, RoutedSumOp
+from gossamer.runtime.experts.routes import Routes
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.runtime.target import host
 from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, run, schedule_of
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.experts.expert_weights import Weight
-from gossamer.sparsity.experts.routes import Routes
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _VECTOR = 16  # elements of the widest vector

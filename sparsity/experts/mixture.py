@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
+from gossamer.runtime.experts.activations import activated, check_activation, hidden_size
+from gossamer.runtime.experts.routes import Routes
+from gossamer.sparsity.arrays.sorting import routes_of
 from gossamer.sparsity.experts import kernels
-from gossamer.sparsity.experts.activations import activated, check_activation, hidden_size
 from gossamer.sparsity.experts.expert_weights import Weight
 from gossamer.sparsity.experts.outer_products import outer_products
 from gossamer.sparsity.experts.routed_linear import routed_product
-from gossamer.sparsity.experts.routes import Routes
 
 DIFFERENTIABLE = ("x", "scores", "gate_up", "gate_up_bias", "down", "down_bias")
 
@@ -48,7 +49,7 @@ class Mixture:
     @cached_property
     def routes(self) -> Routes:
         """Which tokens an expert gets."""
-        return Routes.of(self.experts, self.gate_up.shape[0])
+        return routes_of(self.experts, self.gate_up.shape[0])
 
     @property
     def wide(self) -> torch.dtype:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.sparsity.experts.activations import ACTIVATIONS, CLAMPED, LAYOUTS, activated
+from gossamer.runtime.experts.activations import ACTIVATIONS, CLAMPED, LAYOUTS, activated
 
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
 """Of float64: an activation that is another function differs somewhere by far more."""
@@ -20,7 +20,7 @@ def numbers(shape: Sequence[int]) -> Tensor:
 
 
 def named(found: Tensor, given: Tensor, layouts: Sequence[str] = LAYOUTS) -> tuple[str, str] | None:
-    """The activation and the layout, as `activations.py` names them, that make these numbers of those that were given."""
+    """The activation and the layout, named as in `activations.py`, that make these numbers of those that were given."""
     for layout in layouts:
         for activation in (*ACTIVATIONS, CLAMPED):
             if activation == CLAMPED and layout == "up":

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from gossamer.runtime.experts.routes import Routes
 from gossamer.sparsity.experts import kernels
-from gossamer.sparsity.experts.routes import Routes
 
 
 def outer_products(left: Tensor, right: Tensor, routes: Routes, tops: tuple[int, int]) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.operations import Operation
+from gossamer.sparsity.arrays.sorting import routes_of
 from gossamer.sparsity.experts import kernels
 from gossamer.sparsity.experts.expert_weights import Weight, floats_of
 from gossamer.sparsity.experts.outer_products import outer_products
-from gossamer.sparsity.experts.routes import Routes
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
 
@@ -65,7 +65,7 @@ def _product(x: Tensor, experts: Tensor, values: Tensor, scales: Tensor | None, 
     weight = Weight(values, scales, bias)
     check_rows("routed_product", x, experts)
     weight.check("weight", x.shape[-1], x.dtype)
-    routes = Routes.of(experts, values.shape[0])
+    routes = routes_of(experts, values.shape[0])
     if kernels.served(x, weight):
         own = replace(routes, top=1) if x.dim() == 3 else routes
         return kernels.product(x.flatten(0, -2), weight, own).view(*experts.shape, weight.rows)
@@ -83,7 +83,7 @@ def _fake_product(x: Tensor, experts: Tensor, weight: Tensor, scales: Tensor | N
 def _outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Tensor:
     check_rows("routed_outer", x, experts)
     tops = 1, 1 if x.dim() == 3 else experts.shape[1]
-    return outer_products(gradient.flatten(0, 1), x.flatten(0, -2), Routes.of(experts, count), tops)
+    return outer_products(gradient.flatten(0, 1), x.flatten(0, -2), routes_of(experts, count), tops)
 
 
 def _fake_outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Tensor:

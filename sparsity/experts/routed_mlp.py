@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.experts.activations import check_activation
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import transforms_active
-from gossamer.sparsity.experts.activations import check_activation
 from gossamer.sparsity.experts.mixture import PLACES, Mixture
 from gossamer.sparsity.operations.derivatives import Derivative
 

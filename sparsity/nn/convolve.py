@@ -21,9 +21,9 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
 from gossamer.dialects.points import ConvolvePointsGradOp, ConvolvePointsOp
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.compiler.op_kernels import run
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.nn.site_maps import Kind, site_maps
 from gossamer.sparsity.nn.sites import PairMap
 from gossamer.sparsity.nn.windows import Window

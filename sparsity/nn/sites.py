@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.points import TILE, MatchKeysOp
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.sparsity.compiler.op_kernels import run
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.nn.windows import Sizes, Window
 
 _MOST = 2**31 - 1

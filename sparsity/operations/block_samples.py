@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.token_tiles import PackTokenPairsOp, SampleBlocksOp
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
 from gossamer.sparsity.compiler.op_kernels import run
-from gossamer.sparsity.compiler.warm_memory import empty
 
 _WIDTHS = (32, 16)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.modules import sizes as known_sizes
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.row_form import RowForm
@@ -17,7 +18,6 @@ from gossamer.sparsity.compiler import contract_ir
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.gpu_kernels import LoadedKernel, loaded_kernel
 from gossamer.sparsity.compiler.operands import ARGUMENTS, Bound, Spec, bind, dense, extents, flat, padded
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.operations import entry_products
 from gossamer.sparsity.operations.batches import batched_as_einsum, batched_one_by_one
 from gossamer.sparsity.operations.calls import Call, call_of, launch

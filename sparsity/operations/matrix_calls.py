@@ -15,12 +15,12 @@ from typing import Any, Self
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.memory.warm_memory import empty, empty_like
 from gossamer.sparsity.arrays.row_form import RowForm, row_form, stored_by_rows
 from gossamer.sparsity.arrays.sliced_rows import Kernels as SlicesKernels
 from gossamer.sparsity.arrays.sliced_rows import use_of
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Spec
-from gossamer.sparsity.compiler.warm_memory import empty, empty_like
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
 Kernels = Callable[[RowForm], Callable[[Any, Tensor], None]]

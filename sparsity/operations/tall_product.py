@@ -8,12 +8,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.compiler import contract_ir
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 from gossamer.sparsity.compiler.contract_ir import Operand
-from gossamer.sparsity.compiler.warm_memory import empty
 
 
 @cache

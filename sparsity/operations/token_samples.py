@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.token_tiles import PackTokensOp, SamplePlacesOp, SampleTokensOp
+from gossamer.runtime.memory.warm_memory import empty
 from gossamer.sparsity.compiler.op_kernels import run
-from gossamer.sparsity.compiler.warm_memory import empty
 from gossamer.sparsity.operations.block_samples import whole_blocks
 
 FEWEST = 16

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gossamer.runtime.memory.warm_memory import LEAST, empty_like
 from gossamer.sparsity.arrays.row_form import RowForm
 from gossamer.sparsity.arrays.sliced_rows import Use, use_of
-from gossamer.sparsity.compiler.warm_memory import LEAST, empty_like
 from gossamer.sparsity.operations.calls import Call
 from gossamer.sparsity.operations.dispatch import PLAIN, is_marked, watched
 from gossamer.sparsity.operations.matrix_calls import ByRows

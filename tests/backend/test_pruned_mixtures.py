@@ -1,7 +1,11 @@
 """Mixtures of experts with pruned weights: the whole layer is one region, whatever its tokens choose."""
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,3 +185,35 @@ def test_with_gradients_the_layer_is_dense() -> None:
     exact(model, x).sum().backward()
     assert found is not None and model.down.grad is not None
     assert_same(found, model.down.grad)
+
+
+def test_the_next_process_loads_no_compiler(tmp_path: Path) -> None:
+    """Neither MLIR nor the passes, nor what only sparse tensors need: the kernels are on disk, that which sorts slots, too."""
+    program = """
+import sys, torch, transformers.integrations.moe
+from torch._dynamo.utils import counters
+from tests.backend.experts_in_models import Sorted, exact
+torch.manual_seed(0)
+model = Sorted().eval()
+with torch.no_grad():
+    for weight in (model.gate_up, model.down):
+        weight.mul_(torch.rand_like(weight) < 0.2)
+    options = {"min_gain": 0, "dense": "inductor"}
+    compiled = torch.compile(model, backend="sparse", fullgraph=True, dynamic=True, options=options)
+    for tokens in 90, 3:
+        x = torch.randn(tokens, 24)
+        torch.testing.assert_close(compiled(x), exact(model, x))
+compiler = ("torch_mlir", "gossamer.passes.weights", "gossamer.passes.pipelines", "gossamer.sparsity")
+print(counters["gossamer"]["regions"], counters["aot_autograd"]["autograd_cache_hit"])
+print(sorted({part for part in compiler if any(name.startswith(part) for name in sys.modules)}))
+"""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GOSSAMER_CACHE_DIR": str(tmp_path / "gossamer")}
+    environment = {**os.environ, **caches}
+    found = []
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+        assert run.returncode == 0, run.stderr
+        found.append(run.stdout.split("\n"))
+    cold, warm = found
+    assert cold[0] == "3 0" and "torch_mlir" in cold[1]
+    assert warm[:2] == ["3 1", "[]"]

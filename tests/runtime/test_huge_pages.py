@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.dialects.format import Format
-from gossamer.runtime.huge_pages import placed
+from gossamer.runtime.memory.huge_pages import placed
 from gossamer.runtime.packing import pack
 
 MEGABYTE = 1 << 20

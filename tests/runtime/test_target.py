@@ -88,6 +88,11 @@ def test_rounding_to_bf16_is_a_feature(features: str, expected: bool) -> None:
     assert dataclasses.replace(host(), features=features).rounds_to_bf16 is expected
 
 
+@pytest.mark.parametrize(("cpu", "expected"), [("znver5", True), ("emeraldrapids", False), ("generic", False)])
+def test_only_some_fetch_fastest_past_a_cache(cpu: str, expected: bool) -> None:
+    assert dataclasses.replace(host(), cpu=cpu).streams is expected
+
+
 def test_named_targets_round_to_bf16_if_they_multiply_it() -> None:
     assert [name for name in NAMES if Target.named(name).rounds_to_bf16] == ["amx", "neoverse-v1"]
 

@@ -9,7 +9,7 @@ import torch
 
 from gossamer import Format, SparseTensor
 from gossamer.dialects.errors import CompileError
-from gossamer.sparsity.compiler import warm_memory
+from gossamer.runtime.memory import warm_memory
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 from gossamer.sparsity.compiler.contract_ir import Operand, einsum
 from gossamer.sparsity.compiler.kernel_memory import GIVER, given

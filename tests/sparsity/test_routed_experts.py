@@ -54,6 +54,33 @@ def test_sizes_that_are_no_vectors(columns: int, hidden: int) -> None:
             close(gossamer.routed_mlp(experts=experts, **operands), expected, dtype)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("columns, hidden", [(64, 48), (96, 24), (160, 300), (1088, 32)])
+def test_many_tokens_of_bf16(columns: int, hidden: int, turned: bool) -> None:
+    """Sizes that fill tiles of 16 rows and 32 columns, whole blocks of them, and sizes that do not."""
+    torch.manual_seed(0)
+    for tokens, top in ((19, TOP), (130, 1)):
+        operands = in_type(layer(tokens, columns, hidden), torch.bfloat16)
+        operands["scores"] = operands["scores"][:, :top]
+        if turned:
+            operands |= {name: operands[name].mT.contiguous().mT for name in ("gate_up", "down")}
+        experts = routing(tokens) if top > 1 else torch.full((tokens, 1), EXPERTS - 1)
+        expected = by_tokens(experts=experts, **in_type(operands, DOUBLE))
+        close(gossamer.routed_mlp(experts=experts, **operands), expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("columns, hidden", [(96, 48), (320, 20)])
+def test_many_tokens_and_integers_with_a_scale_a_row(columns: int, hidden: int) -> None:
+    operands, experts = layer(130, columns, hidden), torch.full((130, 1), 1)
+    operands["scores"] = operands["scores"][:, :1]
+    gate_up, gate_up_scales, floats = quantized(operands["gate_up"].float(), 8, 1)
+    down, down_scales, other = quantized(operands["down"].float(), 8, 1)
+    given = {**in_type(operands, torch.bfloat16), "gate_up": gate_up, "down": down}
+    found = gossamer.routed_mlp(experts=experts, **given, gate_up_scales=gate_up_scales, down_scales=down_scales)
+    expected = {**in_type(in_type(operands, torch.bfloat16), DOUBLE), "gate_up": floats.double(), "down": other.double()}
+    close(found, by_tokens(experts=experts, **expected), torch.bfloat16)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_team_gives_the_same_bits(threads: int) -> None:
     operands, experts = in_type(layer(50, 96, 80), torch.float32), routing(50)

@@ -1,6 +1,6 @@
 // Few slots: rows one after the other, for one slot without fetching. Many: 24 sums of 6 slots and 4 vectors of rows, in
 // registers of 512 bits, with a panel that is packed once for all. Sums are written to the rows of the slots.
-// RUN: gossamer-opt %s -p 'expose-storage,lower-routed-product' | filecheck %s
+// RUN: gossamer-opt %s -p 'expose-storage,lower-routed-product{streams=true}' | filecheck %s
 
 // CHECK-LABEL: func.func private @region_few8(
 // CHECK-COUNT-16:  vector.fma

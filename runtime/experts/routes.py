@@ -3,7 +3,7 @@
 A token has `top` slots, one for each expert that it chose: slot s belongs to token s // top.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
-from gossamer.sparsity.arrays.sorting import sort_keys
+
+Sort = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
+"""Of keys [n] of int32 or int64 below a number: where those of each begin in sorted order [number + 1], and which key each is
+there [n], both int64; None for keys in order."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,11 @@ class Routes:
     top: int
 
     @classmethod
-    def of(cls, experts: Tensor, count: int) -> "Routes":
+    def of(cls, experts: Tensor, count: int, sort: Sort) -> "Routes":
         """Of the experts [tokens, top] that tokens chose among `count`. ArgumentError for one that does not exist."""
         check_experts(experts, count)
         keys = experts.reshape(-1).contiguous()  # kernels read it by address: of an expanded one, that is a view
-        positions, order = sort_keys(keys if keys.dtype == torch.int32 else keys.long(), count, torch.int64)
+        positions, order = sort(keys if keys.dtype == torch.int32 else keys.long(), count)
         return cls(positions, torch.arange(keys.numel(), device=keys.device) if order is None else order, experts.shape[1])
 
     @cached_property

@@ -1,0 +1,1 @@
+"""What layers of experts need when they run: which tokens an expert gets, and its activation."""

@@ -1,0 +1,1 @@
+"""Memory for arrays: on huge pages, and what is still mapped."""
