@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -56,7 +56,7 @@ def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
 def assembly(module: llvm.ModuleRef, target: Target, comments: bool = False) -> str:
     """The assembly of an optimised module; LLVM's comments say where loops are, and what shuffles do."""
     with _LLVM:
-        machine = target.machine()
+        machine = _generator(module, target)
         machine.set_asm_verbosity(comments)
         return machine.emit_assembly(module)
 
@@ -64,12 +64,21 @@ def assembly(module: llvm.ModuleRef, target: Target, comments: bool = False) -> 
 def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
     """The object code of an optimised module. CompileError if it needs a function that this process does not have."""
     with _LLVM:
-        machine = target.machine()
+        machine = _generator(module, target)
         _bind_libraries()
         declared = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
         if missing := [name for name in declared if llvm.address_of_symbol(name) is None]:
             raise CompileError(f"the kernel needs {', '.join(missing)}, which this process does not have")
         return bytes(machine.emit_object(module))
+
+
+def _generator(module: llvm.ModuleRef, target: Target) -> llvm.TargetMachine:
+    """What makes code of an optimised module.
+
+    At level 0 LLVM replaces products of AMX by loops, and ends the process over those of bytes.
+    """
+    has_tiles = any(function.name.startswith("llvm.x86.tdp") for function in module.functions)
+    return (replace(target, level=max(target.level, 1)) if has_tiles else target).machine()
 
 
 def load(code: bytes, entry: str) -> Code:
