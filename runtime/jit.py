@@ -73,9 +73,9 @@ def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
 
 
 def _generator(module: llvm.ModuleRef, target: Target) -> llvm.TargetMachine:
-    """What makes code of a module. At level 0, LLVM 22 ends the process where tiles go through two loops of a function."""
-    tiles = target.level == 0 and "x86_amx" in str(module)
-    return (replace(target, level=1) if tiles else target).machine()
+    """What makes code of an optimised module. At level 0, LLVM 22 ends the process over tiles of AMX in several loops, or of bytes."""
+    has_tiles = any(function.name.startswith("llvm.x86.tdp") for function in module.functions)
+    return (replace(target, level=max(target.level, 1)) if has_tiles else target).machine()
 
 
 def load(code: bytes, entry: str) -> Code:

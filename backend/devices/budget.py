@@ -2,12 +2,13 @@
 
 mode="max-autotune" measures all that is promising, however long that takes. Otherwise a prediction is believed unless it is
 close, or the packed weight would be larger than the dense one, or the product is so small that its call decides. Such products
-are measured, the heaviest first, until the time is over. Equal ones share their times, on disk, too.
+are measured, the heaviest first, until the time is over. Those whose schedules are close follow, as long as time enough is left
+for chains and convolutions. Equal ones share their times, on disk, too.
 """
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -27,6 +28,12 @@ _DENSE = 0.6
 """The density above which a value and its position take more bytes than they save."""
 
 _SECONDS = 6.0
+
+CLOSE = 2.0
+"""Times the fastest prediction up to which another schedule may turn out to be the fastest."""
+
+_KEPT_S = 2.0
+"""Seconds that are left to what is in doubt when schedules are close."""
 
 
 @dataclass(eq=False)
@@ -59,6 +66,10 @@ class Budget:
         wider = _WIDER if self.uncertain else 1.0
         return gain >= _LEAST / wider and (gain <= _MOST * wider or dense_us <= _SMALL_US or density > _DENSE)
 
+    def compares(self, gain: float, us: Sequence[float]) -> bool:
+        """Whether schedules of these predicted microseconds, the fastest first, are to be compared for a product that gains."""
+        return gain >= _LEAST and len(us) > 1 and us[1] <= CLOSE * us[0] and self.seconds > _KEPT_S
+
     def allows(self) -> bool:
         """Whether there is time left. To be asked before something is measured that is in doubt."""
         if self.seconds <= 0:
@@ -66,11 +77,15 @@ class Budget:
         return self.seconds > 0
 
     @contextmanager
-    def spend(self) -> Iterator[None]:
-        """What is done in here takes from the time, and is not settled if others use the machine meanwhile."""
+    def spend(self, decides: bool = True) -> Iterator[None]:
+        """What is done in here takes from the time.
+
+        Where it `decides` whether something is sparse, it is not settled if others use the machine meanwhile. Schedules that
+        are compared side by side are slowed down alike.
+        """
         began, others = time.thread_time(), Others()
         try:
             yield
         finally:
             self.seconds -= time.thread_time() - began
-            self.settled &= not others.disturb
+            self.settled &= not (decides and others.disturb)

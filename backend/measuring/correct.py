@@ -4,7 +4,8 @@
                                                                       there, in every prediction of this and later processes
 
 One product may be odd: what counts is the mean of all that were measured together, by kernel and number of tokens, and one
-measurement never changes a speed by more than four times.
+measurement never changes a speed by more than four times. A weight that is much sparser than those of a calibration says
+nothing about the speed with others: what kernels lose between nonzeros is not the same there.
 """
 
 import math
@@ -15,8 +16,9 @@ from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.measuring.tuning_db import Key
 from gossamer.dialects.elements import WEIGHTS
 from gossamer.passes.schedules.cost_model import Prediction, predict
-from gossamer.passes.schedules.machine_speed import Machine
+from gossamer.passes.schedules.machine_speed import SPARSE, Machine
 
+_LEAST_DENSITY = SPARSE / 2
 _WRONG, _MOST = 1.5, 4.0
 _LEAST_US = 10.0
 """What takes less is a call more than a product."""
@@ -44,7 +46,8 @@ def corrected(machine: Machine, measured: Iterable[tuple[Key, int, Times]]) -> M
         found = predict(matrix, tokens, key.threads, machine)
         size = machine.speeds[matrix.element].nearest(matrix.rows * matrix.columns * WEIGHTS[matrix.element].bytes)
         for name, predicted in _by_name(found, machine).items():
-            if min(times.us.get(name, 0.0), predicted) >= _LEAST_US:
+            tells = name == DENSE or matrix.density >= _LEAST_DENSITY
+            if tells and min(times.us.get(name, 0.0), predicted) >= _LEAST_US:
                 place = matrix.element, name, tokens_class(tokens), size if name == DENSE else 0
                 wrong.setdefault(place, []).append(math.log(times.us[name] / predicted))
     changed = None

@@ -1,11 +1,10 @@
 """Products with a sparse weight are measured, by the schedules that promise most and as torch does them.
 
-mode="max-autotune" measures all that do not lose by far, by the schedules that the cost model predicts to take at most twice as
-long as the fastest. Otherwise those whose prediction is in doubt are measured (see `Budget`), by the fastest schedules alone,
-as far as the time goes. The fastest schedule that runs in chains is always among them. Times go into the tuning database; a
-product that it knows, or knows a similar one of, is not measured again. The measured times then stand in
-for the prediction in everything that is decided about the product: dense or sparse, in a chain or not, and which schedule for
-how many tokens.
+mode="max-autotune" measures all that do not lose by far. Otherwise those are measured whose gain is in doubt or whose schedules
+are close (see `Budget`), as far as the time goes. The contenders are the schedules that the cost model predicts to take at most
+twice as long as the fastest. The fastest schedule that runs in chains is always among them. Times go into the tuning database;
+a product that it knows, or knows a similar one of, is not measured again. The measured times then stand in for the prediction
+in everything that is decided about the product: dense or sparse, in a chain or not, and which schedule for how many tokens.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices import calibrated
-from gossamer.backend.devices.budget import Budget
+from gossamer.backend.devices.budget import CLOSE, Budget
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.devices.others import Others
@@ -31,7 +30,6 @@ from gossamer.backend.report.options import Options
 from gossamer.passes.chains.products import runs_in_chains
 from gossamer.passes.schedules.cost_model import predict
 
-_SHORTLIST, _SHORTER = 2.0, 1.1  # times the fastest prediction up to which a schedule is measured, and where time is short
 _HOPELESS = 0.5  # share of the wanted gain below which a prediction is believed
 
 
@@ -77,7 +75,7 @@ def _measured(
     product, owner = None, None
     ordered = list(missing.items())
     if not budget.everything:
-        ordered.sort(key=lambda item: -_predicted(item[0])[DENSE])
+        ordered.sort(key=lambda item: (not _doubted(item[1][0], budget), -_predicted(item[0])[DENSE]))
     with progress("gossamer measures", len(missing)) as bar:
         for key, (contraction, tokens) in ordered:
             m = key.matrix
@@ -85,13 +83,14 @@ def _measured(
             if times := _remembered(key, options, database):  # one before was similar
                 known[key] = times
                 continue
-            if not budget.allows():
+            doubted = budget.everything or _doubted(contraction, budget)
+            if not (budget.allows() if doubted else _compared(contraction, budget)):
                 continue
-            with budget.spend():
+            with budget.spend(doubted):
                 if product is None or contraction is not owner:
                     weight = run(contraction.weight.evaluate, [values[leaf] for leaf in contraction.weight.leaves])
                     product, owner = Product(weight.detach(), m), contraction
-                calls = product.calls(tokens, _shortlist(key, options, budget))
+                calls = product.calls(tokens, _shortlist(key, options))
                 if len(calls) < 2:
                     continue
                 others = Others()
@@ -136,9 +135,20 @@ def _promising(contraction: Contraction, options: Options, budget: Budget) -> bo
     if not _measurable(contraction) or usual_tokens(contraction) == 0:
         return False
     if not budget.everything:
-        density, dense_us = contraction.weight.density, predicted(contraction, usual_tokens(contraction)).dense_us
-        return density < 1 and budget.doubts(predicted_gain(contraction), dense_us, density)
+        return contraction.weight.density < 1 and (_doubted(contraction, budget) or _compared(contraction, budget))
     return options.min_gain == 0 or predicted_gain(contraction) >= _HOPELESS * options.min_gain
+
+
+def _doubted(contraction: Contraction, budget: Budget) -> bool:
+    """Whether it is in doubt if the product gains."""
+    dense_us = predicted(contraction, usual_tokens(contraction)).dense_us
+    return budget.doubts(predicted_gain(contraction), dense_us, contraction.weight.density)
+
+
+def _compared(contraction: Contraction, budget: Budget) -> bool:
+    """Whether the product gains, but by which schedule is open."""
+    us = [us for _, us in predicted(contraction, usual_tokens(contraction)).by_schedule]
+    return budget.compares(predicted_gain(contraction), us)
 
 
 def _measurable(contraction: Contraction) -> bool:
@@ -146,12 +156,11 @@ def _measurable(contraction: Contraction) -> bool:
     return refusal(contraction) is None and not contraction.quantized and device_of(contraction.weight.device).measures
 
 
-def _shortlist(key: Key, options: Options, budget: Budget) -> list[str]:
+def _shortlist(key: Key, options: Options) -> list[str]:
     if options.schedule != "auto":
         return [options.schedule]
     us_of = {name: us for name, us in _predicted(key).items() if name != DENSE}
-    limit = (_SHORTLIST if budget.everything else _SHORTER) * min(us_of.values())
-    listed = [name for name, us in us_of.items() if us <= limit]
+    listed = [name for name, us in us_of.items() if us <= CLOSE * min(us_of.values())]
     in_chains = next((name for name in us_of if runs_in_chains(name, key.matrix)), None)
     return listed if in_chains is None or in_chains in listed else [*listed, in_chains]
 

@@ -168,10 +168,16 @@ def _of_neighbours(values: Tensor, there: Tensor, towards: int, longest: int) ->
 
     By a scan of log(longest) steps, which divides by nothing (a factor may be 0 or infinite) and can itself be differentiated.
     """
-    product = torch.where(there > 0, values.roll(towards), 1)
-    reach = 1
+    own = torch.arange(values.shape[0], device=values.device)
+
+    def neighbours(of: Tensor, reach: int, least: int) -> Tensor:
+        """Not by `roll`, which asks whether there are entries at all: a graph may not know."""
+        exists = there > least
+        return torch.where(exists, of.gather(0, torch.where(exists, own - towards * reach, own)), 1)
+
+    product, reach = neighbours(values, 1, 0), 1
     while reach < longest:
-        product = product * torch.where(there > reach, product.roll(towards * reach), 1)
+        product = product * neighbours(product, reach, reach)
         reach *= 2
     return product
 

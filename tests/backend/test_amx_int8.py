@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,15 @@ def test_products_are_of_tiles_which_are_configured_once(block: tuple[int, int],
     counts = {name: sum(name in line for line in lines) for name in ("tdpbssd", "tileloadd", "tilestored", "ldtilecfg")}
     assert counts == {"tdpbssd": products, "tileloadd": loads, "tilestored": products, "ldtilecfg": 1}  # no tile is spilled
     assert len(set(re.findall(r"%tmm\d", "\n".join(lines)))) <= 8
+
+
+def test_products_of_tiles_are_compiled_at_every_level() -> None:
+    """LLVM by itself ends the process at level 0."""
+    named = replace(Target.named("amx"), level=0)
+    contract = contract_of(in_blocks(256, 256, (32, 32), 0.5), "MK", named, block=(32, 32), fill=1.0)
+    planned = pipelines.plan(contract, "amxquads", named.vector_bits, features=named.instructions)
+    text = jit.assembly(optimize(pipelines.lower(planned, named.rounds_to_bf16).llvm_ir, named), named)
+    assert re.search(r"\ttdpbssd\t%tmm", text)
 
 
 @pytest.mark.parametrize("block", [None, (8, 4), (16, 2)], ids=str)

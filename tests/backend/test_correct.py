@@ -79,6 +79,12 @@ def test_numbers_of_tokens_between_classes_are_not_errors() -> None:
     assert corrected(USUAL, measured(tokens=33, dense=1.0, broadcast=1.0)) is None
 
 
+def test_much_sparser_weights_tell_of_dense_products_alone() -> None:
+    sparser = replace(MATRIX, density=0.05)
+    assert corrected(USUAL, measured(matrix=sparser, broadcast=0.5, rowpairs=3.0)) is None
+    assert corrected(USUAL, measured(matrix=sparser, dense=3.0)) is not None
+
+
 def test_of_types_that_nobody_calibrated_nothing_is_learned() -> None:
     assert corrected(Machine.usual(512), measured(broadcast=3.0)) is None
 

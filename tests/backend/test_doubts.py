@@ -111,8 +111,49 @@ def test_a_product_in_doubt_is_decided_by_its_times(
 
 def test_what_is_not_in_doubt_is_not_measured(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
     doubt_all(monkeypatch, doubts=False)
+    monkeypatch.setattr(budget, "CLOSE", 0.0)
     explained(layer(), torch.randn(64, 512))
     assert stopwatch.asked == []
+
+
+@pytest.mark.parametrize("winner", ["broadcast", "rowpairs"])
+def test_close_schedules_are_measured_where_the_gain_is_not_in_doubt(
+    stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch, winner: str
+) -> None:
+    doubt_all(monkeypatch, doubts=False)
+    stopwatch.us = {DENSE: 1000.0, winner: 90.0}
+    (decision,) = explained(layer())
+    assert decision.sparse and decision.measured and decision.schedule == winner
+    assert len(stopwatch.asked) == 1 and {"broadcast", "rowpairs"} <= {*stopwatch.asked[0]}
+
+
+@pytest.mark.parametrize(
+    ("gain", "us", "seconds", "compared"),
+    [
+        (5.0, (10.0, 19.0), 6.0, True), (5.0, (10.0, 21.0), 6.0, False), (5.0, (10.0,), 6.0, False),
+        (0.5, (10.0, 11.0), 6.0, False), (5.0, (10.0, 11.0), 1.0, False),
+    ],
+)  # fmt: skip
+def test_which_schedules_are_close(gain: float, us: tuple[float, ...], seconds: float, compared: bool) -> None:
+    """Close ones of products that gain, while there is time for what is in doubt."""
+    assert Budget(seconds=seconds).compares(gain, us) is compared
+
+
+def test_what_is_in_doubt_is_measured_before_schedules_that_are_close(
+    stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Budget, "doubts", lambda self, gain, us, density: density > 0.4)
+    sizes = list[int]()
+    calls = tune.Product.calls
+
+    def noted(product: tune.Product, *given: Any) -> Any:
+        sizes.append(product._weight.shape[0])
+        return calls(product, *given)
+
+    monkeypatch.setattr(tune.Product, "calls", noted)
+    both = nn.ModuleList([layer(1024), layer(256, density=0.5)])
+    explained(type("Both", (nn.Module,), {"forward": lambda self, x: [m(x) for m in both]})())
+    assert sizes == [256, 1024]
 
 
 @pytest.mark.parametrize("given", [{"min_gain": 0}, {"schedule": "broadcast"}])
@@ -169,6 +210,9 @@ def test_what_is_measured_takes_from_the_time(monkeypatch: pytest.MonkeyPatch) -
 def test_measurements_that_others_disturbed_are_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     disturbed = Budget()
     monkeypatch.setattr("gossamer.backend.devices.others.Others.share", 0.5)
+    with disturbed.spend(decides=False):
+        pass
+    assert disturbed.settled, "schedules side by side are slowed down alike"
     with disturbed.spend():
         pass
     assert not disturbed.settled and disturbed.allows()

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jacrev
 
-from gossamer import CompileError
+from gossamer import CompileError, Format, SparseTensor
+from gossamer.backend import sparse as backend
 from gossamer.sparsity.operations.segments import segment_reduce, segment_softmax
 
 COUNTS = [3, 0, 16, 17, 1, 100, 5, 0, 33, 8]
@@ -102,6 +103,21 @@ def test_gradients_of_gradients_of_a_product_with_zeros(zeros: int) -> None:
     for inner, outer in ((grad, jacrev), (grad, jacfwd), (jacfwd, jacrev), (jacfwd, jacfwd)):
         torch.testing.assert_close(outer(inner(total(products)))(values), exact)
     assert gradgradcheck(products, values.requires_grad_())
+
+
+def test_the_gradient_of_a_product_in_a_graph_that_does_not_know_how_many_entries_there_are() -> None:
+    levels = "j floordiv 2 : dense, i floordiv 2 : compressed, i mod 2 : dense, j mod 2 : dense"
+    format = Format.parse(f"#sparse_tensor.encoding<{{map = (i, j) -> ({levels})}}>")
+    torch.manual_seed(0)
+    function = torch.compile(lambda a: torch.prod(a[None], dim=1), backend=backend, fullgraph=True)
+    for full in (True, False):
+        dense = torch.randn(6, 6, dtype=torch.float64) * full
+        given = SparseTensor.from_dense(dense, format)
+        values, expected = given.values().detach().requires_grad_(), dense.clone().requires_grad_()
+        function(given.with_values(values)).to_dense().sum().backward()
+        torch.prod(expected[None], dim=1).sum().backward()
+        assert values.grad is not None and expected.grad is not None
+        torch.testing.assert_close(given.with_values(values.grad).to_dense(), expected.grad)
 
 
 def test_what_has_no_kernel() -> None:
