@@ -133,8 +133,7 @@ def test_threads_that_call_first_at_the_same_time(model: nn.Module) -> None:
     def call() -> None:
         start.wait()
         with torch.no_grad():
-            for _ in range(20):
-                results.append(run(x))
+            results.extend(run(x) for _ in range(20))
 
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
