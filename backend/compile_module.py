@@ -14,6 +14,7 @@ from gossamer.backend.embeddings.has_sparse_gradients import has_sparse_gradient
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import MEASURING, Options
 from gossamer.backend.rewrite import SparseRewrite
+from gossamer.backend.run.bare_code import bare
 from gossamer.backend.run.lifetime import keep_with
 from gossamer.backend.smaller.compile import compile_smaller
 from gossamer.backend.structures import kronecker_weights
@@ -72,6 +73,8 @@ class Compiler:
             return module.forward
         called = rewrite.finish()
         keep_with(compiled, called)
+        if rewrite.is_pure:
+            compiled = bare(compiled)
         if called:
             give_back()
         return compiled

@@ -90,11 +90,17 @@ class SparseRewrite(CustomGraphPass):
         """Whether the graph has come by, or torch had it in its cache and its regions are known again."""
         if not self._seen and self.fingerprint is not None:
             found = graph_cache.recall(self.fingerprint)
-            if found is not None and self._pure and found.impurity:
-                raise Impure(found.impurity)
+            self._impurity = found.impurity if found is not None else None
+            if self._pure and self._impurity:
+                raise Impure(self._impurity)
             self._seen = found is not None
             self._called += graph_cache.restore(found) if found is not None else ()
         return self._seen
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the graph is known to have no effects."""
+        return self._seen and self._impurity is None
 
     def finish(self) -> list[object]:
         """To be called after compilation: lets go of the tensors, and notices if the graph never came by.

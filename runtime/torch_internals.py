@@ -35,6 +35,7 @@ PORTABLE_CACHE = "our part of torch.compiler.save_cache_artifacts"
 LIBRARIES = "libraries of Inductor in our cache"
 DIRECT_CALLS = "calls from Inductor's code without torch's dispatcher"
 UNTRACED = "the short way past Dynamo"
+BARE = "the short way to Inductor's code"
 MARKS = "calls without marks for profilers"
 LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
@@ -208,6 +209,7 @@ PRIVATE = {
     "set_version_counter": Private(
         "torch._C._autograd:_unsafe_set_version_counter", "what it has written", DIRECT_CALLS, lambda *_: None
     ),
+    "CompiledFxGraph": Private("torch._inductor.output_code:CompiledFxGraph", "what it is called by", BARE, Absent),
     "innermost_fn": Private("torch._dynamo.eval_frame:innermost_fn", "what Dynamo keeps", LIFETIMES, lambda _: None),
     "set_code_exec_strategy": Private(
         f"{_FRAMES}:set_code_exec_strategy", "keeping Dynamo out of our Python", UNTRACED, lambda *_: None

@@ -56,20 +56,27 @@ def keep_with(compiled: Callable[..., Any], values: Iterable[object]) -> None:
 
 
 def _autograd_functions(compiled: Callable[..., Any]) -> list[type[torch.autograd.Function]]:
-    """Those that compiled code calls: AOTAutograd has put functions around them."""
-    found: list[type[torch.autograd.Function]] = []
+    """Those that compiled code calls."""
+    found = (each for each in reached(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function))
+    return [each for each in found if each is not torch.autograd.Function]
+
+
+def reached(compiled: Callable[..., Any]) -> Iterator[object]:
+    """What compiled code may call: AOTAutograd has put functions around it."""
     seen: set[int] = set()
     pending: list[object] = [compiled]
     while pending:
         each = pending.pop()
-        if isinstance(each, type) and issubclass(each, torch.autograd.Function):
-            found.append(each)
-        elif ismethod(each):
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if ismethod(each):
             pending.append(each.__self__)
-        elif isfunction(each) and id(each) not in seen:
-            seen.add(id(each))
+        elif isfunction(each):
             pending += [content for cell in each.__closure__ or () for content in _contents(cell)]
-    return [each for each in found if each is not torch.autograd.Function]
+        elif callable(inner := getattr(each, "compiled_fn", None)):
+            pending.append(inner)
 
 
 def _contents(cell: Any) -> list[object]:

@@ -55,7 +55,7 @@ def test_floats_of_any_value_have_gradients(use: str) -> None:
 def test_gradients_are_compiled_for_a_few_values_of_a_float_that_torch_cannot_leave_open() -> None:
     model, found = compiled("a factor")
     node: Any = found.output.grad_fn
-    training = node.function.training
+    training = node.call.function.training
 
     def compile_(module: Any, values: Any) -> Any:
         if any(user.target == "item" for node in module.graph.find_nodes(op="placeholder") for user in node.users):
