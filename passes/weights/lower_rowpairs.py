@@ -50,7 +50,8 @@ def _storage(matrix: Matrix) -> RowPairs:
     fitting = matrix.l1d // (_vectors(matrix) * matrix.bits // 8)
     share = next(share for more, share in _WIDER if fitting * matrix.density >= more)
     panels = -(-matrix.columns // min(int(fitting * share), RowPairs.WIDEST))
-    return RowPairs(matrix.reduction, -(-matrix.columns // (panels * matrix.lanes)) * matrix.lanes)
+    width = -(-matrix.columns // (panels * matrix.lanes)) * matrix.lanes
+    return RowPairs(matrix.reduction, min(width, matrix.columns))
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
