@@ -9,8 +9,8 @@ func.func private @region_tile64(...)
   unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 
 Inner loops that find the x of a panel by itself get it so, if the weight has no more than 1024 rows: each panel is packed into
-the same place just before it is read. So it comes from the first-level cache, and does not push sums out of the second. On
-Emerald Rapids, packing x for 768x3072 and 128 tokens takes 72 us instead of 121.
+the same place just before it is read. So it comes from the first-level cache, and does not push sums out of the second. In a C
+probe on Emerald Rapids, packing x for 768x3072 and 128 tokens took 72 us instead of 121.
 """
 
 from math import lcm
