@@ -297,9 +297,10 @@ class RowPairs(Packing):
     """Two rows of about equally many nonzeros at a time, panel by panel of `width` columns.
 
     In each panel the rows of a band (`band`) are ordered by their nonzeros, most first, and two that follow each other are a
-    pair: `order` has its rows. The nonzeros of a row come in groups of 4 (`GROUP`), those of the two rows in turn; `positions`
-    say where the groups of each pair begin, `coordinates` are as in `Padded`. To fill up: the value 0 in the row's last column,
-    or in that of the other row where it has no nonzero. A row more than there are is empty.
+    pair: `order` has its rows. The nonzeros of the two rows come in turn: 4 of each (`GROUP`) as long as both have 4, then one
+    of each. `positions` say where those of each pair begin, `coordinates` are as in `Padded`. A row that has fewer than the
+    other is filled up: with the value 0 in its last column, or in that of the other row where it has no nonzero. A row more
+    than there are is empty.
     """
 
     kind: ClassVar[str] = "rowpairs"

@@ -164,11 +164,23 @@ class Buffers:
         exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.tokens)
         mask = arith.select(exists, mask, none)
         safe = arith.minui(token, arith.subi(self.tokens, index(1)))
-        read = reader(
-            self.reads, [safe, row], lambda type_, buffer, at: vector.maskedload(type_, buffer, at, mask, zeros(type_))
-        )
-        for out, values in zip(self._outs, results(read), strict=True):
-            vector.maskedstore(out, [safe, row], mask, values)
+        self._store([safe, row], mask, results)
+
+    def store_whole(self, token: ir.Value, row: ir.Value, results: Callable[[Read], list[ir.Value]]) -> None:
+        """out[token, row..] = results(read) for each result, where the token and all features of the lanes exist."""
+        self._store([token, row], None, results)
+
+    def _store(self, at: list[ir.Value], mask: ir.Value | None, results: Callable[[Read], list[ir.Value]]) -> None:
+        def load(type_: ir.VectorType, buffer: ir.Value, at: list[ir.Value]) -> ir.Value:
+            if mask is None:
+                return vector.load(type_, buffer, at)
+            return vector.maskedload(type_, buffer, at, mask, zeros(type_))
+
+        for out, values in zip(self._outs, results(reader(self.reads, at, load)), strict=True):
+            if mask is None:
+                vector.store(values, out, at)
+            else:
+                vector.maskedstore(out, at, mask, values)
 
 
 def _dims(read: ir.Operation) -> list[int | None]:

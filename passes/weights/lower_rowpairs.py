@@ -4,9 +4,11 @@ before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "rowpairs", tile = 
              : (..., tensor<3072x768xf32, "rowpairs(reduction=1, width=128)">) -> ...
 after    the loops of row_groups.py over tiles of 64 tokens, panels of 128 columns and pairs of rows, and inside
            scf.for %p step 8 iter_args(2 rows x 4 vectors)  // padded_loop.py: four nonzeros of each row
+           scf.for %p step 2 iter_args(2 rows x 4 vectors)  // one nonzero of each row, for up to three that are left
 
-For nonzeros that lie anywhere. The rows of a pair have equally many of them, and so have most pairs that follow each other: the
-loop is hardly ever mispredicted. Eight sums keep two multiply-adds a cycle going, and a value is loaded once for four vectors.
+For nonzeros that lie anywhere. The rows of a pair have equally many of them, and so have most pairs that follow each other. So
+the loops are hardly ever mispredicted. Eight sums keep two multiply-adds a cycle going, and a value is loaded once for four
+vectors.
 A row without a nonzero in a panel may multiply zeros by the columns of its partner, so that an infinity there reaches both.
 Runs on functions whose storage is exposed (expose-storage).
 
@@ -36,19 +38,20 @@ from gossamer.passes.weights.token_tile import TokenTile
 _NONZERO = {1: 0.9, 2: 2.0, 4: 3.6}  # cycles by vectors of tokens, see _cycles
 _START, _ELEMENT = 24.0, 0.8
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_WIDER = ((0.15, 0.75), (0.08, 1.0), (0.0, 2.0))  # for weights denser than this, times as wide a panel as fits
+_WIDER = ((19.0, 0.75), (9.0, 1.0), (0.0, 2.0))  # nonzeros of a row in a panel that fits; times as wide a panel
 
 
 def _storage(matrix: Matrix) -> RowPairs:
     """Panels of equally many columns, so that their x stays in the first-level cache.
 
-    A dense weight wants all of the panel's x there. But once a panel the sums of a row are loaded and stored, and its nonzeros
-    filled up, so that wider panels pay for sparse rows.
+    A dense weight wants all of the panel's x there. But once a panel the sums of a row are loaded and stored, so that wider
+    panels pay for sparse rows. Panels are whole vectors of columns, which x is packed by.
     """
     fitting = matrix.l1d // (_vectors(matrix) * matrix.bits // 8)
-    share = next(share for denser, share in _WIDER if matrix.density >= denser)
+    share = next(share for more, share in _WIDER if fitting * matrix.density >= more)
     panels = -(-matrix.columns // min(int(fitting * share), RowPairs.WIDEST))
-    return RowPairs(matrix.reduction, -(-matrix.columns // panels))
+    width = -(-matrix.columns // (panels * matrix.lanes)) * matrix.lanes
+    return RowPairs(matrix.reduction, min(width, matrix.columns))
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
@@ -62,14 +65,14 @@ def _vectors(matrix: Matrix) -> int:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: c(v) a nonzero, of which a row gets 1.5 more in every panel to fill up; 24 M / 2 panels
-    for starts and ends of pairs; 0.8 (K + M) v L for the transposes."""
+    """Per tile of v vectors of tokens: c(v) a nonzero; 24 M / 2 panels for starts and ends of pairs; 0.8 (K + M) v L for the
+    transposes."""
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     panels = -(-k // _storage(matrix).width)
-    stored, starts = matrix.nonzeros + 1.5 * m * panels, _START * m / 2 * panels
+    starts = _START * m / 2 * panels
     full, left = divmod(tokens, widest * lanes)
     tiles = [widest] * full + ([min(v for v in (1, 2, 4) if left <= v * lanes)] if left else [])
-    return sum(stored * _NONZERO[v] + starts + _ELEMENT * (k + m) * v * lanes for v in tiles)
+    return sum(matrix.nonzeros * _NONZERO[v] + starts + _ELEMENT * (k + m) * v * lanes for v in tiles)
 
 
 def _in_chain(op: Any) -> ChainProduct:
@@ -87,6 +90,22 @@ ROWPAIRS = Family("rowpairs", _storage, _tile, _cycles, chain=_in_chain)
 class PairedRows(RowsInFours):
     """For a weight of `groups` pairs of rows in panels of `columns` columns."""
 
+    def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + the products of a pair's nonzeros in a panel: four of each row at a time, then one of each."""
+        (begin, end), origin = self.entries(self._number(panel, group)), self._origin(panel)
+        ones = arith.remui(arith.subi(end, begin), index(2 * RowPairs.GROUP))
+        middle = arith.subi(end, ones)
+        sums = self._fours(begin, middle, origin, sums)
+        with loop(middle, end, index(2), sums) as steps:
+            totals = list(steps.inner_iter_args)
+            for row in range(2):
+                at = arith.addi(steps.induction_variable, index(row))
+                column = arith.addi(origin, self._scaled(load_index(self.coordinates, at)))
+                mine = slice(row * self.vectors, (row + 1) * self.vectors)
+                totals[mine] = self._multiplied(self.value(at), column, totals[mine])
+            scf.YieldOp(totals)
+        return list(steps.results)
+
     def members(self, panel: ir.Value, group: ir.Value) -> list[ir.Value]:
         """The two rows of a pair in a panel."""
         first = arith.muli(self._number(panel, group), index(2))
@@ -101,25 +120,31 @@ class PairedRows(RowsInFours):
 class _Pairs(RowGroups):
     """A product in bands of rows, whose pairs have other rows in each panel.
 
-    While one band is multiplied, the results of the one before are stored: a vector of rows of each in turn.
+    While one band is multiplied, the results of the one before are stored: a vector of rows of the one, then all rows of some
+    tokens of the other. So each token gets several cache lines that follow each other.
     """
+
+    by_panel = True
 
     def units(self, tile: TokenTile, loops: PairedRows, sums: ir.Value, panel: Panel, start: ir.Value, end: ir.Value) -> None:
         """After the last band there is one without rows."""
         size, origin = index(self.unit), arith.muli(start, index(self.unit))
         last = arith.minui(arith.muli(end, index(self.unit // 2)), index(self.number))
-        with loop(start, arith.addi(end, index(1)), index(1)) as bands, loop(index(0), size, index(self.lanes)) as parts:
-            band = bands.induction_variable
-            row = arith.addi(arith.muli(band, size), parts.induction_variable)
-            first = arith.divui(row, index(2))
+        number = self.unit // self.lanes
+        with loop(start, arith.addi(end, index(1)), index(1)) as bands, loop(index(0), index(number), index(1)) as parts:
+            band, part = bands.induction_variable, parts.induction_variable
+            low = arith.muli(band, size)
+            first = arith.divui(arith.addi(low, arith.muli(part, index(self.lanes))), index(2))
             with loop(first, arith.minui(arith.addi(first, index(self.lanes // 2)), last), index(1)) as pairs:
                 pair = pairs.induction_variable
                 rows = loops.members(panel.number, pair)
                 self.group(tile, loops, sums, panel, pair, rows, [arith.subi(row, origin) for row in rows])
             stored = scf.IfOp(arith.andi(panel.last, arith.cmpi(arith.CmpIPredicate.ugt, band, start)))
             with ir.InsertionPoint(stored.then_block):
-                row = arith.subi(row, size)
-                tile.unpack(sums, arith.subi(row, origin), row)
+                before = arith.subi(low, size)
+                bounds = (part, arith.addi(part, index(1)))
+                share = tuple(arith.divui(arith.muli(each, index(tile.vectors)), index(number)) for each in bounds)
+                tile.unpack(sums, arith.subi(before, origin), before, self.unit, (share[0], share[1]))
                 scf.YieldOp([])
 
 

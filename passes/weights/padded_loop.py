@@ -42,26 +42,38 @@ class RowsInFours(InnerLoop):
 
         The four nonzeros of a row in a step take turns at its sums.
         """
-        ways, lanes, height = max(1, 4 // self.vectors), self.vec.shape[0], len(sums) // self.vectors
         begin, end = self.entries(self._number(panel, group))
-        if height == 1:
+        if len(sums) == self.vectors:
             self._fetch(begin)
-        x = memref.collapse_shape(
-            ir.MemRefType.get([self._width * self._columns_of_x], self.vec.element_type), self.packed, [[0, 1]]
-        )
-        origin = arith.muli(panel, index(self.columns * self._width))
+        return self._fours(begin, end, self._origin(panel), sums)
+
+    def _fours(self, begin: ir.Value, end: ir.Value, origin: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + the products of the nonzeros [begin, end), which are four of each row of a group in turn."""
+        ways, height = max(1, 4 // self.vectors), len(sums) // self.vectors
         with loop(begin, end, index(height * Padded.GROUP), sets_of(sums, ways)) as steps:
             totals = list(steps.inner_iter_args)
             for row in range(height):
                 first = arith.addi(steps.induction_variable, index(row * Padded.GROUP)) if row else steps.induction_variable
                 for i, (weight, column) in enumerate(self._group(first)):
-                    here = arith.addi(origin, column)
-                    for v in range(self.vectors):
-                        mine = i % ways * len(sums) + row * self.vectors + v
-                        loaded = vector.load(self.vec, x, [arith.addi(here, index(v * lanes))])
-                        totals[mine] = vector.fma(weight, loaded, totals[mine])
+                    at = i % ways * len(sums) + row * self.vectors
+                    mine = slice(at, at + self.vectors)
+                    totals[mine] = self._multiplied(weight, arith.addi(origin, column), totals[mine])
             scf.YieldOp(totals)
         return added_up(list(steps.results), len(sums))
+
+    def _multiplied(self, weight: ir.Value, column: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """sums + a value in all lanes times the column of x that begins there."""
+        lanes, x = self.vec.shape[0], self._flat_x()
+        loaded = (vector.load(self.vec, x, [arith.addi(column, index(v * lanes))]) for v in range(self.vectors))
+        return [vector.fma(weight, each, total) for each, total in zip(loaded, sums, strict=True)]
+
+    def _flat_x(self) -> ir.Value:
+        elements = self._width * self._columns_of_x
+        return memref.collapse_shape(ir.MemRefType.get([elements], self.vec.element_type), self.packed, [[0, 1]])
+
+    def _origin(self, panel: ir.Value) -> ir.Value:
+        """Where the columns of a panel begin in x, which may have only those of this panel."""
+        return arith.muli(panel, index(self.columns * self._width)) if self._columns_of_x > self.columns else index(0)
 
     def _number(self, panel: ir.Value, group: ir.Value) -> ir.Value:
         """Of a group in a panel, among those of all panels."""
@@ -92,8 +104,12 @@ class RowsInFours(InnerLoop):
         pairs = []
         for i, scaled in enumerate(self._coordinates(p)):
             weight = vector.shuffle(repeated, repeated, [lane // size * size + i for lane in range(lanes)])
-            pairs.append((weight, arith.divui(arith.muli(scaled, index(self._width)), index(Padded.SCALE))))
+            pairs.append((weight, self._scaled(scaled)))
         return pairs
+
+    def _scaled(self, coordinate: ir.Value) -> ir.Value:
+        """Where the column of a stored coordinate begins in the x of its panel."""
+        return arith.divui(arith.muli(coordinate, index(self._width)), index(Padded.SCALE))
 
     def _coordinates(self, p: ir.Value) -> list[ir.Value]:
         """The coordinates from p on, as they are stored.

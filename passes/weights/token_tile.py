@@ -8,9 +8,11 @@ func.func private @region_tile64(...)
   unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import lcm
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -19,6 +21,9 @@ from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.vectors import byte_width, index, loop, mask_of, narrowed, transpose, vector_of, widened, zeros
 
 CACHE_LINE = 64
+
+Share = tuple[ir.Value, ir.Value]
+"""Vectors of tokens of a tile, from the first to before the second."""
 
 
 @dataclass(frozen=True)
@@ -48,38 +53,64 @@ class TokenTile:
             at = arith.addi(at, index(number * width * byte_width(self.product.sum_type)))
         return buffers
 
-    def pack(self, packed: ir.Value, padded: int) -> None:
-        """x[first + t, k] -> packed[k, t], zeros for K <= k < padded; tokens past the last one repeat it."""
+    def pack(self, packed: ir.Value, columns: int, start: ir.Value | None = None) -> None:
+        """x[first + t, start + k] -> packed[k, t] for k < columns, whole vectors of them; zeros for columns that x lacks.
+
+        Tokens past the last one repeat it. The start is 0 if it is not given.
+        """
         lanes, narrow = self.lanes, vector_of(self.lanes, ir.MemRefType(self.operands.x.type).element_type)
-        columns, last = index(self.product.K), arith.subi(self.operands.memory.tokens, index(1))
-        with loop(index(0), index(padded), index(lanes)) as ks:
+        number = index(self.product.K)
+        whole = self.product.K % (lanes if start is None else columns) == 0 and columns <= self.product.K
+        with self._vectors_of_tokens(0, self.vectors) as (at, tokens), loop(index(0), index(columns), index(lanes)) as ks:
             k = ks.induction_variable
-            mask = mask_of(lanes, arith.subi(columns, k))
-            for v in range(self.vectors):
-                start = arith.addi(self.operands.first, self.at(v))
-                rows = []
-                for r in range(lanes):
-                    token = arith.minui(arith.addi(start, index(r)), last)
-                    loaded = vector.maskedload(narrow, self.operands.x, [token, k], mask, zeros(narrow))
-                    rows.append(widened(loaded, self.vec))
-                for r, column in enumerate(transpose(rows)):
-                    vector.store(column, packed, [arith.addi(k, index(r)), self.at(v)])
+            column = k if start is None else arith.addi(start, k)
+            mask, none = mask_of(lanes, arith.subi(number, column)), zeros(narrow)
+            rows = []
+            for token in tokens:
+                at_x = [token, column]
+                if whole:
+                    loaded = vector.load(narrow, self.operands.x, at_x)
+                else:
+                    loaded = vector.maskedload(narrow, self.operands.x, at_x, mask, none)
+                rows.append(widened(loaded, self.vec))
+            for r, values in enumerate(transpose(rows)):
+                vector.store(values, packed, [arith.addi(k, index(r)), at])
+
+    @contextmanager
+    def _vectors_of_tokens(self, low: int | ir.Value, high: int | ir.Value) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
+        """A loop over some vectors of tokens: where each begins in a row of the tile, and its tokens, past the end the last."""
+        last, lanes = arith.subi(self.operands.memory.tokens, index(1)), index(self.lanes)
+        low, high = (index(each) if isinstance(each, int) else each for each in (low, high))
+        with loop(low, high, index(1)) as vectors:
+            at = arith.muli(vectors.induction_variable, lanes)
+            start = arith.addi(self.operands.first, at)
+            yield at, [arith.minui(arith.addi(start, index(r)), last) for r in range(self.lanes)]
 
     def before(self, sums: list[ir.Value], m: ir.Value) -> list[ir.Value]:
         """What the epilogue does to the sums of row m while its lanes are tokens, one vector after the other."""
         read = self.operands.memory.by_feature(m)
         return [widened(self.product.epilogue.before(total, read), self.vec) for total in sums]
 
-    def unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value) -> None:
-        """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for one group of rows."""
-        lanes, epilogue = self.lanes, self.product.epilogue
+    def unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value, rows: int, share: Share | None = None) -> None:
+        """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for whole vectors of rows.
+
+        With a `share`, only for these vectors of tokens. Rows that are no rows of the weight are not stored.
+        """
+        lanes, epilogue, memory = self.lanes, self.product.epilogue, self.operands.memory
         crossing = vector_of(lanes, epilogue.crossing.type)
-        for v in range(self.vectors):
-            group = [vector.load(self.vec, sums, [arith.addi(slot, index(r)), self.at(v)]) for r in range(lanes)]
+        whole = self.product.M % lcm(self.product.unit, rows) == 0
+        low, high = share or (index(0), index(self.vectors))
+        with self._vectors_of_tokens(low, high) as (at, tokens), loop(index(0), index(rows), index(lanes)) as offsets:
+            offset = offsets.induction_variable
+            group = [vector.load(self.vec, sums, [arith.addi(arith.addi(slot, offset), index(r)), at]) for r in range(lanes)]
+            feature = arith.addi(row, offset)
             for r, values in enumerate(transpose(group)):
-                token = arith.addi(self.operands.first, index(v * lanes + r))
                 finish = partial(epilogue.after, narrowed(values, crossing))
-                self.operands.memory.store_token(token, row, lanes, finish)
+                if whole:  # a token past the last one has the same sums
+                    memory.store_whole(tokens[r], feature, finish)
+                else:
+                    token = arith.addi(arith.addi(self.operands.first, at), index(r))
+                    memory.store_token(token, feature, lanes, finish)
 
 
 def tile_bytes(product: Product, tokens: int, rows: int) -> int:

@@ -75,5 +75,4 @@ class TiledProduct(Product, Generic[Stored]):
                 totals = tile.before([vector.load(tile.vec, sums, place) for place in places], m)
                 for place, result in zip(places, totals, strict=True):
                     vector.store(result, sums, place)
-        for offset in range(0, self.height, ROWS):
-            tile.unpack(sums, index(offset), arith.addi(row, index(offset)))
+        tile.unpack(sums, index(0), row, self.height)

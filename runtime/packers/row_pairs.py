@@ -19,23 +19,31 @@ def fill(
     starts = pad(counts.cumsum(0), (1, 0))
     order = _ordered(counts.view(panels, rows), packing.band(m))
 
-    # A pair takes as many steps as its first row has groups.
+    # A pair takes as many steps as its first row has nonzeros: `lines` are its rows among those of all panels.
     lines = (order + rows * torch.arange(panels)[:, None]).view(-1, 2)
-    steps = -(-counts[lines[:, 0]] // group)
-    begins = pad(2 * group * steps.cumsum(0), (1, 0))
-    first = torch.empty(panels * rows, dtype=begins.dtype)  # where the first group of each line begins
-    first[lines] = begins[:-1, None] + group * torch.arange(2)
-    rank = torch.arange(len(line)) - starts[line]
-    at = first[line] + 2 * group * (rank // group) + rank % group
+    steps = counts[lines[:, 0]]
+    begins = pad(2 * steps.cumsum(0), (1, 0))
+    first, whole, turn = (torch.empty(panels * rows, dtype=begins.dtype) for _ in range(3))
+    first[lines], whole[lines], turn[lines] = begins[:-1, None], (steps // group * group)[:, None], torch.arange(2)
 
-    last = column[(starts[1:][lines] - 1).clamp(min=0)] if len(column) else column.new_zeros(lines.shape)
-    last = torch.where(counts[lines] > 0, last, last[:, :1])
-    coordinates = last.repeat_interleave(steps, 0).repeat_interleave(group, 1).flatten()
-    coordinates[at] = column
+    def at(line: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        """Where a nonzero of a line lies: in groups of those of its pair in turn, and one by one after the last whole group."""
+        in_group = 2 * rank - rank % group + group * turn[line]
+        return first[line] + torch.where(rank < whole[line], in_group, 2 * rank + turn[line])
+
+    # The second row is filled up with its last column, or that of the first row.
+    second, missing = lines[:, 1], steps - counts[lines[:, 1]]
+    filled = second.repeat_interleave(missing)
+    rank = counts[filled] + torch.arange(len(filled)) - (missing.cumsum(0) - missing).repeat_interleave(missing)
+    of = torch.where(counts[second] > 0, second, lines[:, 0]).repeat_interleave(missing)
+    coordinates = column.new_empty(int(begins[-1]))
+    coordinates[at(filled, rank)] = column[starts[of + 1] - 1]
+    places_of = at(line, torch.arange(len(line)) - starts[line])
+    coordinates[places_of] = column
     source = places.new_full((len(coordinates),), nowhere)
     panel, row = divided(line, rows)
     down, across = places.stride()  # it counts in one of two orders
-    source[at] = row * down + (panel * width + column) * across
+    source[places_of] = row * down + (panel * width + column) * across
     return [begins, coordinates * packing.SCALE, order], source
 
 

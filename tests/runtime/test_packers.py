@@ -224,8 +224,10 @@ def unpacked_row_pairs(packed: Packed, rows: int, columns: int) -> Tensor:
     for number, (begin, end) in enumerate(zip(unsigned(positions)[:-1], unsigned(positions)[1:], strict=True)):
         origin, in_band = number // (len(dense) // 2) * width, number % (len(dense) // 2) * 2 // band
         assert (pairs[number] // band == in_band).all()
+        groups = begin + (end - begin) // (2 * group) * 2 * group
         for p in range(begin, end):
-            row, column = int(pairs[number, (p - begin) // group % 2]), unsigned(coordinates)[p] // RowPairs.SCALE
+            turn = (p - begin) // group if p < groups else p - begin
+            row, column = int(pairs[number, turn % 2]), unsigned(coordinates)[p] // RowPairs.SCALE
             assert column < width
             dense[row, origin + column] += val[p]
     for panel in order.view(-(-columns // width), len(dense)):

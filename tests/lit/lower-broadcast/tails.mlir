@@ -1,16 +1,15 @@
 // Nothing is read or written past the end of a tensor.
 // RUN: gossamer-opt %s -p 'expose-storage,lower-broadcast,canonicalize,cse' --split-input-file | filecheck %s
 
-// What is left of the columns is masked where x is packed; tokens past the last one repeat it.
+// Tokens past the last one repeat it.
 // CHECK-LABEL: func.func private @tails_tile4(
 // CHECK-SAME:    %[[X:[a-z0-9]*]]: memref<?x30xf32>,
 // CHECK:         %[[T:.*]] = memref.dim %{{.*}}, %c0
 // CHECK:         %[[LAST:.*]] = arith.subi %[[T]], %c1
-// CHECK:         scf.for %[[K:.*]] = %c0 to %c30 step %c2
-// CHECK:           %[[LEFT:.*]] = arith.subi %c30, %[[K]]
-// CHECK:           %[[MASK:.*]] = vector.create_mask %[[LEFT]]
+// CHECK:         scf.for %{{.*}} = %c0 to %c2 step %c1
 // CHECK:           %[[TOKEN:.*]] = arith.minui %{{.*}}, %[[LAST]]
-// CHECK:           vector.maskedload %[[X]][%[[TOKEN]], %[[K]]], %[[MASK]]
+// CHECK:           scf.for %[[K:.*]] = %c0 to %c30 step %c2
+// CHECK:             vector.load %[[X]][%[[TOKEN]], %[[K]]]
 
 // What is left of the rows is masked where y is stored, and so are tokens that do not exist.
 // CHECK:         %[[ROWS:.*]] = arith.subi %c7, %[[ROW:.*]] : index
@@ -25,4 +24,25 @@ func.func @tails(%x: tensor<?x30xf32>, %w: tensor<7x30xf32, "padded(reduction=1,
     "kernel.yield"(%sum) : (f32) -> ()
   }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]} : (tensor<?x30xf32>, tensor<7x30xf32, "padded(reduction=1, columns=16)">) -> tensor<?x7xf32>
   return %y : tensor<?x7xf32>
+}
+
+// -----
+
+// What is left of the columns is masked where x is packed.
+// CHECK-LABEL: func.func private @columns_tile4(
+// CHECK-SAME:    %[[X:[a-z0-9]*]]: memref<?x29xf32>,
+// CHECK:         scf.for %[[K:.*]] = %c0 to %c30 step %c2
+// CHECK:           %[[LEFT:.*]] = arith.subi %c29, %[[K]]
+// CHECK:           %[[MASK:.*]] = vector.create_mask %[[LEFT]]
+// CHECK:           vector.maskedload %[[X]][%{{.*}}, %[[K]]], %[[MASK]]
+
+// Where all rows are whole vectors, nothing is masked: a token past the last one stores what the last one does.
+// CHECK-NOT:     vector.maskedstore
+// CHECK:         vector.store %{{.*}} : memref<?x8xf32>
+func.func @columns(%x: tensor<?x29xf32>, %w: tensor<8x29xf32, "padded(reduction=1, columns=16)">) -> tensor<?x8xf32> {
+  %y = "kernel.spmm"(%x, %w) ({
+  ^bb0(%sum: f32):
+    "kernel.yield"(%sum) : (f32) -> ()
+  }) {lanes = 2 : i64, reduction = 1 : i64, schedule = "broadcast", tile = [4]} : (tensor<?x29xf32>, tensor<8x29xf32, "padded(reduction=1, columns=16)">) -> tensor<?x8xf32>
+  return %y : tensor<?x8xf32>
 }
