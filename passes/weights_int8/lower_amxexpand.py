@@ -27,7 +27,7 @@ from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, TileMap, VnniMap
-from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
+from gossamer.passes.framework.chain_product import ChainProduct, Expansion, Layout, Stores
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
@@ -36,6 +36,7 @@ from gossamer.passes.weights_bf16.amx_panel_loop import TOKENS
 from gossamer.passes.weights_bf16.lower_expand import expanded_line
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
 from gossamer.passes.weights_int8.amx_map_loop import tile_maps
+from gossamer.passes.weights_int8.expanded_tiles import HALVES, PARTS, expanded_bytes, expanded_tiles
 from gossamer.passes.weights_int8.lower_amxquads import TiledBytes
 
 _FEATURES = {"bf16": frozenset({"amx", "avx512vbmi2"}), "i8": frozenset({"amxint8", "avx512vbmi2"})}
@@ -86,9 +87,10 @@ def _multiplying(matrix: Matrix, tokens: int) -> float:
 
 def _in_chain(op: Any) -> ChainProduct:
     (rows, columns), stored = shape_of(op), stored_of(op, TileMap)
-    inner = partial(tile_maps, storage=stored, columns=columns)
+    loops = partial(expanded_tiles, storage=stored, rows=rows, columns=columns)
     layout: Layout | None = "lines" if stored.columns == _COLUMNS else None
-    return ChainProduct(_IN_CHAINS * TOKENS, _ROWS, -(-rows // _ROWS), 1, layout, inner, stores=True)
+    inner, height = Expansion(expanded_bytes(columns, stored), PARTS, loops), HALVES * _ROWS
+    return ChainProduct(_IN_CHAINS * TOKENS, height, -(-rows // height), 1, layout, inner, stores=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
