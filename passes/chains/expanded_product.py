@@ -19,9 +19,9 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
 
 from gossamer.passes.chains.frame import Frame
-from gossamer.passes.chains.plan_chain import Tiled, columns
-from gossamer.passes.chains.stages import finished, store_rows
-from gossamer.passes.framework.chain_product import ChainProduct, Expansion
+from gossamer.passes.chains.plan_chain import Rounded, Tiled, columns
+from gossamer.passes.chains.stages import emit_product, finished, store_rows
+from gossamer.passes.framework.chain_product import ChainProduct, Expansion, Layout
 from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.vectors import index, loop, vector_of, zeros
 
@@ -32,16 +32,46 @@ def emit_expanded_product(
     op: Any,
     product: ChainProduct,
     x: Tiled,
+    gives: Layout | None,
+    frame: Frame,
+    frame_of: Callable[[ir.Value], Frame],
+    tiles: ir.Value,
+    memory: ir.Value,
+) -> None:
+    """The groups [low, high) of a product with `x`, for so many tiles, each with its frame; expanded weights go into `memory`.
+
+    The result goes to its buffer or, if it `gives` bf16, to that. A single vector of tokens is multiplied while weights expand.
+    """
+    expansion, result = product.inner, op.operation.results[0]
+    assert isinstance(expansion, Expansion)
+    target = result if gives is None else Rounded(result, gives)
+    if frame.vectors > 1:
+        _emit_blocks(op, product, expansion, x, target, frame, frame_of, tiles, memory)
+        return
+    several = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ugt, tiles, index(1)), has_else=True)
+    with ir.InsertionPoint(several.then_block):
+        _emit_blocks(op, product, expansion, x, target, frame, frame_of, tiles, memory)
+        scf.YieldOp([])
+    with ir.InsertionPoint(several.else_block):
+        each, rows = product.height // expansion.height, columns(result)
+        few = replace(product, height=expansion.height, groups=-(-rows // expansion.height), inner=expansion.few)
+        low, high = (arith.muli(bound, index(each)) for bound in (frame.low, frame.high))
+        emit_product(op, few, frame.buffers[x], gives, replace(frame, low=low, high=arith.minui(high, index(few.groups))))
+        scf.YieldOp([])
+
+
+def _emit_blocks(
+    op: Any,
+    product: ChainProduct,
+    expansion: Expansion,
+    x: Tiled,
     target: Tiled,
     frame: Frame,
     frame_of: Callable[[ir.Value], Frame],
     tiles: ir.Value,
     memory: ir.Value,
 ) -> None:
-    """The groups [low, high) of a product with `x`, for so many tiles, each with its frame, into their `target`; `memory` is
-    for the expanded weights."""
-    expansion = product.inner
-    assert isinstance(expansion, Expansion)
+    """The same, block by block."""
     epilogue, size = Epilogue(op.epilogue.blocks[0]), columns(op.operation.results[0])
     sums_of = vector_of(frame.lanes, epilogue.sum.type)
     width = _BLOCK if frame.vectors % _BLOCK == 0 else 1

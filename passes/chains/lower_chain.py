@@ -40,14 +40,12 @@ from gossamer.passes.chains.plan_chain import (
     Tiled,
     attended,
     columns,
-    expansion,
     factor,
     inner_products,
     others_read,
     plan_chain,
     results,
     tile_operands,
-    together_of,
 )
 from gossamer.passes.chains.products import chain_product
 from gossamer.passes.chains.rotate_stage import emit_rotation
@@ -61,7 +59,7 @@ from gossamer.passes.chains.stages import (
     emit_unpack,
     view,
 )
-from gossamer.passes.chains.tiling import Tile, Tiling
+from gossamer.passes.chains.tiling import Tile, Tiling, expansion, together_of
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import defining, public_functions
@@ -307,8 +305,7 @@ class _Lowering:
                 assert stage.product is not None
                 start, tiles = rest
                 memory = memref.view(ir.MemRefType.get([expanded.nbytes], _byte()), workspace, start, [])
-                values = factor(stage), results(stage)[0]
-                emit_expanded_product(stage.ops[0], stage.product, *values, frame, frame_of, tiles, memory)
+                emit_expanded_product(stage.ops[0], stage.product, factor(stage), stage.gives, frame, frame_of, tiles, memory)
             case "product":
                 assert stage.product is not None
                 unpack = None if stage.out is None else self._unpack(stage, frame, outside[stage.out][0], first, valid)

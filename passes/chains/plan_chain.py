@@ -22,7 +22,7 @@ from torch_mlir import ir
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.kernel import integers
 from gossamer.passes.chains.products import chain_product
-from gossamer.passes.framework.chain_product import ChainProduct, Expansion, Layout
+from gossamer.passes.framework.chain_product import ChainProduct, Layout
 from gossamer.passes.loops.epilogue import reads_tokens
 from gossamer.passes.loops.queries import defining
 from gossamer.passes.loops.vectors import byte_width
@@ -33,8 +33,6 @@ _PER_HEAD: dict[str, Kind] = {"kernel.attend": "attend", "kernel.normalize": "no
 
 _LINE = 64
 _PAIRS = 16  # of bf16 in a vector
-_TOGETHER = 4
-_SECOND_LEVEL = 5 << 19  # bytes: of CPUs that have AMX, which have 2 MB, for not all of them are in use at once
 
 
 class Rounded(NamedTuple):
@@ -107,8 +105,7 @@ class Result:
 
 @dataclass(eq=False)
 class Chain:
-    """The stages of a function in the order in which they run, and the places of its values. In the memory of a thread,
-    expanded weights begin at byte `expanded`."""
+    """The stages of a function in the order in which they run, and the places of its values."""
 
     function: ir.Operation
     lanes: int
@@ -117,7 +114,7 @@ class Chain:
     places: dict[Tiled, Place] = field(default_factory=dict)
     shared_bytes: int = 0
     private_bytes: int = 0
-    expanded: int = 0
+    expanded: int = 0  # where expanded weights begin in the memory of a thread
 
     @property
     def phases(self) -> int:
@@ -224,20 +221,6 @@ def factor(stage: Stage) -> Tiled:
     """The x of a product."""
     (op,) = stage.ops
     return Rounded(op.x, stage.product.reads) if stage.product is not None and stage.product.reads else op.x
-
-
-def expansion(stage: Stage) -> Expansion | None:
-    """How a product expands its weights, if it does."""
-    inner = None if stage.product is None else stage.product.inner
-    return inner if isinstance(inner, Expansion) else None
-
-
-def together_of(chain: Chain) -> int:
-    """How many tiles go through a stage together at most, so that weights are expanded once for all of them: as many as the
-    second-level cache has room for."""
-    if all(expansion(stage) is None for stage in chain.stages):
-        return 1
-    return max(1, min(_TOGETHER, _SECOND_LEVEL // chain.private_bytes))
 
 
 def results(stage: Stage) -> list[Tiled]:
@@ -349,8 +332,9 @@ def _round_at_once(chain: Chain) -> None:
         if stage.kind in ("pack", "product") and not stage.strided:
             (value,) = results(stage)
             single = stage.product is not None and (stage.product.height % 2 or stage.product.among > 1)
+            cut = stage.product is not None and stage.product.expansion is not None
             kinds = [(reader.kind, reader.gives) for reader in readers[value]]
-            if (kinds == [("round", "columns")] and expansion(stage) is None) or (kinds == [("round", "lines")] and not single):
+            if (kinds == [("round", "columns")] and not cut) or (kinds == [("round", "lines")] and not single):
                 chain.stages.remove(readers[value][0])
                 stage.gives = readers[value][0].gives
 
@@ -408,6 +392,7 @@ def _place(chain: Chain, tokens: int) -> None:
             chain.shared_bytes = -(-used // _LINE) * _LINE
         else:
             chain.expanded = -(-used // _LINE) * _LINE
-            used = max((each.nbytes for stage in chain.stages if (each := expansion(stage)) is not None), default=0)
+            expansions = [stage.product.expansion for stage in chain.stages if stage.product is not None]
+            used = max((each.nbytes for each in expansions if each is not None), default=0)
             # a line apart, so that the threads' memory does not fall on the same cache sets
             chain.private_bytes = chain.expanded + -(-used // _LINE) * _LINE + _LINE

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import arith
 
+from gossamer.passes.chains.plan_chain import Chain, Stage
+from gossamer.passes.framework.chain_product import Expansion
 from gossamer.passes.loops.vectors import index, loop, parallel
+
+_TOGETHER = 4
+_SECOND_LEVEL = 5 << 19  # bytes: that of CPUs with AMX has 2 MB, and not all memory of a tile is in use at once
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,19 @@ class Tile:
     valid: ir.Value
     sequence: ir.Value
     within: ir.Value
+
+
+def expansion(stage: Stage) -> Expansion | None:
+    """How a product expands its weights, if it does."""
+    return None if stage.product is None else stage.product.expansion
+
+
+def together_of(chain: Chain) -> int:
+    """How many tiles go through a stage together at most, so that weights are expanded once for all of them: as many as the
+    second-level cache has room for."""
+    if all(expansion(stage) is None for stage in chain.stages):
+        return 1
+    return max(1, min(_TOGETHER, _SECOND_LEVEL // chain.private_bytes))
 
 
 class Tiling:

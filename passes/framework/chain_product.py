@@ -74,12 +74,20 @@ Inner = Callable[["tuple[ir.Value, ...]", "ir.Value", "ir.VectorType", int], Loo
 
 @dataclass(frozen=True)
 class Expansion:
-    """How a product expands its weights: `nbytes` of memory for a group, in how many `parts` something happens meanwhile, and
-    what makes the loops of (the arrays of the weight, that memory, the type of sums)."""
+    """How a product expands its weights.
+
+    nbytes  of memory for a group
+    parts   in how many of them something happens meanwhile
+    inner   makes the loops of (the arrays of the weight, that memory, the type of sums)
+    few     makes inner loops for a single vector of tokens: these are bound by expanding, and do it while they multiply
+    height  of the groups of those
+    """
 
     nbytes: int
     parts: int
     inner: Callable[["tuple[ir.Value, ...]", "ir.Value", "ir.Type"], Expands]
+    few: Inner[Stores]
+    height: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,11 @@ class ChainProduct:
     cut: Callable[[int], int] | None = None
     among: int = 1
     stores: bool = False
+
+    @property
+    def expansion(self) -> Expansion | None:
+        """How it expands its weights, if it does."""
+        return self.inner if isinstance(self.inner, Expansion) else None
 
     def rows(self, vectors: int) -> int:
         """Rows that the inner loops take at once, with so many vectors of tokens: a divisor of `height`."""
