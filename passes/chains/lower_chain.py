@@ -152,13 +152,14 @@ class _Lowering:
         """One phase: each thread takes tiles and does all stages on them."""
         with self.tiling.tasks() as (first, count):
             thread = thread_number()
+            slot = arith.muli(thread, index(self.together)) if self.together > 1 else thread
+            leading = self.tiling.tile(first, slot)
             for stage in stages:
                 ends = index(0), index(stage.splits)
-                if self.together > 1 and expansion(stage) is not None:
-                    slot = arith.muli(thread, index(self.together))
-                    self._call(stage, self.tiling.tile(first, slot), *ends, count)
+                if self.together == 1 or expansion(stage) is not None:
+                    self._call(stage, leading, *ends, count)
                     continue
-                with self.tiling.each(first, count, thread) as tile:
+                with self.tiling.each(first, count, slot) as tile:
                     self._call(stage, tile, *ends)
 
     def _by_parts(self, stage: Stage) -> None:

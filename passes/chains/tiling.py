@@ -86,15 +86,11 @@ class Tiling:
             yield first, arith.minui(self.share, arith.subi(end, first))
 
     @contextmanager
-    def each(self, first: ir.Value, count: ir.Value, thread: ir.Value) -> Iterator[Tile]:
-        """A loop over the tiles of a task, each with private memory of its own."""
-        if self.together == 1:
-            yield self.tile(first, thread)
-            return
-        slots = arith.muli(thread, index(self.together))
+    def each(self, first: ir.Value, count: ir.Value, slot: ir.Value) -> Iterator[Tile]:
+        """A loop over the tiles of a task, which have private memory of their own from `slot` on."""
         with loop(index(0), count, index(1)) as tiles:
             at = tiles.induction_variable
-            yield self.tile(arith.addi(first, at), arith.addi(slots, at))
+            yield self.tile(arith.addi(first, at), arith.addi(slot, at))
 
     def tile(self, number: ir.Value, slot: ir.Value) -> Tile:
         """A tile by its number."""
