@@ -28,7 +28,10 @@ _KEYS = 4  # keys, or features of the values, that share the loads of a vector o
 @dataclass(frozen=True)
 class Sequence:
     """The tile's sequence: `length` tokens, of which the tile has those from `within` on; the number of the sequence; keys
-    and values of its tiles in `memory` (elements), `tile` elements from one tile of `tokens` to the next."""
+    and values of its tiles in `memory` (elements), `tile` elements from one tile of `tokens` to the next.
+
+    `last` is empty, or has how many whole tiles follow each other, and where the last one is, counted in tiles (tiling.py).
+    """
 
     length: ir.Value
     within: ir.Value
@@ -38,6 +41,14 @@ class Sequence:
     values: ir.Value
     tile: ir.Value
     tokens: int
+    last: tuple[ir.Value, ...] = ()
+
+    def place(self, number: ir.Value) -> ir.Value:
+        """Elements from the first tile to one of the sequence."""
+        if self.last:
+            whole, last = self.last
+            number = arith.select(arith.cmpi(arith.CmpIPredicate.ult, number, whole), number, last)
+        return arith.muli(number, self.tile)
 
 
 class Attention:
@@ -103,7 +114,7 @@ class Attention:
         frame, keys = self.frame, self.keys_at_once
         with self._tiles(lowest(frame.vec, frame.vectors)) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
-            base = arith.addi(self.sequence.keys, arith.muli(tiles.induction_variable, self.sequence.tile))
+            base = arith.addi(self.sequence.keys, self.sequence.place(tiles.induction_variable))
             with loop(index(0), taken, index(keys), list(tiles.inner_iter_args)) as js:
                 j = js.induction_variable
                 deep = index(self.size // self.together)
@@ -188,7 +199,7 @@ class Attention:
             rows = [arith.addi(arith.addi(row, ds.induction_variable), index(a)) for a in range(step)]
             with self._tiles([self.start] * (step * frame.vectors)) as tiles:
                 origin, taken, stride = self._tile(tiles.induction_variable)
-                base = arith.addi(self.sequence.values, arith.muli(tiles.induction_variable, self.sequence.tile))
+                base = arith.addi(self.sequence.values, self.sequence.place(tiles.induction_variable))
                 places = [arith.addi(base, arith.muli(r, self._in_elements(stride))) for r in rows]
                 scf.YieldOp(self._add(origin, taken, places, list(tiles.inner_iter_args)))
             for a in range(step):

@@ -43,7 +43,7 @@ class AttentionInTiles(AttentionInPairs):
         frame = self.frame
         with self._tiles(lowest(frame.vec, frame.vectors)) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
-            base = arith.addi(self.sequence.keys, arith.muli(tiles.induction_variable, self.sequence.tile))
+            base = arith.addi(self.sequence.keys, self.sequence.place(tiles.induction_variable))
             with loop(index(0), taken, index(KEYS), list(tiles.inner_iter_args)) as blocks:
                 j = blocks.induction_variable
                 first = arith.addi(origin, j)
@@ -110,7 +110,7 @@ class AttentionInTiles(AttentionInPairs):
     def _multiply_values(self, number: ir.Value, row: ir.Value, carried: Sequence[ir.Value]) -> list[ir.Value]:
         """sums + 16 features of the values of a tile of keys, weighed."""
         origin, taken, stride = self._tile(number)
-        base = arith.addi(self.sequence.values, arith.muli(number, self.sequence.tile))
+        base = arith.addi(self.sequence.values, self.sequence.place(number))
         at = arith.addi(arith.muli(base, index(self.together)), arith.muli(row, stride))
         whole = arith.muli(arith.divui(taken, index(FEATURES)), index(FEATURES))
 
@@ -141,7 +141,7 @@ class AttentionInTiles(AttentionInPairs):
         """sums + features of the values of the tiles of keys that some query must not see."""
         with loop(seen, count, index(1), sums) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
-            base = arith.addi(self.sequence.values, arith.muli(tiles.induction_variable, self.sequence.tile))
+            base = arith.addi(self.sequence.values, self.sequence.place(tiles.induction_variable))
             places = [arith.addi(base, arith.muli(row, self._in_elements(stride))) for row in rows]
             scf.YieldOp(self._weighted(origin, taken, places, list(tiles.inner_iter_args), True))
         return list(tiles.results)

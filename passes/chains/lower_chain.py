@@ -17,7 +17,7 @@ unless its epilogue has a dense product.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from gossamer.dialects.kernel import integers
 from gossamer.passes.chains.attention_pairs import AttentionInPairs
 from gossamer.passes.chains.attention_stage import Attention, Sequence
 from gossamer.passes.chains.attention_tiles import FEATURES, AttentionInTiles
+from gossamer.passes.chains.expanded_product import emit_expanded_product
 from gossamer.passes.chains.frame import Frame
 from gossamer.passes.chains.normalize_stage import emit_norm
 from gossamer.passes.chains.plan_chain import (
@@ -58,6 +59,7 @@ from gossamer.passes.chains.stages import (
     emit_unpack,
     view,
 )
+from gossamer.passes.chains.tiling import Tile, Tiling, expansion, together_of
 from gossamer.passes.loops.buffers import buffer_of, sparse_buffers_of
 from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.queries import defining, public_functions
@@ -87,25 +89,6 @@ class LowerChain:
                 _Lowering(module, function, ops, self.bf16, self.tiles).lower()
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """A tile at run time.
-
-    number    of the tile, of all sequences
-    slot      the thread or tile whose private memory it has
-    first     its first token, `within` is that in its sequence
-    valid     tokens that it has
-    sequence  the number of its sequence
-    """
-
-    number: ir.Value
-    slot: ir.Value
-    first: ir.Value
-    valid: ir.Value
-    sequence: ir.Value
-    within: ir.Value
-
-
 class _Lowering:
     def __init__(self, module: ir.Module, function: func.FuncOp, ops: list[Any], bf16: bool, tiles: bool) -> None:
         self.module, self.function, self.ops, self.multiplies_tiles = module, function, ops, tiles
@@ -121,6 +104,7 @@ class _Lowering:
         if len(products) == 1:
             self.tokens = min(self.tokens, integers(products[0].tile)[0])
         self.chain: Chain = plan_chain(function.operation, ops, returned, self.lanes, self.tokens, bf16)
+        self.together = together_of(self.chain)
         *_, self.workspace, self.threads = function.entry_block.arguments
         self.attention = next((op for op in ops if op.operation.name == "kernel.attend"), None)
         masks = [
@@ -134,13 +118,13 @@ class _Lowering:
 
     def lower(self) -> None:
         chain = self.chain
-        reserve_workspace(self.module, chain.private_bytes)
+        reserve_workspace(self.module, self.together * chain.private_bytes)
         i64 = ir.IntegerType.get_signless(64)
         numbers = [self.tokens, chain.shared_bytes, self.scratch]
         self.module.operation.attributes[TILE_WORKSPACE] = ir.ArrayAttr.get([ir.IntegerAttr.get(i64, n) for n in numbers])
         with ir.InsertionPoint(self.writes[0]), self.writes[0].location:
             self._geometry()
-            plenty = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, self.tiles, self.threads), has_else=True)
+            plenty = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, self.tiling.tiles, self.threads), has_else=True)
             with ir.InsertionPoint(plenty.then_block):
                 for phase in range(chain.phases):
                     self._by_tiles([stage for stage in chain.stages if stage.phase == phase])
@@ -156,63 +140,69 @@ class _Lowering:
             op.operation.erase()
 
     def _geometry(self) -> None:
-        """How the tokens are cut into tiles: none spans two sequences."""
+        """The tiles, and where memory begins: behind that of all tiles comes that of threads."""
         total = memref.dim(self.out, index(0))
-        self.length = self.attention.length if self.attention is not None else total
-        self.per_sequence = arith.ceildivui(self.length, index(self.tokens))
-        self.sequences = arith.divui(total, self.length)
-        self.tiles = arith.muli(self.sequences, self.per_sequence)
-        self.private = arith.muli(self.tiles, index(self.chain.shared_bytes))
-        slots = arith.muli(self.threads, index(self.chain.private_bytes))
+        length = self.attention.length if self.attention is not None else total
+        self.tiling = Tiling(self.tokens, self.together, total, length, self.threads)
+        self.private = arith.muli(self.tiling.tiles, index(self.chain.shared_bytes))
+        slots = arith.muli(self.threads, index(self.together * self.chain.private_bytes))
         self.scratch_base = arith.addi(self.private, slots)
 
     def _by_tiles(self, stages: list[Stage]) -> None:
         """One phase: each thread takes tiles and does all stages on them."""
-        with parallel(self.tiles) as task:
-            tile = self._tile(task, thread_number())
+        with self.tiling.tasks() as (first, count):
+            thread = thread_number()
+            slot = arith.muli(thread, index(self.together)) if self.together > 1 else thread
+            leading = self.tiling.tile(first, slot)
             for stage in stages:
-                self._call(stage, tile, index(0), index(stage.splits))
+                ends = index(0), index(stage.splits)
+                if self.together == 1 or expansion(stage) is not None:
+                    self._call(stage, leading, *ends, count)
+                    continue
+                with self.tiling.each(first, count, slot) as tile:
+                    self._call(stage, tile, *ends)
 
     def _by_parts(self, stage: Stage) -> None:
         """One stage, with more threads than tiles: each tile is shared out among some."""
+        tiles = self.tiling.tiles
         if stage.splits == 1:
-            with parallel(self.tiles) as task:
-                self._call(stage, self._tile(task, task), index(0), index(1))
+            with parallel(tiles) as task:
+                self._call(stage, self.tiling.tile(task, task), index(0), index(1))
             return
-        parts = arith.minui(arith.divui(self.threads, self.tiles), index(stage.splits))
-        with parallel(arith.muli(self.tiles, parts)) as task:
+        parts = arith.minui(arith.divui(self.threads, tiles), index(stage.splits))
+        with parallel(arith.muli(tiles, parts)) as task:
             number, part = arith.divui(task, parts), arith.remui(task, parts)
             low, high = ends_of(index(stage.splits), part, parts)
-            self._call(stage, self._tile(number, number), low, high)
+            self._call(stage, self.tiling.tile(number, number), low, high)
 
-    def _tile(self, number: ir.Value, slot: ir.Value) -> _Tile:
-        sequence = arith.divui(number, self.per_sequence)
-        within = arith.muli(arith.remui(number, self.per_sequence), index(self.tokens))
-        first = arith.addi(arith.muli(sequence, self.length), within)
-        valid = arith.minui(index(self.tokens), arith.subi(self.length, within))
-        return _Tile(number, slot, first, valid, sequence, within)
-
-    def _call(self, stage: Stage, tile: _Tile, low: ir.Value, high: ir.Value) -> None:
-        """Call the stage's function for the width of the tile."""
+    def _call(self, stage: Stage, tile: Tile, low: ir.Value, high: ir.Value, count: ir.Value | None = None) -> None:
+        """Call the stage's function for the width of the tile, of which a product that expands weights takes `count`."""
         memory, indices = self._memory(stage), [self._offset(v, tile) for v in self._tiled(stage)]
-        first = arith.addi(arith.muli(tile.within, self.sequences), tile.sequence) if stage.strided else tile.first
-        indices += [first, tile.valid, low, high, *([self.sequences] if stage.strided else [])]
+        sequences = self.tiling.sequences
+        first = arith.addi(arith.muli(tile.within, sequences), tile.sequence) if stage.strided else tile.first
+        indices += [first, tile.valid, low, high, *([sequences] if stage.strided else [])]
+        if expansion(stage) is not None:
+            slot = arith.muli(thread_number(), index(self.together))
+            indices += [arith.addi(self._private(slot), index(self.chain.expanded)), index(1) if count is None else count]
         if stage.kind == "attend":
-            scratch = arith.muli(self.per_sequence, index(self.scratch))
+            scratch = arith.muli(self.tiling.per_sequence, index(self.scratch))
             mine = arith.addi(self.scratch_base, arith.muli(thread_number(), scratch))
-            start = arith.subi(tile.number, arith.divui(tile.within, index(self.tokens)))
-            at = [self._offset(v, _Tile(start, tile.slot, *[tile.first] * 4)) for v in attended(stage)[1:]]
-            indices += [self.length, tile.within, tile.sequence, *at, mine]
+            start, *others = self.tiling.of_sequence(tile)
+            at = [self._offset(v, replace(tile, number=start)) for v in attended(stage)[1:]]
+            indices += [self.tiling.length, tile.within, tile.sequence, *at, mine, *others]
         arguments = [self.workspace, *(b for group in memory.values() for b in group), *indices]
         call_narrowest(tile.valid, self._variants(stage, [v.type for v in arguments]), arguments)
 
-    def _offset(self, value: Tiled, tile: _Tile) -> ir.Value:
+    def _offset(self, value: Tiled, tile: Tile) -> ir.Value:
         """Where in the workspace the tile's part of a value begins, in bytes."""
         place, chain = self.chain.places[value], self.chain
         if place.shared:
             return arith.addi(arith.muli(tile.number, index(chain.shared_bytes)), index(place.offset))
-        base = arith.addi(self.private, arith.muli(tile.slot, index(chain.private_bytes)))
-        return arith.addi(base, index(place.offset))
+        return arith.addi(self._private(tile.slot), index(place.offset))
+
+    def _private(self, slot: ir.Value) -> ir.Value:
+        """Where the private memory of a thread or tile begins."""
+        return arith.addi(self.private, arith.muli(slot, index(self.chain.private_bytes)))
 
     def _tiled(self, stage: Stage) -> list[Tiled]:
         """The values of the tile that a stage reads or computes."""
@@ -289,8 +279,18 @@ class _Lowering:
         tiled, width = self._tiled(stage), vectors * self.lanes
         offsets, (first, valid, low, high, *rest) = arguments[: len(tiled)], arguments[len(tiled) :]
         places = [(v, self.chain.places[v], offset) for v, offset in zip(tiled, offsets, strict=True)]
-        buffers = {v: view(workspace, place, width, offset) for v, place, offset in places}
-        frame = Frame(vector_of(self.lanes, self.chain.sum_type), vectors, buffers, outside, low, high)
+
+        def frame_of(tile: ir.Value | None = None) -> Frame:
+            """That of one of several tiles: the same values lie as far apart as the memory of tiles does."""
+            buffers = {}
+            for v, place, offset in places:
+                apart = index(self.chain.shared_bytes if place.shared else self.chain.private_bytes)
+                at = offset if tile is None else arith.addi(offset, arith.muli(tile, apart))
+                buffers[v] = view(workspace, place, width, at)
+            return Frame(vector_of(self.lanes, self.chain.sum_type), vectors, buffers, outside, low, high)
+
+        frame = frame_of()
+        buffers = frame.buffers
         match stage.kind:
             case "pack" if stage.gives is not None:
                 emit_pack_rounded(Rounded(stage.value, stage.gives), frame, first, valid)
@@ -302,6 +302,11 @@ class _Lowering:
             case "round":
                 assert stage.gives is not None
                 emit_round(Rounded(stage.value, stage.gives), frame)
+            case "product" if (expanded := expansion(stage)) is not None:
+                assert stage.product is not None
+                start, tiles = rest
+                memory = memref.view(ir.MemRefType.get([expanded.nbytes], _byte()), workspace, start, [])
+                emit_expanded_product(stage.ops[0], stage.product, factor(stage), stage.gives, frame, frame_of, tiles, memory)
             case "product":
                 assert stage.product is not None
                 unpack = None if stage.out is None else self._unpack(stage, frame, outside[stage.out][0], first, valid)
@@ -324,7 +329,7 @@ class _Lowering:
         self, stage: Stage, frame: Frame, workspace: ir.Value, first: ir.Value, valid: ir.Value, rest: list[ir.Value]
     ) -> None:
         (op,) = stage.ops
-        length, within, number, keys, values, scratch = rest
+        length, within, number, keys, values, scratch, *others = rest
         element = self.chain.sum_type
         size, dynamic = index(byte_width(element)), ir.ShapedType.get_dynamic_size()
         # Pairs of bf16 are read as the 32 bits that they are.
@@ -341,7 +346,7 @@ class _Lowering:
             mask = memref.view(table, workspace, after, [rows])
         tile = index(self.chain.shared_bytes // byte_width(element))
         sequence = Sequence(
-            length, within, number, memory, arith.divui(keys, size), arith.divui(values, size), tile, self.tokens
+            length, within, number, memory, arith.divui(keys, size), arith.divui(values, size), tile, self.tokens, tuple(others)
         )
         queries = frame.buffers[attended(stage)[0]]
         if not stage.dots:
@@ -355,6 +360,10 @@ class _Lowering:
             AttentionInTiles(*given, halves=whole).emit(first, valid)
         else:
             AttentionInPairs(*given).emit(first, valid)
+
+
+def _byte() -> ir.Type:
+    return ir.IntegerType.get_signless(8)
 
 
 def _result(write: ir.Operation) -> Result:

@@ -114,6 +114,7 @@ class Chain:
     places: dict[Tiled, Place] = field(default_factory=dict)
     shared_bytes: int = 0
     private_bytes: int = 0
+    expanded: int = 0  # where expanded weights begin in the memory of a thread
 
     @property
     def phases(self) -> int:
@@ -331,8 +332,9 @@ def _round_at_once(chain: Chain) -> None:
         if stage.kind in ("pack", "product") and not stage.strided:
             (value,) = results(stage)
             single = stage.product is not None and (stage.product.height % 2 or stage.product.among > 1)
+            cut = stage.product is not None and stage.product.expansion is not None
             kinds = [(reader.kind, reader.gives) for reader in readers[value]]
-            if kinds == [("round", "columns")] or (kinds == [("round", "lines")] and not single):
+            if (kinds == [("round", "columns")] and not cut) or (kinds == [("round", "lines")] and not single):
                 chain.stages.remove(readers[value][0])
                 stage.gives = readers[value][0].gives
 
@@ -389,5 +391,8 @@ def _place(chain: Chain, tokens: int) -> None:
         if shared:
             chain.shared_bytes = -(-used // _LINE) * _LINE
         else:
+            chain.expanded = -(-used // _LINE) * _LINE
+            expansions = [stage.product.expansion for stage in chain.stages if stage.product is not None]
+            used = max((each.nbytes for each in expansions if each is not None), default=0)
             # a line apart, so that the threads' memory does not fall on the same cache sets
-            chain.private_bytes = -(-used // _LINE) * _LINE + _LINE
+            chain.private_bytes = chain.expanded + -(-used // _LINE) * _LINE + _LINE

@@ -19,7 +19,7 @@ from torch_mlir.dialects import arith, memref, scf, vector
 from gossamer.passes.chains.frame import Frame
 from gossamer.passes.chains.inner_products import emit_inner, features_at_once
 from gossamer.passes.chains.plan_chain import Place, Rounded, Tiled, columns
-from gossamer.passes.framework.chain_product import ChainProduct, Layout, Orders, Stores
+from gossamer.passes.framework.chain_product import ChainProduct, Expansion, Layout, Orders, Stores
 from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.vectors import (
     index,
@@ -126,6 +126,7 @@ def emit_product(
     result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
     target = result if gives is None else Rounded(result, gives)
     sums_of = vector_of(frame.lanes, epilogue.sum.type)  # integers, of a quantized product
+    assert not isinstance(product.inner, Expansion)
     inner = product.inner(frame.outside[op.w], packed, sums_of, frame.vectors)
     if isinstance(inner, Stores):
         _emit_stored(inner, sums_of, epilogue, product, target, columns(result), frame)
@@ -160,17 +161,17 @@ def emit_product(
                         sums = list(old.results)
                     totals = inner.add(panel, group, sums)
                     if epilogue.inner:
-                        _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
+                        store_rows([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
                     elif product.panels > 1:
                         last = scf.IfOp(is_last, has_else=True)
                         with ir.InsertionPoint(last.else_block):
-                            _store([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
+                            store_rows([vector.bitcast(frame.vec, total) for total in totals], rows, result, frame)
                             scf.YieldOp([])
                         with ir.InsertionPoint(last.then_block):
-                            _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+                            store_rows(finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
                             scf.YieldOp([])
                     else:
-                        _store(_finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
+                        store_rows(finished(epilogue, frame, product, size, rows, totals), rows, target, frame)
 
             if not whole:
                 multiply(start, end)
@@ -199,7 +200,7 @@ def _finish(
     with loop(low, high, index(together)) as several:
         rows = [arith.addi(several.induction_variable, index(r)) for r in range(together)]
         sums = [vector.bitcast(sums_of, frame.load(result, row, v)) for row in rows for v in range(frame.vectors)]
-        _store(_finished(epilogue, frame, product, columns(result), rows, sums), rows, target, frame)
+        store_rows(finished(epilogue, frame, product, columns(result), rows, sums), rows, target, frame)
 
 
 def _emit_stored(
@@ -220,10 +221,10 @@ def _emit_stored(
             slots = [arith.addi(several.induction_variable, index(i)) for i in range(together)]
             totals = [vector.load(sums_of, sums, [slot, frame.at(v)]) for slot in slots for v in range(width)]
             rows = [inner.row(group, slot) for slot in slots]
-            _store(_finished(epilogue, part, product, size, rows, totals), rows, target, part)
+            store_rows(finished(epilogue, part, product, size, rows, totals), rows, target, part)
 
 
-def _store(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, frame: Frame) -> None:
+def store_rows(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, frame: Frame) -> None:
     by_row = [totals[r * frame.vectors : (r + 1) * frame.vectors] for r in range(len(rows))]
     buffer = frame.buffers[target]
     if not isinstance(target, Rounded):
@@ -235,10 +236,10 @@ def _store(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, frame: F
             store_column(mine, buffer, row)
     else:
         for row, even, odd in zip(rows[::2], by_row[::2], by_row[1::2], strict=True):
-            store_line(even, odd, buffer, arith.divui(row, index(2)))
+            store_line(even, odd, buffer, arith.divui(row, index(2)), frame.start)
 
 
-def _finished(
+def finished(
     epilogue: Epilogue, frame: Frame, product: ChainProduct, size: int, rows: list[ir.Value], totals: list[ir.Value]
 ) -> list[ir.Value]:
     """The sums of a group through the epilogue; rows past the last of `size` read what that one reads."""

@@ -49,9 +49,45 @@ class Stores(Protocol):
         """The row of the weight whose products are in a slot of the sums."""
 
 
+class Expands(Protocol):
+    """Inner loops that expand the weights of a group once, and multiply them with tokens while the caller does something."""
+
+    def expand(self, group: "ir.Value") -> None:
+        """The weights of a group into memory."""
+
+    def multiply(
+        self,
+        packed: "ir.Value",
+        token: "ir.Value",
+        sums: "ir.Value",
+        slot: "ir.Value",
+        meanwhile: "Callable[[ir.Value], None]",
+    ) -> None:
+        """The products with x from a token on into sums[slot], [rows, tokens]; `meanwhile` gets the numbers of its
+        parts in order."""
+
+
 Loops = TypeVar("Loops", bound=Adds | Stores)
 Inner = Callable[["tuple[ir.Value, ...]", "ir.Value", "ir.VectorType", int], Loops]
 """(the arrays of the weight, x in the tile, a vector of sums, vectors of tokens) → inner loops."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """How a product expands its weights.
+
+    nbytes  of memory for a group
+    parts   in how many of them something happens meanwhile
+    inner   makes the loops of (the arrays of the weight, that memory, the type of sums)
+    few     makes inner loops for a single vector of tokens: these are bound by expanding, and do it while they multiply
+    height  of the groups of those
+    """
+
+    nbytes: int
+    parts: int
+    inner: Callable[["tuple[ir.Value, ...]", "ir.Value", "ir.Type"], Expands]
+    few: Inner[Stores]
+    height: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +98,7 @@ class ChainProduct:
     groups  of rows, `height` each: what threads share out
     panels  of columns: the sums of all rows are stored and loaded between two of them
     reads   how x lies in the tile, None for sums
-    inner   makes the inner loops
+    inner   makes the inner loops, or says how weights are expanded
     cut     (vectors of tokens) → rows whose sums are in registers, where these are not all of a group
     among   rows of the weight, side by side, among which those of a group lie anywhere: threads do not share these out
     stores  whether its inner loops leave their sums in memory
@@ -73,10 +109,15 @@ class ChainProduct:
     groups: int
     panels: int
     reads: Layout | None
-    inner: Inner[Adds | Stores]
+    inner: Inner[Adds | Stores] | Expansion
     cut: Callable[[int], int] | None = None
     among: int = 1
     stores: bool = False
+
+    @property
+    def expansion(self) -> Expansion | None:
+        """How it expands its weights, if it does."""
+        return self.inner if isinstance(self.inner, Expansion) else None
 
     def rows(self, vectors: int) -> int:
         """Rows that the inner loops take at once, with so many vectors of tokens: a divisor of `height`."""

@@ -63,10 +63,13 @@ def round_rows(source: ir.Value, packed: ir.Value, count: int, vectors: int, lan
             vector.store(narrowed(vector.load(vector_of(lanes, given), source, at), vector_of(lanes, element)), packed, at)
 
 
-def store_line(even: list[ir.Value], odd: list[ir.Value], packed: ir.Value, at: ir.Value) -> None:
-    """Vectors of tokens of two neighbouring columns, rounded, into packed[at]."""
+def store_line(
+    even: list[ir.Value], odd: list[ir.Value], packed: ir.Value, at: ir.Value, token: ir.Value | None = None
+) -> None:
+    """Vectors of tokens of two neighbouring columns, rounded, into packed[at], from the first token on or another one."""
     lanes = ir.VectorType(even[0].type).shape[0]
     half = vector_of(lanes, ir.MemRefType(packed.type).element_type)
     for v, (a, b) in enumerate(zip(even, odd, strict=True)):
         line = vector.shuffle(narrowed(a, half), narrowed(b, half), [i for t in range(lanes) for i in (t, lanes + t)])
-        vector.store(line, packed, [at, index(2 * v * lanes)])
+        place = index(2 * v * lanes)
+        vector.store(line, packed, [at, place if token is None else arith.addi(arith.muli(token, index(2)), place)])

@@ -27,7 +27,7 @@ from torch_mlir.dialects import arith, memref, scf, vector, x86
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing, TileMap, VnniMap
-from gossamer.passes.framework.chain_product import ChainProduct, Layout, Stores
+from gossamer.passes.framework.chain_product import ChainProduct, Expansion, Layout, Stores
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.loops.encodings import storage_of_type
 from gossamer.passes.loops.product import Operands, products, shape_of, stored_of
@@ -36,6 +36,7 @@ from gossamer.passes.weights_bf16.amx_panel_loop import TOKENS
 from gossamer.passes.weights_bf16.lower_expand import expanded_line
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
 from gossamer.passes.weights_int8.amx_map_loop import tile_maps
+from gossamer.passes.weights_int8.expanded_tiles import HALVES, PARTS, expanded_bytes, expanded_tiles
 from gossamer.passes.weights_int8.lower_amxquads import TiledBytes
 
 _FEATURES = {"bf16": frozenset({"amx", "avx512vbmi2"}), "i8": frozenset({"amxint8", "avx512vbmi2"})}
@@ -44,6 +45,7 @@ _ROWS, _COLUMNS = 16, 32  # of a tile
 _IN_CHAINS = 4  # vectors of tokens of a tile
 _EXPANDED, _PRODUCTS, _BYTES, _RESULTS = 3.0, 180.0, 19.0, 6.0
 _EXPANDED_ROW, _TILE, _ELEMENT, _STORED = 6.2, 16.0, 0.45, 3.0
+_TOGETHER, _EXPANDED_TOGETHER, _TILE_TOGETHER = 16, 3.0, 24.0  # vectors of tokens in chains, and what they cost
 
 
 def _storage(matrix: Matrix) -> VnniMap | TileMap | None:
@@ -86,15 +88,19 @@ def _multiplying(matrix: Matrix, tokens: int) -> float:
 
 def _in_chain(op: Any) -> ChainProduct:
     (rows, columns), stored = shape_of(op), stored_of(op, TileMap)
-    inner = partial(tile_maps, storage=stored, columns=columns)
+    loops = partial(expanded_tiles, storage=stored, rows=rows, columns=columns)
     layout: Layout | None = "lines" if stored.columns == _COLUMNS else None
-    return ChainProduct(_IN_CHAINS * TOKENS, _ROWS, -(-rows // _ROWS), 1, layout, inner, stores=True)
+    few, height = partial(tile_maps, storage=stored, columns=columns), HALVES * _ROWS
+    inner = Expansion(expanded_bytes(columns, stored), PARTS, loops, few, _ROWS)
+    return ChainProduct(_IN_CHAINS * TOKENS, height, -(-rows // height), 1, layout, inner, stores=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    """There nothing is transposed: the cycles are those of the products, and 3 for each vector of results."""
-    stored = -(-tokens // TOKENS) * _STORED * matrix.rows
-    return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
+    """There nothing is transposed, and weights are expanded for 256 tokens: 3 cycles for a row of a tile, 24 for a product of
+    tiles, 3 for a vector of results."""
+    vectors, tiles = -(-tokens // TOKENS), matrix.rows * matrix.columns / (_ROWS * _in_chains(matrix).columns)
+    expanded = -(-vectors // _TOGETHER) * _ROWS * _EXPANDED_TOGETHER
+    return _cycles(matrix, tokens) / (tiles * (expanded + vectors * _TILE_TOGETHER) + vectors * _STORED * matrix.rows)
 
 
 AMXEXPAND = Family(

@@ -101,6 +101,18 @@ def compare(block: nn.Module, *inputs: Tensor | None, tolerance: float = 2e-2) -
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("narrow", "wide"), [(64, 96), (80, 112), (96, 1600)])
+def test_weights_are_expanded_once_for_several_tiles(narrow: int, wide: int, threads: int, amx: Target) -> None:
+    """With rows that are no whole number of 32, columns that end between the parts of an epilogue, and a last tile that is
+    narrower than the others."""
+    torch.set_num_threads(threads)
+    model = prune_(nn.Sequential(nn.Linear(narrow, wide), nn.GELU(), nn.Linear(wide, narrow)), 0.3).eval()
+    for tokens in (33, 100, 300, 600):
+        compare(model, torch.randn(tokens, narrow).bfloat16())
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("head", "causal"), [(32, False), (32, True), (64, False), (16, False)], ids=str)
 def test_attention_of_any_length(head: int, causal: bool, length: int, amx: Target) -> None:

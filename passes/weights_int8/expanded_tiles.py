@@ -1,0 +1,169 @@
+"""The product of 32 rows of a weight in a map of tiles (`TileMap`), which are expanded once, with many tokens, on AMX.
+
+for each tile of the rows:  vpexpandw(values[place..], a mask) into memory                    // vpexpandb of int8
+for each 32 tokens, for each tile of the rows:  iter_args(2 x 2 tiles of sums)
+  x86.amx.tile_mulf(16 rows x 32 columns, 32 columns x 16 tokens, sums)                       // tile_muli of 64 columns
+  a part of what the caller does meanwhile: AMX is busy for 16 cycles with an instruction, and vectors are free
+
+Each tile of x is loaded once for two tiles of the weight: otherwise the second-level cache bounds the product.
+
+Bytes of x are packed with 128 added (quad_lines.py). What that adds to all tokens of a row is taken away from the start.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch_mlir import ir
+from torch_mlir.dialects import arith, memref, scf, vector, x86
+
+from gossamer.dialects.packing import TileMap
+from gossamer.passes.loops.buffers import WeightArrays
+from gossamer.passes.loops.vectors import index, load_index, loop
+from gossamer.passes.weights_bf16.amx_panel_loop import LINES, ROWS, TOKENS
+from gossamer.passes.weights_bf16.lower_expand import expanded_line
+from gossamer.passes.weights_int8.byte_products import splat_of_bytes
+
+HALVES = 2
+"""Tiles of 16 rows that share the loads of x."""
+
+PARTS = 16
+"""Of what happens meanwhile."""
+
+_STEPS = 3  # of AMX, between which parts of it take turns
+
+
+def expanded_bytes(columns: int, storage: TileMap) -> int:
+    """Of the memory for 32 expanded rows with so many columns."""
+    return HALVES * -(-columns // storage.columns) * ROWS * LINES * 4
+
+
+@dataclass(frozen=True)
+class ExpandedTiles(WeightArrays):
+    """For a weight with `groups` of 16 rows, so many `tiles` each.
+
+    lines   memory of the expanded rows, tile by tile
+    middle  a tile of -128, of bytes; None of floats
+    excess  memory of two tiles of sums, of bytes
+    """
+
+    weight: tuple[ir.Value, ...]
+    groups: int
+    tiles: int
+    lines: ir.Value
+    total: ir.Type
+    middle: ir.Value | None
+    excess: ir.Value | None
+
+    def expand(self, group: ir.Value) -> None:
+        """32 rows into memory. Behind an odd number of 16 rows, the last ones come twice."""
+        for half in range(HALVES):
+            rows = arith.addi(arith.muli(group, index(HALVES)), index(half))
+            rows = rows if self.groups % HALVES == 0 else arith.minui(rows, index(self.groups - 1))
+            masks, start = arith.muli(rows, index(self.tiles * ROWS)), index(half * self.tiles * ROWS)
+            with loop(index(0), index(self.tiles * ROWS), index(ROWS), [load_index(self.positions, rows)]) as tiles:
+                (place,), tile = tiles.inner_iter_args, tiles.induction_variable
+                for row in range(ROWS):
+                    line = arith.addi(tile, index(row))
+                    expanded, place = expanded_line(self.weight, arith.addi(masks, line), place)
+                    vector.store(expanded, self.lines, [arith.addi(start, line), index(0)])
+                scf.YieldOp([place])
+            if self.excess is not None:
+                self._sum_excess(half, self.excess)
+
+    def multiply(
+        self, packed: ir.Value, token: ir.Value, sums: ir.Value, slot: ir.Value, meanwhile: Callable[[ir.Value], None]
+    ) -> None:
+        """The products with x, `packed`, from `token` on, into sums[slot], [32 rows, tokens]; `meanwhile` gets the numbers of
+        the parts, in order."""
+        *_, width = ir.MemRefType(sums.type).shape
+        vectors = width // TOKENS
+        start = [self._start(half) for half in range(HALVES) for _ in range(vectors)]
+        turns = next(n for n in (PARTS, PARTS // 2, PARTS // 4) if self.tiles // n >= _STEPS or n == PARTS // 4)
+        each, parts = self.tiles // turns, PARTS // turns
+        steps = min(each, _STEPS)
+        with loop(index(0), index(turns), index(1), start) as loops:
+            turn, totals = loops.induction_variable, list(loops.inner_iter_args)
+            first, done = arith.muli(turn, index(each)), 0
+            for number in range(steps):
+                x = self._x(arith.addi(first, index(number)), packed, token, vectors)
+                for half in range(HALVES):
+                    totals = self._times(half, arith.addi(first, index(number)), x, totals)
+                    due = (number * HALVES + half + 1) * parts // (steps * HALVES)
+                    for part in range(done, due):
+                        meanwhile(arith.addi(arith.muli(turn, index(parts)), index(part)))
+                    done = due
+            for part in range(done, parts):
+                meanwhile(arith.addi(arith.muli(turn, index(parts)), index(part)))
+            scf.YieldOp(self._steps(arith.addi(first, index(steps)), arith.addi(first, index(each)), packed, token, totals))
+        totals = self._steps(index(turns * each), index(self.tiles), packed, token, list(loops.results))
+        for number, total in enumerate(totals):
+            half, v = divmod(number, vectors)
+            x86.TileStoreOp(sums, [slot, index(half * ROWS), index(v * TOKENS)], total)
+
+    def _steps(
+        self, low: ir.Value, high: ir.Value, packed: ir.Value, token: ir.Value, totals: list[ir.Value]
+    ) -> list[ir.Value]:
+        """sums + the tiles [low, high) * their columns of x."""
+        with loop(low, high, index(1), totals) as steps:
+            tile, found = steps.induction_variable, list(steps.inner_iter_args)
+            x = self._x(tile, packed, token, len(totals) // HALVES)
+            for half in range(HALVES):
+                found = self._times(half, tile, x, found)
+            scf.YieldOp(found)
+        return list(steps.results)
+
+    def _x(self, tile: ir.Value, packed: ir.Value, token: ir.Value, vectors: int) -> list[ir.Value]:
+        """The columns of x that the tiles of one number are multiplied with."""
+        line = ir.MemRefType(self.lines.type).shape[1] // LINES
+        k, first = arith.muli(tile, index(LINES)), arith.muli(token, index(line))
+        places = [[k, arith.addi(first, index(v * TOKENS * line))] for v in range(vectors)]
+        return [x86.TileLoadOp(self._factor, packed, place).result for place in places]
+
+    def _times(self, half: int, tile: ir.Value, x: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
+        """sums + a tile of one half of the rows * x."""
+        weight, found = self._weight(half, tile), list(totals)
+        for v, tokens in enumerate(x):
+            at = half * len(x) + v
+            if self.middle is None:
+                found[at] = x86.TileMulFOp(weight, tokens, totals[at]).result
+            else:
+                found[at] = x86.TileMulIOp(weight, tokens, totals[at], isZextRhs=True).result
+        return found
+
+    @property
+    def _factor(self) -> ir.Type:
+        type_ = ir.MemRefType(self.lines.type)
+        return ir.Type.parse(f"!x86.amx.tile<{ROWS}x{type_.shape[1]}x{type_.element_type}>")
+
+    def _weight(self, half: int, tile: ir.Value) -> ir.Value:
+        row = arith.addi(arith.muli(tile, index(ROWS)), index(half * self.tiles * ROWS))
+        return x86.TileLoadOp(self._factor, self.lines, [row, index(0)]).result
+
+    def _start(self, half: int) -> ir.Value:
+        if self.excess is None:
+            return x86.TileZeroOp(self.total).result
+        return x86.TileLoadOp(self.total, self.excess, [index(half), index(0), index(0)]).result
+
+    def _sum_excess(self, half: int, excess: ir.Value) -> None:
+        with loop(index(0), index(self.tiles), index(1), [x86.TileZeroOp(self.total).result]) as tiles:
+            middle = x86.TileLoadOp(self._factor, self.middle, [index(0), index(0)]).result
+            weight = self._weight(half, tiles.induction_variable)
+            scf.YieldOp([x86.TileMulIOp(weight, middle, tiles.inner_iter_args[0]).result])
+        x86.TileStoreOp(excess, [index(half), index(0), index(0)], tiles.results[0])
+
+
+def expanded_tiles(
+    weight: tuple[ir.Value, ...], memory: ir.Value, sums: ir.Type, storage: TileMap, rows: int, columns: int
+) -> ExpandedTiles:
+    """The loops for a weight of so many rows and columns, whose sums have the type `sums`, with `memory` (bytes) of
+    `expanded_bytes`; in the first block of a function."""
+    element, tiles = ir.MemRefType(weight[-1].type).element_type, -(-columns // storage.columns)
+    lines = memref.view(ir.MemRefType.get([HALVES * tiles * ROWS, storage.columns], element), memory, index(0), [])
+    total = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{TOKENS}x{sums}>")
+    middle = excess = None
+    if isinstance(element, ir.IntegerType):
+        middle = memref.alloca(ir.MemRefType.get([ROWS, storage.columns], element), [], [], alignment=64)
+        excess = memref.alloca(ir.MemRefType.get([HALVES, ROWS, TOKENS], sums), [], [], alignment=64)
+        for row in range(ROWS):
+            vector.store(splat_of_bytes(storage.columns, -128), middle, [index(row), index(0)])
+    return ExpandedTiles(weight, -(-rows // ROWS), tiles, lines, total, middle, excess)
