@@ -98,8 +98,7 @@ class Remembered(Generic[T]):
 
     def get(self, tensors: Sequence[Tensor], more: Sequence[Hashable], make: Callable[[], T]) -> T:
         """What `make` returns for these tensors and for what else it depends on; called if that is not known yet."""
-        # Several storages may be over the same memory: each has its own.
-        key = (*more, *[(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage()._cdata) for t in tensors])
+        key = _key(tensors, more)
         found = self._entries.get(key)
         if found is not None:
             # Most are of a single tensor that has a version.
@@ -118,6 +117,11 @@ class Remembered(Generic[T]):
                 found.value = watched("packing", make)()
                 self._put(key, found)
             return found.value
+
+    def known(self, tensors: Sequence[Tensor], more: Sequence[Hashable]) -> T | None:
+        """What `get` returns without a call of `make`, None if that is not known."""
+        found = self._entries.get(_key(tensors, more))
+        return found.value if found is not None and found.is_current(tensors) else None
 
     def items(self) -> list[tuple[Hashable, T]]:
         """The values, by keys to forget them by; the one that was made first comes first."""
@@ -138,6 +142,11 @@ class Remembered(Generic[T]):
         while self._most is not None and len(self._entries) >= self._most:
             self._entries.pop(next(iter(self._entries)), None)
         self._entries[key] = made
+
+
+def _key(tensors: Sequence[Tensor], more: Sequence[Hashable]) -> Hashable:
+    # Several storages may be over the same memory: each has its own.
+    return *more, *[(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage()._cdata) for t in tensors]
 
 
 class _Forget:

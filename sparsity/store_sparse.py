@@ -21,6 +21,7 @@ from gossamer.sparsity.pruning.parametrizations import remove_parametrizations
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.quantization.stored_tables import NONZEROS, TABLES, Shared, become_stored, why_no_table
 from gossamer.sparsity.tensor.sparse_tensor import from_entries
+from gossamer.sparsity.training.kept_steps import watch_optimizers
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -92,6 +93,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
             "Masks hold their zeros in training (gossamer.sparsify or torch.nn.utils.prune).",
             stacklevel=2,
         )
+    watch_optimizers()
     say_held(model)
     return model
 

@@ -16,7 +16,6 @@ from gossamer.backend.graph.packed_order import InOrder, Places, in_order, renew
 from gossamer.dialects.format import Format
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed
-from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.compiler.kept_entries import KeptEntries
 from gossamer.sparsity.compiler.taking import take
 
@@ -70,16 +69,10 @@ class MaskedValues:
         given = leaves[self.given].detach()
         if self.kept is not None:
             kept = self.kept
-            values = (
-                _read.get([given, leaves[1 - self.given]], (), lambda: kept.values(given)) if shared else kept.values(given)
-            )
+            values = kept.shared_values(given, leaves[1 - self.given]) if shared else kept.values(given)
             renew(packed, kept.positions, values, self.places)
             return
         assert isinstance(self.places, Tensor)
         take(given.flatten(), self.places, packed.values)
         if self.factors is not None:
             packed.values.mul_(self.factors)
-
-
-_read: Remembered[Tensor] = Remembered(compared="none", most=256)
-"""What masks keep of parameters."""

@@ -26,6 +26,11 @@ class KeptEntries:
         return _known.get([mask], (), lambda: cls._of(mask))
 
     @classmethod
+    def known(cls, mask: Tensor) -> "KeptEntries | None":
+        """The same if somebody has asked for them, None otherwise."""
+        return _known.known([mask.detach()], ())
+
+    @classmethod
     def _of(cls, mask: Tensor) -> Self:
         kept = mask != 0
         places = kept.flatten().nonzero().flatten()
@@ -34,6 +39,11 @@ class KeptEntries:
         factors = mask.flatten()[places]
         whole = bool((factors == 1).all())
         return cls(positions, (places % max(mask.shape[1], 1)).int(), None if whole else factors)
+
+    def shared_values(self, matrix: Tensor, mask: Tensor) -> Tensor:
+        """As `values`, for all who ask while nobody writes to the matrix or to the mask; to be read only."""
+        matrix = matrix.detach()
+        return _read.get([matrix, mask.detach()], (), lambda: self.values(matrix))
 
     def values(self, matrix: Tensor) -> Tensor:
         """Those of a contiguous matrix, times the factors."""
@@ -62,3 +72,6 @@ class KeptEntries:
 
 
 _known: Remembered[KeptEntries] = Remembered(most=256)
+
+_read: Remembered[Tensor] = Remembered(compared="none", most=256)
+"""What masks keep of parameters."""

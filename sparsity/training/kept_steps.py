@@ -5,6 +5,8 @@
 
 What the mask hides is left as it is, in the parameter and in the state. A parameter is stepped as a whole, as torch does, where
 its gradient has anything that the mask hides, where the mask keeps much of it, and by other optimizers.
+
+Stored weights are such vectors already. Steps of both are one loop where torch has one (see one_loop.py).
 """
 
 import logging
@@ -12,15 +14,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, optim
+from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.training.kept_state import KeptState
+from gossamer.sparsity.training.one_loop import can_be_one_loop, holds, in_one_loop
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -47,18 +52,42 @@ def note_mask(parameter: Tensor, mask: Tensor) -> None:
     """Takes note that a parameter is used under a mask, of the same shape, which may change. Steps look at both."""
     large = parameter.numel() >= _FEWEST and parameter.dim() > 1
     if large and parameter.is_cpu and parameter.dtype in _TYPES and mask.is_contiguous():
-        _watch_optimizers()
+        watch_optimizers()
         _masks[parameter.untyped_storage()] = mask.detach()
 
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """A parameter, its gradient, and the vector of its kept entries, which has a gradient, too."""
+    """A parameter, its gradient, and the vector of its kept entries, which has a gradient, too. A stored weight is its own
+    vector, and has no `kept`."""
 
     parameter: Tensor
     gradient: Tensor
-    kept: "KeptEntries"
-    vector: Parameter
+    kept: "KeptEntries | None"
+    vector: Tensor
+
+    def state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What an optimizer remembers of it, for a step on the vector."""
+        known = optimizer.state.get(self.parameter, {})
+        return known if self.kept is None else self._kept_state(optimizer, self.kept).taken(self.kept)
+
+    def take_over(self, state: dict[str, Any], optimizer: Optimizer) -> None:
+        """Takes over what a step of the vector has left."""
+        if self.kept is None:
+            optimizer.state[self.parameter] = state
+            increment_version(self.parameter)  # no loop counts its writes
+            return
+        self._kept_state(optimizer, self.kept).take_over(state)
+        self.kept.put(self.vector, self.parameter)
+        if getattr(optimizer, "grad_scale", None) is not None:  # a fused step has divided by it
+            assert self.vector.grad is not None
+            self.kept.put(self.vector.grad, self.gradient)
+
+    def _kept_state(self, optimizer: Optimizer, kept: "KeptEntries") -> KeptState:
+        known = optimizer.state.get(self.parameter, {})
+        if not isinstance(known, KeptState):
+            known = optimizer.state[self.parameter] = KeptState(known, kept, self.parameter.shape)
+        return known
 
 
 class _Step:
@@ -79,16 +108,16 @@ class _Step:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Steps kept entries, and takes the gradients of these parameters away until torch has done the others."""
         changed = _evaluated(args, kwargs)
-        groups = [{**group, "params": list(self._vectors(group))} for group in optimizer.param_groups]
+        groups = [{**group, "params": list(self._vectors(optimizer, group))} for group in optimizer.param_groups]
         if self._taken:
             _step(optimizer, groups, self._taken)
         for each in self._taken:
             each.parameter.grad = None
         return changed
 
-    def _vectors(self, group: dict[str, Any]) -> Iterator[Parameter]:
+    def _vectors(self, optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Tensor]:
         for parameter in group["params"]:
-            taken = _taken(group, parameter)
+            taken = _taken(optimizer, group, parameter)
             if taken is not None:
                 self._taken.append(taken)
                 yield taken.vector
@@ -106,25 +135,17 @@ class _Step:
 
 def _step(optimizer: Optimizer, groups: list[dict[str, Any]], taken: list[_Taken]) -> None:
     """The step of an optimizer's class, for vectors of kept entries."""
-    other: Any = object.__new__(type(optimizer))
-    given = {each.vector: _state_of(each, optimizer).taken(each.kept) for each in taken}
+    kind, other = type(optimizer), cast("Any", object.__new__(type(optimizer)))
+    given = {each.vector: each.state(optimizer) for each in taken}
+    groups = [
+        in_one_loop(group) if can_be_one_loop(kind, group, [given[vector] for vector in group["params"]]) else group
+        for group in groups
+    ]
     other.__dict__.update(optimizer.__dict__, param_groups=groups, state=defaultdict(dict, given))
-    type(optimizer).step.__wrapped__(other)  # type: ignore[attr-defined]  # without hooks
+    kind.step.__wrapped__(other)  # type: ignore[attr-defined]  # without hooks
     for each in taken:
-        _state_of(each, optimizer).take_over(other.state[each.vector])
-        each.kept.put(each.vector, each.parameter)
-        if getattr(optimizer, "grad_scale", None) is not None:  # a fused step has divided by it
-            assert each.vector.grad is not None
-            each.kept.put(each.vector.grad, each.gradient)
+        each.take_over(other.state[each.vector], optimizer)
     _give_plain_states(optimizer)
-
-
-def _state_of(taken: _Taken, optimizer: Optimizer) -> KeptState:
-    """What an optimizer remembers of a parameter, ready for vectors."""
-    known = optimizer.state.get(taken.parameter, {})
-    if not isinstance(known, KeptState):
-        known = optimizer.state[taken.parameter] = KeptState(known, taken.kept, taken.parameter.shape)
-    return known
 
 
 def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -138,9 +159,11 @@ def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     return (args, {**kwargs, "closure": again}) if "closure" in kwargs else ((args[0], again, *args[2:]), kwargs)
 
 
-def _taken(group: dict[str, Any], parameter: Tensor) -> _Taken | None:
+def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _Taken | None:
     """A parameter that steps by its kept entries, None if it steps as a whole."""
     mask, gradient = _mask_of(parameter), parameter.grad
+    if type(parameter) is SparseTensor and type(gradient) is SparseTensor:
+        return _Taken(parameter, gradient, None, parameter) if _takes_stored(optimizer, group, parameter, gradient) else None
     if mask is None or gradient is None or group.get("differentiable") or not parameter.is_contiguous():
         return None
     if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
@@ -161,6 +184,15 @@ def _taken(group: dict[str, Any], parameter: Tensor) -> _Taken | None:
     return _Taken(parameter, gradient, kept, vector)
 
 
+def _takes_stored(optimizer: Optimizer, group: dict[str, Any], parameter: SparseTensor, gradient: SparseTensor) -> bool:
+    """Whether one loop steps a stored weight that would take several."""
+    if group.get("fused") or not holds(parameter, gradient):
+        return False
+    known = optimizer.state.get(parameter, {})
+    stored = all(type(each) is SparseTensor for each in known.values() if isinstance(each, Tensor) and each.dim())
+    return stored and can_be_one_loop(type(optimizer), group, [known])
+
+
 def _mask_of(parameter: Tensor) -> Tensor | None:
     plain = parameter.layout is torch.strided and type(parameter) in (Tensor, Parameter)
     mask = _masks.get(parameter.untyped_storage()) if plain else None
@@ -176,13 +208,14 @@ def _announce(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Before all hooks of an optimizer."""
     if torch.compiler.is_compiling():
         return
-    masked = sum(_mask_of(p) is not None for group in optimizer.param_groups for p in group["params"]) if _masks else 0
-    if not masked:
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    masked = sum(_mask_of(parameter) is not None for parameter in given) if _masks else 0
+    if not masked and not any(type(parameter) is SparseTensor for parameter in given):
         return
     kind = type(optimizer)
     if kind in _ELEMENTWISE:
         _steps.setdefault(optimizer, _Step()).announce(optimizer)
-    elif kind not in _told:
+    elif masked and kind not in _told:
         _told.add(kind)
         log.info(
             "%s steps all entries of %d weights under masks: only optimizers of torch.optim whose steps go element by element "
@@ -209,6 +242,7 @@ def _plain_states(optimizer: Optimizer, found: dict[str, Any]) -> None:
 
 
 @cache
-def _watch_optimizers() -> None:
+def watch_optimizers() -> None:
+    """Has all optimizers step masked and stored weights by kept entries, from now on."""
     register_optimizer_step_pre_hook(_announce)
     register_optimizer_step_post_hook(_end)

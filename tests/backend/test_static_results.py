@@ -175,3 +175,30 @@ def prune_in_place(layer: nn.Linear) -> nn.Linear:
     with torch.no_grad():
         layer.weight.mul_(torch.rand_like(layer.weight) < 0.2)
     return layer
+
+
+def test_large_weights_are_what_the_mask_keeps_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.sparsity.compiler import spreading
+
+    made, spread = list[int](), spreading.spread
+    monkeypatch.setattr(spreading, "spread", lambda *given: (made.append(1), spread(*given))[1])
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    for layer in (model[0], model[2]):
+        prune.l1_unstructured(layer, "weight", 0.9)
+    x, optimizer = torch.randn(128, 256), torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model, backend="sparse", fullgraph=True, options={"min_gain": 0})
+    for step in range(4):
+        optimizer.zero_grad()
+        compiled(x).square().mean().backward()
+        for layer in (model[0], model[2]):
+            kept = layer.weight_orig.detach() * layer.weight_mask
+            assert torch.equal(layer.weight.detach(), kept) and layer.weight.requires_grad
+        optimizer.step()
+        if step == 2:  # another mask
+            with torch.no_grad():
+                model[0].weight_mask.copy_(torch.rand(512, 256) < 0.1)
+    assert len(made) >= 4
+    model[0].weight_orig.grad = None
+    model[0].weight.sum().backward()
+    assert torch.equal(model[0].weight_orig.grad, model[0].weight_mask)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
+import gossamer
 from gossamer.sparsity.training.kept_state import KeptState
 from tests.sparsity.kept_training import OPTIMIZERS, Make, Training, assert_equal, counted, pair
 
@@ -206,3 +208,42 @@ def test_values_that_are_written_without_torch_counting_it_are_seen() -> None:
             each.optimizer.step()
             each.check_path()
     assert_equal(ours, plain)
+
+
+def _noted(step: Callable[..., None], loops: list[str]) -> Callable[..., None]:
+    def noted(*args: Any, **kwargs: Any) -> None:
+        loops.append("")
+        step(*args, **kwargs)
+
+    return noted
+
+
+STORED: dict[str, Make] = {
+    name: OPTIMIZERS[name]
+    for name in ("AdamW", "AdamW, foreach", "AdamW, fused", "AdamW, a tensor as rate", "Adam", "SGD, momentum")
+}
+
+
+@pytest.mark.parametrize("make", STORED.values(), ids=STORED)
+def test_stored_weights_step_as_under_masks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, plain = pair(make)
+    stored = gossamer.store_sparse(copy.deepcopy(plain.model))
+    optimizer, loops = make(stored.parameters()), list[str]()
+    for name in ("_fused_adamw_", "_fused_adam_", "_fused_sgd_"):
+        monkeypatch.setattr(torch, name, _noted(getattr(torch, name), loops))
+    for step in range(4):
+        plain.steps(1)
+        loops.clear()
+        versions = [layer.weight._version for layer in (stored[0], stored[2])]
+        optimizer.zero_grad()
+        F.mse_loss(stored(plain.x), plain.target).backward()
+        optimizer.step()
+        assert bool(loops) == (not isinstance(optimizer.param_groups[0]["lr"], Tensor))
+        if not optimizer.param_groups[0].get("foreach"):  # torch counts no writes of these
+            assert all(layer.weight._version > n for layer, n in zip((stored[0], stored[2]), versions, strict=True))
+        if step == 1:  # a saved run goes on
+            saved, optimizer = copy.deepcopy(optimizer.state_dict()), make(stored.parameters())
+            optimizer.load_state_dict(saved)
+    for layer, (parameter, mask) in zip((stored[0], stored[2]), plain.masked, strict=True):
+        torch.testing.assert_close(layer.weight.detach().to_dense(), parameter.detach() * mask, rtol=1e-5, atol=1e-6)
+        assert all(each.grad is not None for each in stored.parameters())
