@@ -45,7 +45,6 @@ _ROWS, _COLUMNS = 16, 32  # of a tile
 _IN_CHAINS = 4  # vectors of tokens of a tile
 _EXPANDED, _PRODUCTS, _BYTES, _RESULTS = 3.0, 180.0, 19.0, 6.0
 _EXPANDED_ROW, _TILE, _ELEMENT, _STORED = 6.2, 16.0, 0.45, 3.0
-_TOGETHER, _EXPANDED_TOGETHER, _TILE_TOGETHER = 16, 3.0, 24.0  # vectors of tokens in chains, and what they cost
 
 
 def _storage(matrix: Matrix) -> VnniMap | TileMap | None:
@@ -96,11 +95,9 @@ def _in_chain(op: Any) -> ChainProduct:
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    """There nothing is transposed, and weights are expanded for 256 tokens: 3 cycles for a row of a tile, 24 for a product of
-    tiles, 3 for a vector of results."""
-    vectors, tiles = -(-tokens // TOKENS), matrix.rows * matrix.columns / (_ROWS * _in_chains(matrix).columns)
-    expanded = -(-vectors // _TOGETHER) * _ROWS * _EXPANDED_TOGETHER
-    return _cycles(matrix, tokens) / (tiles * (expanded + vectors * _TILE_TOGETHER) + vectors * _STORED * matrix.rows)
+    """There nothing is transposed: the cycles are those of the products, and 3 for each vector of results."""
+    stored = -(-tokens // TOKENS) * _STORED * matrix.rows
+    return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
 
 
 AMXEXPAND = Family(
