@@ -19,6 +19,7 @@ from gossamer.backend.compile_graph import compile_graph
 from gossamer.backend.dense import inductor_table
 from gossamer.backend.deploy.exported_region import ExportedRegion, exported
 from gossamer.backend.deploy.packages import watch_exports
+from gossamer.backend.deploy.smaller_module import smaller_module
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -58,8 +59,10 @@ def export(
     Raises what torch.export raises, and CompileError where no layer is sparse.
     """
     parsed = Options.parse(options)
+    given, named = tuple(args), dict(kwargs or {})
     with torch.no_grad():
-        program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+        smaller, before = smaller_module(model, given, named, dynamic_shapes, parsed)
+        program = torch.export.export(smaller, given, named, dynamic_shapes=dynamic_shapes)
         program = program.run_decompositions(inductor_table())
         proxies_of_exports.clear()  # it would hold the program, and so its packed weights, until the next export
     graph, inputs = program.graph_module.graph, _inputs(program)
@@ -70,9 +73,11 @@ def export(
     with disable_current_modes(), torch.no_grad():
         rewritten = compile_graph(graph, context)
         called = _with_weights(graph, inputs)
-    record(rewritten.decisions, rewritten.kernels, rewritten.seconds, False)
-    if not called:
-        reasons = "; ".join(sorted({f"{each.name}: {each.reason}" for each in rewritten.decisions})[:5])
+    sparse = {decision.name for decision in rewritten.decisions if decision.sparse}
+    decisions = [*(decision for decision in before if decision.name not in sparse), *rewritten.decisions]
+    record(decisions, rewritten.kernels, rewritten.seconds, False)
+    if not called and smaller is model:
+        reasons = "; ".join(sorted({f"{each.name}: {each.reason}" for each in decisions})[:5])
         raise CompileError(
             f"no layer of the model is sparse ({reasons or 'it has no weights with zeros'}): use torch.export.export for it"
         )
