@@ -17,7 +17,8 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from gossamer.backend.compile_graph import compile_graph
 from gossamer.backend.dense import inductor_table
-from gossamer.backend.deploy.exported_region import ExportedRegion, exported
+from gossamer.backend.deploy.exported_experts import export_experts
+from gossamer.backend.deploy.exported_region import ExportedRegion, call
 from gossamer.backend.deploy.packages import watch_exports
 from gossamer.backend.deploy.smaller_module import smaller_module
 from gossamer.backend.devices.unproven import stays_dense
@@ -33,11 +34,11 @@ from gossamer.dialects.errors import CompileError
 from gossamer.runtime.foreseen import foreseen
 from gossamer.runtime.torch_internals import PlainAOTInput, disable_current_modes, proxies_of_exports, tree_flatten
 
-PASSES = ("drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "sparse-weights", "convolutions")
-"""The passes whose results are kernels with fixed weights."""
-
-OWNED = "gossamer"
-"""What the metadata of a call holds its region by, so that it lives as long as a graph that calls it."""
+PASSES = (
+    "drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "routed-experts", "sparse-weights",
+    "convolutions",
+)  # fmt: skip
+"""The passes whose results are kernels that need nothing of Python."""
 
 
 def export(
@@ -69,7 +70,7 @@ def export(
     if reason := stays_dense(inputs.values, parsed):
         raise CompileError(f"the model cannot be exported: {reason}")
     parsed = replace(parsed, disable=tuple(name for name in GRAPH_PASSES if name not in PASSES or name in parsed.disable))
-    context = GraphContext(inputs, parsed, Dump(parsed.dump_ir) if parsed.dump_ir else None, None)
+    context = GraphContext(inputs, parsed, Dump(parsed.dump_ir) if parsed.dump_ir else None, None, exported=True)
     with disable_current_modes(), torch.no_grad():
         rewritten = compile_graph(graph, context)
         called = _with_weights(graph, inputs)
@@ -111,12 +112,12 @@ def _with_weights(graph: fx.Graph, inputs: Inputs) -> int:
         operands, key = node.args
         region, others = ExportedRegion.of(region_op.known(key), [_value(each, inputs) for each in operands])
         emit = Emitter(node)
-        called = emit(exported, [operands[0], *operands[others]], region.key)
-        called.meta[OWNED] = region
+        called = call(emit, region, [operands[0], *operands[others]])
         node.replace_all_uses_with(called if node.target is region_op.chain else emit(operator.getitem, called, 0))
         graph.erase_node(node)
+    experts = export_experts(graph, inputs)
     graph.eliminate_dead_code(_has_effect)
-    return len(found)
+    return len(found) + experts
 
 
 def _has_effect(node: fx.Node) -> bool:

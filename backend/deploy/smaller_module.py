@@ -6,6 +6,7 @@ torch.compile does the same to Dynamo's graph (see compile_module.py). Here the 
 again. The module goes through torch.export in place of the model.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,9 @@ def smaller_module(
     args, kwargs, dynamic_shapes  as torch.export.export takes them
     """
     try:
-        traced = export_to_torch_ir(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what a graph leaves out: the model is looked at, and not run
+            traced = export_to_torch_ir(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as problem:  # torch.export itself may do without Dynamo, and does so later
         log.debug("Dynamo cannot trace the model, which is exported with all rows and columns: %s", problem, exc_info=True)
         return model, []
