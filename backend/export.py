@@ -65,6 +65,7 @@ def export(
         smaller, before = smaller_module(model, given, named, dynamic_shapes, parsed)
         program = torch.export.export(smaller, given, named, dynamic_shapes=dynamic_shapes)
         program = program.run_decompositions(inductor_table())
+        _drop_assertions(program.graph_module.graph)
         proxies_of_exports.clear()  # it would hold the program, and so its packed weights, until the next export
     graph, inputs = program.graph_module.graph, _inputs(program)
     if reason := stays_dense(inputs.values, parsed):
@@ -120,8 +121,14 @@ def _with_weights(graph: fx.Graph, inputs: Inputs) -> int:
     return len(found) + experts
 
 
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Erases assertions of types, which hold. A value that they alone use besides an operation would not be fused into it."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
+
+
 def _has_effect(node: fx.Node) -> bool:
-    """Whether a node without users stays: torch takes attention for random, and assertions of types hold already."""
+    """Whether a node without users stays: torch takes attention for random."""
     schema = getattr(node.target, "_schema", None)
     asserts = getattr(node.target, "__name__", "").startswith(("_assert_scalar", "_assert_async"))
     return node.op in ("placeholder", "output") or asserts or (schema is not None and schema.is_mutable)
