@@ -84,7 +84,8 @@ class _Weight:
 
 
 def _mlp(node: fx.Node, inputs: Inputs) -> int:
-    x, experts, scores, gate_up, _, gate_up_bias, down, _, down_bias, activation, layout, _ = node.args
+    arguments: Any = node.args
+    x, experts, scores, gate_up, _, gate_up_bias, down, _, down_bias, activation, layout, _ = arguments
     emit = Emitter(node)
     weights = _Weight.of(emit, x, gate_up, gate_up_bias), _Weight.of(emit, x, down, down_bias)
     y = _put_mlp(emit, x, experts, scores, weights, activation, layout)
@@ -93,7 +94,8 @@ def _mlp(node: fx.Node, inputs: Inputs) -> int:
 
 
 def _listed(node: fx.Node, inputs: Inputs) -> int:
-    x, experts, scores, leaves, numbers, activation, layout, _, key = node.args
+    arguments: Any = node.args
+    x, experts, scores, leaves, numbers, activation, layout, _, key = arguments
     given = [inputs.value(leaf) for leaf in leaves]
     if any(each is None for each in given) or any(isinstance(each, fx.Node) for each in numbers):
         raise CompileError("the weights of experts are computed from inputs, which cannot be exported")
@@ -136,7 +138,8 @@ def _put_mlp(
 
 
 def _product(node: fx.Node, inputs: Inputs) -> int:
-    x, experts, values, _, bias = node.args
+    arguments: Any = node.args
+    x, experts, values, _, bias = arguments
     emit = Emitter(node)
     weight, top, dtype = _Weight.of(emit, x, values, bias), _top(experts), x.meta["val"].dtype
     positions, order = _routes(emit, experts, values.meta["val"].shape[0])
@@ -180,8 +183,9 @@ def _top(experts: fx.Node) -> int:
 def _replace(node: fx.Node, results: dict[int, fx.Node]) -> None:
     for user in list(node.users):
         assert user.target is operator.getitem
-        if user.args[1] in results:
-            user.replace_all_uses_with(results[user.args[1]])
+        number: Any = user.args[1]
+        if number in results:
+            user.replace_all_uses_with(results[number])
             node.graph.erase_node(user)
     node.graph.eliminate_dead_code()
 
