@@ -93,6 +93,9 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	  --contender inductor,inductor-frozen,sparse,openvino
 	$(MEASURE) detector --workload convnet --networks yolo --sparsity .3,.9 --batch 1 --contender dense,inductor,sparse,openvino
 	$(MEASURE) lora --workload lora --contender dense,inductor,sparse
+	$(MEASURE) adapters --workload adapters
+	$(MEASURE) packages --workload packages
+	$(MEASURE) search --workload search --contender csr,scipy,sparse-eager
 	$(MEASURE) structures --workload structures
 	$(MEASURE) training --workload training
 	$(MEASURE) training-default --workload training --optimizer default \
@@ -120,7 +123,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) huge --workload huge
 	$(MEASURE) points --workload points $(SHORT)
 	$(BIN)/python -m benchmarks.plots benchmarks/results/*/*.json
-	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md docs/embeddings.md docs/experts.md docs/low_rank.md --update
+	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md docs/deploy.md docs/embeddings.md docs/experts.md docs/hugging_face.md docs/low_rank.md --update
 
 gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here
 	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle

@@ -52,7 +52,7 @@ class Compiler:
                 return apart
 
         def smaller(module: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
-            use_factors(module, values, self.options)
+            use_factors(module, Inputs.of(module, values), self.options)
             return compile_smaller(module, values, self.options, compile_)
 
         return compile_smaller(module, values, self.options, smaller, kronecker_weights.plan)

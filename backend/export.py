@@ -17,8 +17,10 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from gossamer.backend.compile_graph import compile_graph
 from gossamer.backend.dense import inductor_table
-from gossamer.backend.deploy.exported_region import ExportedRegion, exported
+from gossamer.backend.deploy.exported_experts import export_experts
+from gossamer.backend.deploy.exported_region import ExportedRegion, call
 from gossamer.backend.deploy.packages import watch_exports
+from gossamer.backend.deploy.smaller_module import smaller_module
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -32,11 +34,11 @@ from gossamer.dialects.errors import CompileError
 from gossamer.runtime.foreseen import foreseen
 from gossamer.runtime.torch_internals import PlainAOTInput, disable_current_modes, proxies_of_exports, tree_flatten
 
-PASSES = ("drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "sparse-weights", "convolutions")
-"""The passes whose results are kernels with fixed weights."""
-
-OWNED = "gossamer"
-"""What the metadata of a call holds its region by, so that it lives as long as a graph that calls it."""
+PASSES = (
+    "drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "routed-experts", "sparse-weights",
+    "convolutions",
+)  # fmt: skip
+"""The passes whose results are kernels that need nothing of Python."""
 
 
 def export(
@@ -58,21 +60,26 @@ def export(
     Raises what torch.export raises, and CompileError where no layer is sparse.
     """
     parsed = Options.parse(options)
+    given, named = tuple(args), dict(kwargs or {})
     with torch.no_grad():
-        program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+        smaller, before = smaller_module(model, given, named, dynamic_shapes, parsed)
+        program = torch.export.export(smaller, given, named, dynamic_shapes=dynamic_shapes)
         program = program.run_decompositions(inductor_table())
+        _drop_assertions(program.graph_module.graph)
         proxies_of_exports.clear()  # it would hold the program, and so its packed weights, until the next export
     graph, inputs = program.graph_module.graph, _inputs(program)
     if reason := stays_dense(inputs.values, parsed):
         raise CompileError(f"the model cannot be exported: {reason}")
     parsed = replace(parsed, disable=tuple(name for name in GRAPH_PASSES if name not in PASSES or name in parsed.disable))
-    context = GraphContext(inputs, parsed, Dump(parsed.dump_ir) if parsed.dump_ir else None, None)
+    context = GraphContext(inputs, parsed, Dump(parsed.dump_ir) if parsed.dump_ir else None, None, exported=True)
     with disable_current_modes(), torch.no_grad():
         rewritten = compile_graph(graph, context)
         called = _with_weights(graph, inputs)
-    record(rewritten.decisions, rewritten.kernels, rewritten.seconds, False)
-    if not called:
-        reasons = "; ".join(sorted({f"{each.name}: {each.reason}" for each in rewritten.decisions})[:5])
+    sparse = {decision.name for decision in rewritten.decisions if decision.sparse}
+    decisions = [*(decision for decision in before if decision.name not in sparse), *rewritten.decisions]
+    record(decisions, rewritten.kernels, rewritten.seconds, False)
+    if not called and smaller is model:
+        reasons = "; ".join(sorted({f"{each.name}: {each.reason}" for each in decisions})[:5])
         raise CompileError(
             f"no layer of the model is sparse ({reasons or 'it has no weights with zeros'}): use torch.export.export for it"
         )
@@ -106,16 +113,22 @@ def _with_weights(graph: fx.Graph, inputs: Inputs) -> int:
         operands, key = node.args
         region, others = ExportedRegion.of(region_op.known(key), [_value(each, inputs) for each in operands])
         emit = Emitter(node)
-        called = emit(exported, [operands[0], *operands[others]], region.key)
-        called.meta[OWNED] = region
+        called = call(emit, region, [operands[0], *operands[others]])
         node.replace_all_uses_with(called if node.target is region_op.chain else emit(operator.getitem, called, 0))
         graph.erase_node(node)
+    experts = export_experts(graph, inputs)
     graph.eliminate_dead_code(_has_effect)
-    return len(found)
+    return len(found) + experts
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Erases assertions of types, which hold. A value that they alone use besides an operation would not be fused into it."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Whether a node without users stays: torch takes attention for random, and assertions of types hold already."""
+    """Whether a node without users stays: torch takes attention for random."""
     schema = getattr(node.target, "_schema", None)
     asserts = getattr(node.target, "__name__", "").startswith(("_assert_scalar", "_assert_async"))
     return node.op in ("placeholder", "output") or asserts or (schema is not None and schema.is_mutable)

@@ -9,6 +9,7 @@ spmm    (a, x [K, N])                     A X
 sddmm   (a, x [M, K], y [N, K])           X Yᵀ at the entries of A, one value each, in A's order
 spgemm  (a)                               A Aᵀ, sparse
 gcn     (a, x, w1, b1, w2, b2)            A relu(A X W1 + b1) W2 + b2; X dense, or a csr_array
+search  (a, q [N, K])                     the 10 largest of each column of A Qᵀ, as rows; Q dense, or a csr_array
 gat     (a, x, w [K, H F], to, source [H, F])
                                           H heads of attention of each node to its neighbours (the entries of A), concatenated:
                                           h = X W, and of i to j the softmax over j of leaky_relu(to · h_i + source · h_j)

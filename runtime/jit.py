@@ -73,7 +73,10 @@ def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
 
 
 def _generator(module: llvm.ModuleRef, target: Target) -> llvm.TargetMachine:
-    """What makes code of an optimised module. At level 0, LLVM 22 ends the process over tiles of AMX in several loops, or of bytes."""
+    """What makes code of an optimised module.
+
+    At level 0, LLVM 22 ends the process if it meets AMX's tiles of bytes, or tiles in several loops of a function.
+    """
     has_tiles = any(function.name.startswith("llvm.x86.tdp") for function in module.functions)
     return (replace(target, level=max(target.level, 1)) if has_tiles else target).machine()
 

@@ -48,6 +48,7 @@ COUNTERS = "our part of torch._dynamo.utils.counters"
 SPARSE_TENSORS = "gossamer.SparseTensor"
 COMPILED_SIZES = "numbers of entries that are known in a compiled graph only"
 EXPORT = "torch.export of what gives a SparseTensor"
+WITHOUT_ZEROS = "packages without rows and columns of zeros"
 TRANSFORMS = "torch.func on operations of SparseTensors"
 DDP = "gossamer.distributed.data_parallel"
 EXCHANGE = "gossamer.distributed.ShardedRows"
@@ -115,6 +116,10 @@ def _modes(mode: str | None = None) -> dict[str, Any]:
 
 def _empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(sizes, strides, dtype=dtype)
+
+
+def _untraced(*_: Any, **__: Any) -> Any:
+    raise GossamerError("this torch has no graph of Dynamo's for torch.export")
 
 
 def _in_transform() -> bool:
@@ -284,6 +289,9 @@ PRIVATE = {
     ),
     "proxies_of_exports": Private(
         "torch.fx.experimental.proxy_tensor:_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", "letting go of the last one", EXPORT, {}
+    ),
+    "export_to_torch_ir": Private(
+        "torch.export._trace:_export_to_torch_ir", "a graph of Dynamo's for it", WITHOUT_ZEROS, _untraced
     ),
     "compiler_flags": Private(
         "torch.compiler:_is_exporting_flag", "whether it traces", EXPORT, SimpleNamespace(_is_exporting_flag=False),

@@ -38,10 +38,13 @@ static int seen(Tensor given, struct tensor *found) {
   return new_tensor(found) || aoti_torch_copy_(found->handle, given, 0);
 }
 
+/* Why this processor cannot run the model; NULL while the library is opened, too. */
+HIDDEN const char *gossamer_refusal(void) { return looked && refused() ? refusal : NULL; }
+
 HIDDEN int aoti_torch_cpu_exported(const Tensor *operands, int64_t count, const char *key, ...) {
   const struct region *region = REGIONS;
   while (region->key && strcmp(region->key, key)) region++;
-  if (refused()) return fprintf(stderr, "gossamer: %s\n", refusal), 1;
+  if (refused()) return fprintf(stderr, "gossamer: %s\n", refusal), 1; /* by a torch whose loader asked for no device */
   if (!region->key || region->operands != count) return 1;
   struct tensor in[count], out[region->results];
   memset(in, 0, sizeof in), memset(out, 0, sizeof out);

@@ -84,12 +84,12 @@ def c_text(regions: Calls, arrays: Arrays, parts: Sequence[str]) -> str:
         "static const struct region REGIONS[] = {", *table, "  {0}};",
         "static const struct feature FEATURES[] = {", *looked, "  {0}};",
         f'static const char BUILT_FOR[] = "{target.cpu}";',
-        *map(_file, parts),
+        *(_file(part) for part in parts if part.endswith(".c")),
     ])  # fmt: skip
 
 
 def archive(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> str:
-    """The name of a library in a folder, as a linker's -l takes it. It has regions, files of this folder, and more C.
+    """The name of a library in a folder, as a linker's -l takes it. It has regions, files of this room, and more C.
 
     It is a script that has the linker take an object: of an archive it would take what it is asked for.
 
@@ -118,6 +118,11 @@ def _objects(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> 
     flags = ["-O2", "-fPIC", "-fvisibility=hidden", "-march=x86-64", "-Werror", "-Wno-unused-function"]
     run_tool(compiler(), *flags, "-x", "c", "-c", folder / "calls.c", "-o", folder / "calls.o")
     run_tool(compiler(), "-x", "assembler", "-c", folder / "arrays.s", "-o", folder / "arrays.o")
+    for part in parts:
+        if part.endswith(".cpp"):
+            (folder / part).write_text(_file(part))
+            run_tool(compiler(), *flags, "-c", folder / part, "-o", folder / f"{part}.o")
+            objects.append(folder / f"{part}.o")
     for name in arrays.content:
         (folder / name).unlink()
     return [folder / "calls.o", folder / "arrays.o", *objects]

@@ -85,10 +85,11 @@ static const struct region REGIONS[];
 static const struct feature FEATURES[];
 static const char BUILT_FOR[];
 
-static int lacking; /* features that this processor lacks; found out when the package is loaded */
+static int looked, lacking; /* whether the library is open, and features that this processor lacks */
 
 __attribute__((constructor)) static void look(void) {
   for (const struct feature *each = FEATURES; each->name; each++) lacking += lacks(each);
+  looked = 1;
 }
 
 static char refusal[1024];

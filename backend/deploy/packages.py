@@ -8,7 +8,7 @@ Calls of `gossamer::exported` become calls of a function in C, which lies in a s
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def watch_exports() -> None:
     def aot_compile(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
         if not (called := called_in(gm.graph)):
             return original(gm, *arguments, **named)
-        with linked(called, "aoti.c"):
+        with linked(called, "aoti.c", "refuse.cpp", flags=("--wrap=aoti_torch_device_type_cpu",)):
             return original(gm, *arguments, **named)
 
     setattr(aot_compile, _MARK, True)
@@ -61,16 +61,19 @@ def called_in(graph: fx.Graph) -> dict[str, tuple[ExportedRegion, list[Operand]]
 
 
 @contextmanager
-def linked(called: Calls, *parts: str, more: More = lambda _: "", public: str | None = None) -> Iterator[None]:
+def linked(
+    called: Calls, *parts: str, more: More = lambda _: "", public: str | None = None, flags: Sequence[str] = ()
+) -> Iterator[None]:
     """In here, Inductor links these regions into what it compiles ahead of time, with other C (see `archive`).
 
-    What it makes shows the functions of the pattern `public` and no others, if that is given.
+    What it makes shows the functions of the pattern `public` and no others, if that is given. The linker gets these flags.
     """
     with tempfile.TemporaryDirectory() as folder:
         library = archive(called, parts, more, Path(folder))
-        if public is not None:  # Inductor writes -l before it, and splits all at spaces
+        if public is not None:
             (Path(folder) / "shown").write_text(f"{{ global: {public}; local: *; }};")
-            library += f" -Wl,--version-script={folder}/shown"
+            flags = (*flags, f"--version-script={folder}/shown")
+        library += "".join(f" -Wl,{flag}" for flag in flags)  # Inductor writes -l before it, and splits all at spaces
         paths = os.pathsep.join(filter(None, [folder, LIBRARY_PATH.get()]))
         patches = {
             "aot_inductor.custom_ops_to_c_shims": {exported: [_DECLARED]},

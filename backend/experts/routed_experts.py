@@ -59,7 +59,9 @@ class _Taking:
         self._joint = JointGraph(graph) if in_training(graph) else None
         grouped = [node for node in graph.nodes if str(node.target) in GROUPED]
         self._pruned: dict[fx.Node, Judged] = {
-            node: found for node in grouped if (found := judged(node, self._statics, context)) is not None
+            node: found
+            for node in grouped
+            if not context.exported and (found := judged(node, self._statics, context)) is not None
         }
         self._taken: set[fx.Node] = set()
 

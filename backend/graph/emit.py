@@ -42,6 +42,11 @@ class Emitter:
         with self._mode:
             return function_of(node)(*fx.map_arg(node.args, _value), **fx.map_arg(node.kwargs, _value))
 
+    def fake(self, value: torch.Tensor) -> torch.Tensor:
+        """What a graph knows of a tensor that never changes."""
+        found: torch.Tensor = self._mode.from_tensor(value, static_shapes=True)
+        return found
+
     def now(self, node: Any) -> Any:
         """The node that computes this value now; a number stays what it is."""
         return self._replaced.get(node, node)

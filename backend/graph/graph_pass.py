@@ -22,12 +22,14 @@ class GraphContext:
     options    the user's
     dump       where stages are written to, None if nowhere
     measuring  what is measured, and for how long; None where predictions decide
+    exported   whether the graph is for processes without Gossamer, which have kernels and no more of it
     """
 
     inputs: Inputs
     options: Options
     dump: Dump | None
     measuring: Budget | None
+    exported: bool = False
 
     def reason(self, problem: Refused | CompileError) -> str:
         """Why something stays as it is. What failed to compile is raised under `strict`."""

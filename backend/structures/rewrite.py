@@ -7,7 +7,7 @@ This runs on Dynamo's graph, before autograd: gradients follow. They never make 
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -32,15 +32,11 @@ _MODES = ("_set_grad_enabled", "_enter_autocast", "inference_mode", "_enter_infe
 """Functions that change what calls after them mean."""
 
 
-def use_factors(module: fx.GraphModule, values: Sequence[Any], options: Options) -> None:
-    """Rewrites one of Dynamo's graphs in place, and records what was decided.
-
-    values  the inputs, as Dynamo passes them with the module
-    """
+def use_factors(module: fx.GraphModule, inputs: Inputs, options: Options) -> None:
+    """Rewrites one of Dynamo's graphs, which has these inputs, in place, and records what was decided."""
     graph = module.graph
     if STRUCTURED_WEIGHTS in options.disable or options.schedule != "auto" or not _may_have(graph):
         return
-    inputs = Inputs.of(module, values)
     placeholders = graph.find_nodes(op="placeholder")
     statics = {placeholders[n]: static.tensor for n, static in inputs.statics.items()}
     names = {placeholders[n]: name for n, name in inputs.names.items()}

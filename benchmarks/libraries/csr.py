@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.operations import Way, library, rows_of, torch_csr
+from benchmarks.workloads.search import BEST
 
 warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
 
@@ -57,6 +58,23 @@ def gat(a: Any, x: Tensor, w: Tensor, to: Tensor, source: Tensor) -> Callable[[]
     return call
 
 
-WAYS: dict[str, Way] = {"spmv": product, "spmm": product, "sddmm": sddmm, "spgemm": spgemm, "gcn": gcn, "gat": gat}
+def search(a: Any, queries: Any) -> Callable[[], Tensor]:
+    """Sparse queries multiply an index, which has the documents of each word."""
+    if isinstance(queries, Tensor):
+        matrix, turned = torch_csr(a), queries.t().contiguous()
+        return lambda: (matrix @ turned).t().topk(BEST).values
+    index, given = torch_csr(a.T.tocsr()), torch_csr(queries)
+    return lambda: (given @ index).to_dense().topk(BEST).values
+
+
+WAYS: dict[str, Way] = {
+    "spmv": product,
+    "spmm": product,
+    "sddmm": sddmm,
+    "spgemm": spgemm,
+    "gcn": gcn,
+    "gat": gat,
+    "search": search,
+}
 
 CONTENDER = library("torch.sparse CSR", WAYS)

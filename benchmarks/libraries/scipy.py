@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.operations import library
+from benchmarks.workloads.search import BEST
 
 
 def missing() -> str | None:
@@ -32,4 +33,16 @@ def gcn(a: Any, x: Any, *parameters: Tensor) -> Callable[[], Any]:
     return lambda: a @ (np.maximum(a @ (features @ w1) + b1, 0) @ w2) + b2
 
 
-CONTENDER = library("SciPy", {"spmv": product, "spmm": product, "spgemm": spgemm, "gcn": gcn}, missing)
+def search(a: Any, queries: Any) -> Callable[[], Any]:
+    """Sparse queries multiply an index, which has the documents of each word."""
+    index, turned = (a, queries.t().numpy()) if isinstance(queries, Tensor) else (a.T.tocsr(), queries)
+
+    def call() -> Any:
+        rows = (index @ turned).T if isinstance(turned, np.ndarray) else (turned @ index).toarray()
+        best = np.argpartition(rows, -BEST, axis=1)[:, -BEST:]
+        return -np.sort(-np.take_along_axis(rows, best, 1), axis=1)
+
+    return call
+
+
+CONTENDER = library("SciPy", {"spmv": product, "spmm": product, "spgemm": spgemm, "gcn": gcn, "search": search}, missing)

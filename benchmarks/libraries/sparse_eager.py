@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.contenders.sparse import missing
 from benchmarks.operations import Way, library
+from benchmarks.workloads.search import BEST
 
 if TYPE_CHECKING:
     from gossamer import SparseTensor
@@ -33,7 +34,18 @@ def gcn(a: SparseTensor, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tens
     return a @ (F.relu(a @ (x @ w1) + b1) @ w2) + b2
 
 
+def search(a: SparseTensor, queries: Tensor) -> Tensor:
+    """Sparse queries multiply an index, which has the documents of each word."""
+    scores = (a @ queries.t()).t() if type(queries) is Tensor else (queries @ a).to_dense()
+    return scores.topk(BEST).values
+
+
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {"spmv": product, "spmm": product, "sddmm": sddmm, "spgemm": spgemm, "gcn": gcn}
+
+
+def indexed(a: Any, queries: Any) -> Callable[[], Tensor]:
+    operands = ours(a if isinstance(queries, Tensor) else a.T.tocsr(), queries)
+    return lambda: search(*operands)
 
 
 def ours(a: Any, *operands: Any) -> list[Tensor]:
@@ -51,4 +63,6 @@ def eager(function: Callable[..., Tensor]) -> Way:
     return way
 
 
-CONTENDER = library("Gossamer, eager", {name: eager(function) for name, function in FUNCTIONS.items()}, missing)
+CONTENDER = library(
+    "Gossamer, eager", {name: eager(function) for name, function in FUNCTIONS.items()} | {"search": indexed}, missing
+)

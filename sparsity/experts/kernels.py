@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.dialects.experts import RoutedGradientOp, RoutedHiddenOp, RoutedOuterOp, RoutedProductOp, RoutedSumOp
+from gossamer.dialects.experts import (
+    RoutedGradientOp,
+    RoutedHiddenOp,
+    RoutedOp,
+    RoutedOuterOp,
+    RoutedProductOp,
+    RoutedSumOp,
+)
 from gossamer.runtime.experts.routes import Routes
 from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.region_kernel import RegionKernel
@@ -83,10 +90,16 @@ def _lanes() -> int:
 
 def one_expert(dtype: torch.dtype, columns: int) -> RegionKernel:
     """The kernel of a product with one expert of so many columns: of x, the weight, no scales, no bias, and the routes."""
-    types = dtype, dtype, torch.float32, torch.float32, torch.int64, torch.int64, dtype
+    return float_kernel(RoutedProductOp, dtype, columns, 1, False)
+
+
+def float_kernel(op: type[RoutedOp], dtype: torch.dtype, columns: int, top: int, turned: bool, **more: Any) -> RegionKernel:
+    """The kernel of an op on floats of one type, for weights of so many columns, row by row or `turned`."""
+    others = {RoutedProductOp: (dtype,), RoutedHiddenOp: (dtype, dtype), RoutedSumOp: (torch.float32,) * 2}[op]
+    types = dtype, dtype, torch.float32, torch.float32, torch.int64, torch.int64, *others
     dots = _multiplies_pairs(dtype) and columns % 2 == 0
-    attributes = ("top", 1), ("dots", int(dots)), ("four", 0), ("group", 0), ("turned", 0)
-    kernel = kernel_on(torch.device("cpu"), op_ir, (RoutedProductOp, types, (), attributes), schedule_of(RoutedProductOp))
+    attributes = {**more, "top": top, "dots": int(dots), "four": 0, "group": 0, "turned": int(turned)}
+    kernel = kernel_on(torch.device("cpu"), op_ir, (op, types, (), tuple(attributes.items())), schedule_of(op))
     assert isinstance(kernel, RegionKernel)
     return kernel
 

@@ -2,10 +2,6 @@
 
 import copy
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -95,36 +91,6 @@ def test_a_model_without_zeros_is_refused() -> None:
 def test_a_region_of_a_program_that_is_gone_is_told_so() -> None:
     with pytest.raises(gossamer.CompileError, match="belongs to a program that is gone"):
         torch.ops.gossamer.exported([torch.randn(2, 2)], "0123")
-
-
-LOADED = """
-import resource, sys, torch
-tokens, expected, path = *torch.load(sys.argv[1]), sys.argv[2]
-model = torch._inductor.aoti_load_package(path)
-assert not [name for name in sys.modules if name.startswith("gossamer")]
-for batch, wanted in zip(tokens, expected, strict=True):
-    torch.testing.assert_close(model(batch), wanted, rtol=1e-4, atol=1e-5)
-peaks = []
-for n in range(24):
-    model = torch._inductor.aoti_load_package(path)
-    model(tokens[0])
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-assert peaks[-1] - peaks[3] < 4096, peaks
-print("all is there")
-"""
-
-
-def test_a_package_runs_where_gossamer_is_not_loaded(tmp_path: Path) -> None:
-    model, tokens = classifier()
-    program = gossamer.export(model, (tokens,), dynamic_shapes=BATCH, options=OPTIONS)
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    batches = [torch.randint(50, (batch, 7)) for batch in (3, 1, 40)]
-    with torch.no_grad():
-        torch.save((batches, [model(each) for each in batches]), tmp_path / "expected.pt")
-    surroundings = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # torch imports plug-ins otherwise
-    command = [sys.executable, "-c", LOADED, tmp_path / "expected.pt", package]
-    done = subprocess.run(command, env=surroundings, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "all is there" in done.stdout, done.stderr
 
 
 def test_a_package_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""Whole models through gossamer.export: types, layouts, copies, sizes and numbers that are none."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import gossamer
+from gossamer.backend.report.report import collect
+from tests.backend.harness import prune_
+from tests.backend.packages import check_in_a_fresh_process
+from tests.backend.test_export import calls
+from tests.backend.test_quantized import quantized_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+OPTIONS = {"min_gain": 0, "strict": True}
+BATCH = ({0: Dim("batch", min=0, max=999)},)
+
+
+def perceptron(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return prune_(nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 48))).eval().to(dtype)
+
+
+def exported(model: nn.Module, x: Tensor, **named: object) -> torch.export.ExportedProgram:
+    with collect() as found:
+        program = gossamer.export(model, (x,), options=OPTIONS, **named)  # type: ignore[arg-type]
+    assert calls(program) and any(each.sparse for each in found.decisions)
+    return program
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2, 17, 131])
+def test_batches_of_any_size_go_through_one_program(batch: int) -> None:
+    model, x = perceptron(), torch.randn(batch, 64)
+    found = exported(model, torch.randn(5, 64), dynamic_shapes=BATCH).module()(x)
+    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_stay_in_their_row_and_are_those_of_the_compiled_model(number: float) -> None:
+    model, x = perceptron(), torch.randn(5, 64)
+    x[2, 7] = number
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="sparse", options={**OPTIONS, "dense": "eager"})(x)
+        found, expected = exported(model, torch.randn(5, 64)).module()(x), model(x)
+    torch.testing.assert_close(found, compiled, rtol=1e-4, atol=1e-6, equal_nan=True)
+    others = [0, 1, 3, 4]
+    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=1e-5)
+    assert not found[2].isfinite().all()
+
+
+def test_a_model_in_bf16_is_exported() -> None:
+    model, x = perceptron(torch.bfloat16), torch.randn(5, 64, dtype=torch.bfloat16)
+    found = exported(model, x).module()(x)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), model.float()(x.float()), rtol=3e-2, atol=3e-2)
+
+
+def test_a_model_of_integers_is_exported() -> None:
+    model, x = quantized_model(), torch.randn(2, 9, 70)
+    torch.testing.assert_close(exported(model, x).module()(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_copy_of_a_model_is_exported_like_the_model() -> None:
+    model, x = perceptron(), torch.randn(5, 64)
+    programs = [exported(each, x).module() for each in (model, copy.deepcopy(model))]
+    assert torch.equal(programs[0](x), programs[1](x))
+
+
+def test_masks_are_applied_before_the_export() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 48)).eval(), torch.randn(5, 64)
+    model = gossamer.sparsify(model, "magnitude", density=0.2)
+    torch.testing.assert_close(exported(model, x).module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Images(nn.Module):
+    """Convolutions, pooling and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 24, 1), nn.Linear(24, 10)
+        prune_flat(self.first), prune_flat(self.second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(torch.relu(self.first(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def prune_flat(layer: nn.Conv2d) -> None:
+    layer.weight *= torch.rand_like(layer.weight) < 0.2
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_images_in_either_layout_are_exported(channels_last: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model, x = Images().eval().to(memory_format=layout), torch.randn(2, 16, 9, 7).to(memory_format=layout)
+    program = exported(model, x, dynamic_shapes=({0: Dim("batch", min=1, max=99)},))
+    other = torch.randn(3, 16, 9, 7).to(memory_format=layout)
+    torch.testing.assert_close(program.module()(other), model(other), rtol=1e-4, atol=1e-4)
+    if channels_last:
+        check_in_a_fresh_process(program, model, [(x,), (other,)], tmp_path)

@@ -1,0 +1,108 @@
+"""Packages of AOTInductor with kernels inside: loaded by Python and C++, many times, and refused by other processors."""
+
+import copy
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import gossamer
+from gossamer.backend.deploy import archive
+from tests.backend.packages import run_apart
+from tests.backend.test_export import BATCH, OPTIONS, calls, classifier
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+TORCH = Path(torch.__file__).parent
+LOADED = """
+import resource, sys, torch
+tokens, expected, path = *torch.load(sys.argv[1]), sys.argv[2]
+model = torch._inductor.aoti_load_package(path)
+assert not [name for name in sys.modules if name.startswith("gossamer")]
+for batch, wanted in zip(tokens, expected, strict=True):
+    torch.testing.assert_close(model(batch), wanted, rtol=1e-4, atol=1e-5)
+peaks = []
+for n in range(64):
+    model = torch._inductor.aoti_load_package(path)
+    model(tokens[0])
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+assert peaks[-1] - peaks[15] < 2048, peaks
+print("all is there")
+"""
+MAIN = """
+#include <ATen/ATen.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <cstdio>
+
+int main(int, char **names) {
+  c10::InferenceMode mode;
+  torch::inductor::AOTIModelPackageLoader loader(names[1]);
+  at::Tensor tokens = at::arange(40 * 7).remainder(50).view({40, 7});
+  at::Tensor found = loader.run({tokens}).at(0).contiguous();
+  FILE *file = std::fopen(names[2], "wb");
+  std::fwrite(found.data_ptr(), sizeof(float), found.numel(), file);
+  return std::fclose(file);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of a classifier, beside what it gives for several batches."""
+    folder = tmp_path_factory.mktemp("package")
+    model, tokens = classifier()
+    program = gossamer.export(copy.deepcopy(model), (tokens,), dynamic_shapes=BATCH, options=OPTIONS)
+    assert calls(program) == 1
+    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+    batches = [torch.randint(50, (batch, 7)) for batch in (3, 1, 40)]
+    with torch.no_grad():
+        torch.save((batches, [model(each) for each in batches]), folder / "expected.pt")
+    return folder / "model.pt2"
+
+
+def test_a_package_runs_where_gossamer_is_not_loaded(package: Path) -> None:
+    assert "all is there" in run_apart(LOADED, package.with_name("expected.pt"), package)
+
+
+def test_a_program_in_cpp_loads_a_package(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "main.cpp").write_text(MAIN)
+    includes = [f"-I{TORCH / 'include'}", f"-I{TORCH / 'include/torch/csrc/api/include'}"]
+    libraries = [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    main = tmp_path / "main"
+    archive.run_tool(archive.compiler(), "-std=c++20", "-O0", *includes, tmp_path / "main.cpp", *libraries, "-o", main)
+    subprocess.run([main, package, tmp_path / "found"], check=True, timeout=300)
+    found = torch.frombuffer(bytearray((tmp_path / "found").read_bytes()), dtype=torch.float32).view(40, 48)
+    torch.testing.assert_close(found, _expected(), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def _expected() -> Tensor:
+    found: Tensor = classifier()[0](torch.arange(40 * 7).remainder(50).view(40, 7))
+    return found
+
+
+def test_a_processor_that_lacks_a_feature_is_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A leaf that no processor has.
+    monkeypatch.setitem(archive.FEATURES, "telepathy", (0x7FFFFFFF, 0, 1, 5, 0))
+    needed = archive.needed
+    monkeypatch.setattr(archive, "needed", lambda target: [*needed(target), "telepathy"])
+    model, tokens = classifier()
+    program = gossamer.export(model, (tokens,), options=OPTIONS)
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    told = run_apart(REFUSED, package)
+    assert "and this processor lacks telepathy: export it" in told
+
+
+REFUSED = """
+import sys, torch
+sys.stderr = sys.stdout
+import os
+os.dup2(1, 2)
+try:
+    torch._inductor.aoti_load_package(sys.argv[1])
+except RuntimeError as problem:
+    print(problem)
+else:
+    raise AssertionError("it was loaded")
+"""
