@@ -108,10 +108,8 @@ class Target:
     def machine(self) -> llvm.TargetMachine:
         """LLVM's target machine at the target's level, for code that can lie anywhere."""
         initialize()
-        # LLVM's quick way from IR to machine code, which is that of level 0, aborts the process at tiles of AMX.
-        level = max(self.level, 1) if "+amx-tile" in self.features.split(",") else self.level
         return llvm.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=level, reloc="pic", codemodel="small"
+            cpu=self.cpu, features=self.features, opt=self.level, reloc="pic", codemodel="small"
         )
 
 

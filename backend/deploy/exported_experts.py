@@ -26,10 +26,10 @@ from gossamer.backend.run.listed_experts import listed_mlp
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.experts import RoutedHiddenOp, RoutedProductOp, RoutedSumOp
 from gossamer.dialects.open_ops import SortKeysOp
+from gossamer.runtime.experts.activations import hidden_size
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, schedule_of
-from gossamer.sparsity.experts.activations import hidden_size
 from gossamer.sparsity.experts.expert_weights import Weight
 from gossamer.sparsity.experts.kernels import float_kernel, served
 
@@ -113,6 +113,7 @@ def _listed(node: fx.Node, inputs: Inputs) -> int:
 
 
 def _constant(emit: Emitter, node: fx.Node, name: str, value: torch.Tensor) -> fx.Node:
+    assert node.graph.owning_module is not None
     node.graph.owning_module.register_buffer(name, value.detach())
     with node.graph.inserting_before(node):
         made = node.graph.get_attr(name)

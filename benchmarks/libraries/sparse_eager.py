@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,8 +44,8 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {"spmv": product, "spmm": product,
 
 
 def indexed(a: Any, queries: Any) -> Callable[[], Tensor]:
-    operands = ours(a if isinstance(queries, Tensor) else a.T.tocsr(), queries)
-    return lambda: search(*operands)
+    index, asked = ours(a if isinstance(queries, Tensor) else a.T.tocsr(), queries)
+    return lambda: search(cast("SparseTensor", index), asked)
 
 
 def ours(a: Any, *operands: Any) -> list[Tensor]:
