@@ -156,7 +156,7 @@ def _product(node: fx.Node, inputs: Inputs) -> int:
 
 def _routes(emit: Emitter, experts: fx.Node, count: int) -> tuple[fx.Node, fx.Node]:
     """Where the slots of each expert begin in their order, and the order."""
-    keys = emit(aten.clamp.default, experts, 0, count - 1)
+    keys = emit(aten.clamp_max.default, emit(aten.clamp_min.default, experts, 0), count - 1)
     keys = emit(prims.convert_element_type.default, emit(aten.reshape.default, keys, [-1]), torch.int64)
     types = (torch.int64,) * 3
     kernel = kernel_on(torch.device("cpu"), op_ir, (SortKeysOp, types, (), ()), schedule_of(SortKeysOp))
