@@ -61,6 +61,8 @@ def test_the_sums_of_a_tile_stay_in_registers(name: str, element: str) -> None:
     lanes = target.vector_bits // (64 if element == "f64" else 32)
     for vectors in (2, 1):
         loops = innermost_loops(text, f"region_tile{vectors * lanes}")
+        # The loop over rows divides for gelu. It seems innermost where LLVM puts the loops over nonzeros behind it.
+        loops = [loop for loop in loops if not any(re.search(r"\s(vdivp[sd]|fdiv)\s", line) for line in loop)]
         products = [loop for loop in loops if any(re.search(FMA[name], line) for line in loop)]
         counts = [sum(bool(re.search(FMA[name], line)) for line in loop) for loop in products]
         assert counts
