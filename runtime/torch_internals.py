@@ -118,10 +118,6 @@ def _empty_strided(sizes: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor
     return torch.empty_strided(sizes, strides, dtype=dtype)
 
 
-def _untraced(*_: Any, **__: Any) -> Any:
-    raise GossamerError("this torch has no graph of Dynamo's for torch.export")
-
-
 def _in_transform() -> bool:
     """By the one of two names that is there."""
     found = (_get(name) for name in ("layers_of_transforms", "transforms_active"))
@@ -291,7 +287,7 @@ PRIVATE = {
         "torch.fx.experimental.proxy_tensor:_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", "letting go of the last one", EXPORT, {}
     ),
     "export_to_torch_ir": Private(
-        "torch.export._trace:_export_to_torch_ir", "a graph of Dynamo's for it", WITHOUT_ZEROS, _untraced
+        "torch.export._trace:_export_to_torch_ir", "a graph of Dynamo's for it", WITHOUT_ZEROS, _refusing(WITHOUT_ZEROS)
     ),
     "compiler_flags": Private(
         "torch.compiler:_is_exporting_flag", "whether it traces", EXPORT, SimpleNamespace(_is_exporting_flag=False),

@@ -3,9 +3,9 @@
     compiled(x, weight)                          eight Python functions, 10 µs, or 20 where the caches are cold
     code.current_callable([x, weight])           the last of them
 
-Those functions serve views, writes, duplicates and subclasses among the inputs and results. The first call tells whether a
-graph needs any of them: it does not, if its code gets the very inputs and gives the very results. Dynamo's guards see to it
-that later calls are alike.
+Those functions serve views, writes, duplicates and subclasses among the inputs and results. The first call shows whether a
+graph needs them. If Inductor's code gets the very inputs of the call and returns its very results, it does not. Dynamo's guards
+keep later calls alike.
 """
 
 import threading
@@ -21,9 +21,10 @@ Function = Callable[..., Sequence[Any]]
 
 
 def bare(compiled: Function) -> Function:
-    """A function that does what this one does, which has no effects; itself where it has more code than Inductor's.
+    """Returns a shorter way to the code of a compiled graph, which has no effects.
 
-    To be called while it is compiled. Where gradients are enabled, and while somebody profiles, it takes the long way.
+    Call it right after compilation, under the same autocast. It returns the function itself if that calls more than one piece
+    of Inductor's code. While gradients are enabled or a profiler runs, the shorter way is not taken.
     """
     around = [*reached(compiled)]
     codes = [each for each in around if isinstance(each, CompiledFxGraph)]

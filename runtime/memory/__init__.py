@@ -1,1 +1,1 @@
-"""Memory for arrays: on huge pages, and what is still mapped."""
+"""Memory for arrays: huge pages for large ones, and pages of earlier results for new results."""

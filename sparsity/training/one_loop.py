@@ -1,9 +1,9 @@
-"""Steps of torch's optimizers in one loop over all that a parameter has, whatever flags the user gave.
+"""Has torch's optimizers step a parameter and its state in one loop, whatever flags the user gave.
 
     AdamW(...), by default      a dozen operations, each of which reads and writes whole tensors
     AdamW(..., fused=True)      one loop, with the same results up to rounding
 
-torch takes the first on CPUs unless it is asked for the other.
+On CPUs, torch runs the first by default. `can_be_one_loop` says whether it can run the second, and `in_one_loop` asks for it.
 """
 
 from collections.abc import Iterable, Mapping
