@@ -1,5 +1,5 @@
-"""The ops of the kernel dialect for matrices whose entries are told by maps: `kernel.spread_mapped`, `kernel.collect_mapped` and
-`kernel.put_mapped`.
+"""The ops of the kernel dialect for matrices whose entries are told by maps: `kernel.spread_mapped`,
+`kernel.collect_mapped` and `kernel.put_mapped`.
 
 A map has a bit for each element, the lowest first, in words of as many bits as 64 bytes have elements: i16 for f32, i8 for f64.
 Rows are whole words.

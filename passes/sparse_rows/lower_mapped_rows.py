@@ -109,8 +109,10 @@ class _Mapped:
         return vector.bitcast(lanes, vector.broadcast(vector_of(1, bits.type), bits))
 
     def _expanded(self, line: _Lines) -> ir.Value:
-        """A vector with the values in the lanes of their bits. They are loaded first: the form of the instruction that loads is a
-        hundred times slower on AMD's Zen 4."""
+        """A vector with the values in the lanes of their bits.
+
+        They are loaded first: the form of the instruction that loads is a hundred times slower on AMD's Zen 4.
+        """
         packed = vector.maskedload(self.vec, self.values, [line.place], mask_of(self.lanes, line.count), zeros(self.vec))
         name = f"llvm.x86.avx512.mask.expand.{self.name}"
         return llvm.call_intrinsic(self.vec, name, [packed, zeros(self.vec), line.mask], [], [])
