@@ -159,7 +159,6 @@ class _Masked(torch.autograd.Function):
     def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         from gossamer.runtime.memory.warm_memory import empty  # models without hooks need nothing of these
         from gossamer.sparsity.compiler.kept_entries import KeptEntries
-        from gossamer.sparsity.compiler.spreading import spread
 
         ctx.save_for_backward(mask)
         kept = KeptEntries.known(mask) if counts_writes(weight) else None
@@ -167,7 +166,7 @@ class _Masked(torch.autograd.Function):
             return torch.mul(weight, mask, out=empty(weight.shape, weight.dtype))
         # A sparse kernel reads what the mask keeps anyway. To write it between zeros takes half as long as to multiply.
         values = kept.shared_values(weight, mask)
-        return spread(kept.positions, kept.coordinates, values, weight.shape[-1]).view(weight.shape)
+        return kept.spread(values, weight.shape[-1]).view(weight.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

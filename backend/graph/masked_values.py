@@ -59,8 +59,7 @@ class MaskedValues:
             kept, stored = KeptEntries.of(mask), (mask.detach() != 0).flatten()
             numbers = torch.where(stored, stored.cumsum(0) - 1, -1)
             ordered = in_order(packed, kept.positions, kept.coordinates.numel(), torch.where(places < 0, -1, numbers[places]))
-            if isinstance(ordered, InOrder):
-                return cls(number, ordered, kept, None)
+            return cls(number, ordered if isinstance(ordered, InOrder) else ordered.int(), kept, None)
         whole = bool(((factors == 1) | (places < 0)).all())
         return cls(number, places.int(), None, None if whole else factors.to(dtype))
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.compiler.kept_entries import KeptEntries
-from gossamer.sparsity.compiler.spreading import spread
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
 
@@ -19,7 +18,7 @@ def _on_cpu(g: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     kept = KeptEntries.of(mask)
     values = sampled_over_tokens(kept.positions, kept.coordinates, g.contiguous(), x.contiguous())
     values = values if kept.factors is None else values.mul_(kept.factors)
-    return spread(kept.positions, kept.coordinates, values, mask.shape[1])
+    return kept.spread(values, mask.shape[1])
 
 
 masked_gradient = Operation(

@@ -15,6 +15,7 @@ import gossamer.dialects.experts
 import gossamer.dialects.heads
 import gossamer.dialects.open_ops
 import gossamer.dialects.points
+import gossamer.dialects.row_maps
 import gossamer.dialects.token_tiles  # noqa: F401  # ops belong to the dialect as soon as they are defined
 from gossamer.dialects.kernel import KernelDialect
 

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.compiler.spreading import collect, collect_counted, put
+from gossamer.sparsity.compiler.spreading import collect, collect_counted, map_of, put, spread
 
 
 @dataclass(frozen=True, eq=False)
 class KeptEntries:
-    """What a mask keeps as CSR, and the factors, None where all are 1."""
+    """What a mask keeps as CSR, the factors, None where all are 1, and maybe a map (see `map_of`)."""
 
     positions: Tensor
     coordinates: Tensor
     factors: Tensor | None
+    map: Tensor | None
 
     @classmethod
     def of(cls, mask: Tensor) -> "KeptEntries":
@@ -38,7 +39,7 @@ class KeptEntries:
         torch.cumsum(kept.sum(1), 0, out=positions[1:])
         factors = mask.flatten()[places]
         whole = bool((factors == 1).all())
-        return cls(positions, (places % max(mask.shape[1], 1)).int(), None if whole else factors)
+        return cls(positions, (places % max(mask.shape[1], 1)).int(), None if whole else factors, map_of(kept))
 
     def shared_values(self, matrix: Tensor, mask: Tensor) -> Tensor:
         """As `values`, for all who ask while nobody writes to the matrix or to the mask; to be read only."""
@@ -47,23 +48,27 @@ class KeptEntries:
 
     def values(self, matrix: Tensor) -> Tensor:
         """Those of a contiguous matrix, times the factors."""
-        values = collect(self.positions, self.coordinates, matrix.detach())
+        values = collect(self.positions, self.coordinates, matrix.detach(), self.map)
         return values if self.factors is None else values.mul_(self.factors.to(matrix.dtype))
 
     def collected(self, tensor: Tensor) -> Tensor:
         """Those of a tensor of the mask's elements, maybe with more dimensions, as they are."""
-        return collect(self.positions, self.coordinates, self._matrix(tensor))
+        return collect(self.positions, self.coordinates, self._matrix(tensor), self.map)
 
     def collected_alone(self, tensor: Tensor) -> Tensor | None:
         """The same; None if any element that the mask hides is not 0."""
-        values, others = collect_counted(self.positions, self.coordinates, self._matrix(tensor))
+        values, others = collect_counted(self.positions, self.coordinates, self._matrix(tensor), self.map)
         return None if others else values
+
+    def spread(self, values: Tensor, columns: int) -> Tensor:
+        """A matrix of so many columns with them, 0 elsewhere."""
+        return spread(self.positions, self.coordinates, values, columns, self.map)
 
     def put(self, values: Tensor, tensor: Tensor) -> None:
         """Writes them to such a tensor, and nothing else. torch counts the write."""
         tensor = tensor.detach()
         dense = tensor.contiguous()
-        put(self.positions, self.coordinates, values.detach(), self._matrix(dense))
+        put(self.positions, self.coordinates, values.detach(), self._matrix(dense), self.map)
         if not tensor.is_contiguous():
             tensor.copy_(dense)
 

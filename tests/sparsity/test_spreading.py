@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gossamer.sparsity.compiler.spreading import collect, collect_counted, put, spread
+from gossamer.runtime.target import host
+from gossamer.sparsity.compiler.spreading import collect, collect_counted, map_of, put, spread
 from tests.sparsity.made import team_of
 
 
@@ -68,3 +69,30 @@ def test_entries_are_put_into_a_matrix_and_what_is_beside_them_is_counted(dtype:
             dense.view(-1)[(~kept).flatten().nonzero()[:others]] = torch.nan
             found, beside = collect_counted(starts, places.int(), dense)
         assert torch.equal(found, values) and beside == others
+
+
+@pytest.mark.skipif(host().vector_bits < 512, reason="maps are for AVX-512")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_map_tells_the_same_entries(dtype: torch.dtype, threads: int) -> None:
+    for rows, columns, density in ((5, 16, 0.5), (37, 48, 0.3), (2, 1040, 0.5), (1100, 1024, 0.05), (3, 32, 1.0)):
+        kept, starts, places = kept_of(rows, columns, density)
+        entries, map = (starts, places.int()), map_of(kept)
+        assert map is not None
+        values, given = torch.randn(int(kept.sum()), dtype=dtype), torch.randn(rows, columns, dtype=dtype)
+        values[:1], values[-1:] = torch.nan, torch.inf
+        with team_of(threads):
+            for _ in range(2):  # in memory that an earlier result has given up
+                dense = spread(*entries, values, columns, map)
+                torch.testing.assert_close(dense, spread(*entries, values, columns), rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(collect(*entries, given, map), given[kept])
+            found, others = collect_counted(*entries, given, map)
+            assert torch.equal(found, given[kept]) and others == int((given[~kept] != 0).sum())
+            expected = given.masked_scatter(kept, values)
+            put(*entries, values, given, map)
+        torch.testing.assert_close(given, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_nothing_is_mapped_where_coordinates_are_as_fast() -> None:
+    kept, _, _ = kept_of(300, 64, 0.001)
+    assert map_of(kept) is None and map_of(torch.ones(4, 40, dtype=torch.bool)) is None
