@@ -30,6 +30,7 @@ LIFETIMES = "freeing what compiled code calls when the code goes"
 ALLOCATION = "allocation as Inductor's"
 STREAMS = "the short way to CUDA's current stream"
 AGAIN = "compiling a graph again for gradients of models in eval mode, or when empty rows have changed"
+LOADED = "gossamer.load_package"
 PACKAGES = "the warning at packages of AOTInductor, which are dense"
 BREAKS = "graph breaks in reports, and warnings of them"
 ANEW = "compiling anew what has become sparse, or dense again"
@@ -196,6 +197,8 @@ PRIVATE = {
     "ahead_of_time": Private(
         "torch._inductor:aot_compile", "who makes a package", PACKAGES, SimpleNamespace(), changing=True
     ),
+    "package_loader": Private("torch._C._aoti:AOTIModelPackageLoader", "what loads one", LOADED),
+    "treespec_loads": Private("torch.utils._pytree:treespec_loads", "what it takes and gives", LOADED),
     # SparseTensors
     "make_wrapper_subclass": Private("torch:Tensor._make_wrapper_subclass", "a tensor of several", SPARSE_TENSORS),
     "set_throw_on_mutable_data_ptr": Private(

@@ -134,7 +134,7 @@ def check(name):
             refuses(lambda: gossamer.SparseTensor.from_dense(matrix), feature)
         else:
             sparse_tensors(gossamer.SparseTensor.from_dense(matrix), matrix, vector, feature)
-        not_met = names.STREAMS, names.DDP, names.EXCHANGE, names.SHARDED, names.ANEW, names.WITHOUT_ZEROS  # below
+        not_met = names.STREAMS, names.DDP, names.EXCHANGE, names.SHARDED, names.ANEW, names.WITHOUT_ZEROS, names.LOADED
         if feature in not_met:
             getattr(fence, name)
         linear = torch.nn.Linear(64, 48).eval()
