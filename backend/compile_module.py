@@ -21,7 +21,8 @@ from gossamer.backend.structures import kronecker_weights
 from gossamer.backend.structures.rewrite import use_factors
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.modules.given_back import give_back
-from gossamer.runtime.torch_internals import INDUCTOR, off
+from gossamer.runtime.torch_internals import off
+from gossamer.runtime.torch_names import INDUCTOR
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from gossamer.runtime import cache_files, disk_cache, records
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.packers.nonzeros import nonzero_mask
 from gossamer.runtime.target import host
-from gossamer.runtime.torch_internals import CACHE, is_traceable_wrapper_subclass, off
+from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass, off
+from gossamer.runtime.torch_names import CACHE
 from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")

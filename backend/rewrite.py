@@ -23,7 +23,8 @@ from gossamer.backend.graph.strides import orders_of_results, restore_results
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
-from gossamer.runtime.torch_internals import REGIONS, CustomGraphPass, disable_current_modes, off
+from gossamer.runtime.torch_internals import CustomGraphPass, disable_current_modes, off
+from gossamer.runtime.torch_names import REGIONS
 
 
 class SparseRewrite(CustomGraphPass):

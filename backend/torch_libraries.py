@@ -22,7 +22,8 @@ import torch
 
 from gossamer.runtime import cache_files, disk_cache
 from gossamer.runtime.target import host
-from gossamer.runtime.torch_internals import LIBRARIES, off
+from gossamer.runtime.torch_internals import off
+from gossamer.runtime.torch_names import LIBRARIES
 
 log = logging.getLogger("gossamer")
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gossamer.dialects.format import Format
     from gossamer.hub.merge import merge
     from gossamer.hub.sparse_config import SparseConfig
+    from gossamer.packages import load_package
     from gossamer.sparsity.bags.row_wise_adagrad import RowWiseAdagrad
     from gossamer.sparsity.checkpoints.save_load import load, save
     from gossamer.sparsity.experts.routed_linear import routed_linear
@@ -89,6 +90,7 @@ _HOMES = {
     "graph_attention": "gossamer.sparsity.tensor.graph_attention",
     "implements": "gossamer.sparsity.tensor.extension",
     "load": "gossamer.sparsity.checkpoints.save_load",
+    "load_package": "gossamer.packages",
     "distill": "gossamer.sparsity.training.distill",
     "DistillationLoss": "gossamer.sparsity.training.distill",
     "merge": "gossamer.hub.merge",
@@ -145,6 +147,7 @@ __all__ = [
     "graph_attention",
     "implements",
     "load",
+    "load_package",
     "merge",
     "prepare",
     "profile",

@@ -26,7 +26,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import DIRECT_CALLS, off, profiler, set_version_counter
+from gossamer.runtime.torch_internals import off, profiler, set_version_counter
+from gossamer.runtime.torch_names import DIRECT_CALLS
 from gossamer.runtime.watching.calls import Wrap, watchable
 
 KERNELS: dict[str, Callable[..., Any]] = {}

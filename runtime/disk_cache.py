@@ -29,7 +29,8 @@ from typing import Any
 
 from gossamer.runtime import cache_files
 from gossamer.runtime.cache_key import SIGNATURE_BYTES, is_signature, signature
-from gossamer.runtime.torch_internals import PORTABLE_CACHE, CacheArtifact, CacheArtifactFactory, CacheArtifactManager, off
+from gossamer.runtime.torch_internals import CacheArtifact, CacheArtifactFactory, CacheArtifactManager, off
+from gossamer.runtime.torch_names import PORTABLE_CACHE
 
 log = logging.getLogger("gossamer")
 

@@ -22,14 +22,8 @@ from gossamer.dialects.signature import Declared, Given, Known, Signature, plain
 from gossamer.runtime.direct_call import KERNELS, REMEMBER_FLOATS, dispatched, enable
 from gossamer.runtime.elements import ELEMENTS
 from gossamer.runtime.modules.when_loaded import when_loaded
-from gossamer.runtime.torch_internals import (
-    UNTRACED,
-    FrameAction,
-    FrameExecStrategy,
-    SingleLevelFunction,
-    off,
-    set_code_exec_strategy,
-)
+from gossamer.runtime.torch_internals import FrameAction, FrameExecStrategy, SingleLevelFunction, off, set_code_exec_strategy
+from gossamer.runtime.torch_names import UNTRACED
 from gossamer.runtime.watching.names import name_of
 
 LIBRARY = torch.library.Library("gossamer", "FRAGMENT")

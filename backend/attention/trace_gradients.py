@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gossamer.backend.report.compilation import is_traced_for
-from gossamer.runtime.torch_internals import ATTENTION, off, validate_flex_device
+from gossamer.runtime.torch_internals import off, validate_flex_device
+from gossamer.runtime.torch_names import ATTENTION
 
 
 def trace_flex_gradients(backend: object) -> None:

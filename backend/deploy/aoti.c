@@ -38,6 +38,10 @@ static int seen(Tensor given, struct tensor *found) {
   return new_tensor(found) || aoti_torch_copy_(found->handle, given, 0);
 }
 
+/* A library with objects of threads that wait for their end is never unloaded. The linker has Inductor's code ask here; its only
+   such object is the text of a thread's last error, which is lost with the library. */
+HIDDEN int __wrap___cxa_thread_atexit(void (*destroy)(void *), void *object, void *library) { return 0; }
+
 /* Why this processor cannot run the model; NULL while the library is opened, too. */
 HIDDEN const char *gossamer_refusal(void) { return looked && refused() ? refusal : NULL; }
 

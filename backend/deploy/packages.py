@@ -22,6 +22,9 @@ from gossamer.dialects.settings import LIBRARY_PATH
 from gossamer.runtime.torch_internals import ahead_of_time, inductor_config
 
 _MARK = "_gossamer_links_kernels"
+_LOADED = "AOTInductor*"
+"""What torch's loader looks for. The linker hides everything else, because templates of C++ that a library shows are unique in
+the process, and a library that has such symbols is never unloaded."""
 _DECLARED = "int aoti_torch_cpu_exported(const AtenTensorHandle* operands, int64_t count, const char* key, ...)"
 
 
@@ -35,7 +38,7 @@ def watch_exports() -> None:
     def aot_compile(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
         if not (called := called_in(gm.graph)):
             return original(gm, *arguments, **named)
-        with linked(called, "aoti.c", "refuse.cpp", flags=("--wrap=aoti_torch_device_type_cpu",)):
+        with linked(called, "aoti.c", "refuse.cpp", public=_LOADED, flags=("--wrap=aoti_torch_device_type_cpu",)):
             return original(gm, *arguments, **named)
 
     setattr(aot_compile, _MARK, True)
@@ -73,6 +76,7 @@ def linked(
         if public is not None:
             (Path(folder) / "shown").write_text(f"{{ global: {public}; local: *; }};")
             flags = (*flags, f"--version-script={folder}/shown")
+        flags = (*flags, "--wrap=__cxa_thread_atexit")
         library += "".join(f" -Wl,{flag}" for flag in flags)  # Inductor writes -l before it, and splits all at spaces
         paths = os.pathsep.join(filter(None, [folder, LIBRARY_PATH.get()]))
         patches = {

@@ -92,7 +92,7 @@ def _is_in_blocks(call: Call, product: RowProduct | RowSample | None, inputs: In
 def _loops(call: Call, product: RowProduct | RowSample | None) -> list[str]:
     """The letters in the order of the loops, outermost first."""
     if product is None:
-        return dense_result_order([operand.operand for operand in call.operands])
+        return list(dense_result_order(tuple([operand.operand for operand in call.operands])))
     own = call.sparse[0].letters
     outer = [own[product.rows], own[1 - product.rows]]
     return [*outer, *(letter for operand in call.dense for letter in operand.letters if letter not in outer)][:3]

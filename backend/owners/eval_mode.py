@@ -13,7 +13,6 @@ import torch
 
 from gossamer.backend.owners.owners import Owners
 from gossamer.runtime.torch_internals import (
-    EVAL,
     AttrSource,
     GuardBuilder,
     dynamo_config,
@@ -22,6 +21,7 @@ from gossamer.runtime.torch_internals import (
     is_traceable_wrapper_subclass,
     off,
 )
+from gossamer.runtime.torch_names import EVAL
 
 
 def is_in_eval_mode(owners: Owners, inputs: Sequence[Any]) -> bool:

@@ -25,14 +25,8 @@ from gossamer.backend.owners.zeros import Zeros, has_zeros_to_see
 from gossamer.backend.report.graph_breaks import compiled_frame
 from gossamer.runtime.foreseen import is_in_training
 from gossamer.runtime.remembered import Made
-from gossamer.runtime.torch_internals import (
-    ANEW,
-    DeletedGuardManagerWrapper,
-    GuardManager,
-    LocalSource,
-    install_guard,
-    off,
-)
+from gossamer.runtime.torch_internals import DeletedGuardManagerWrapper, GuardManager, LocalSource, install_guard, off
+from gossamer.runtime.torch_names import ANEW
 
 _MOST_TOGETHER = 5
 """Guarded graphs of a function, where Dynamo counts those of all models together and stops at eight."""

@@ -3,7 +3,8 @@
 """
 
 from gossamer.backend.report.graph_breaks import compiled_frame
-from gossamer.runtime.torch_internals import MARKS, off
+from gossamer.runtime.torch_internals import off
+from gossamer.runtime.torch_names import MARKS
 
 
 def leave_out_profile_marks() -> None:

@@ -35,9 +35,12 @@ def gcn(a: SparseTensor, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tens
 
 
 def search(a: SparseTensor, queries: Tensor) -> Tensor:
-    """Sparse queries multiply an index, which has the documents of each word."""
-    scores = (a @ queries.t()).t() if type(queries) is Tensor else (queries @ a).to_dense()
-    return scores.topk(BEST).values
+    """Sparse queries multiply an index, which has the documents of each word. The scores are dense in both cases."""
+    if type(queries) is Tensor:
+        return (a @ queries.t()).t().topk(BEST).values
+    import gossamer
+
+    return gossamer.einsum("qw,wd->qd", queries, a, format="dense").topk(BEST).values
 
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {"spmv": product, "spmm": product, "sddmm": sddmm, "spgemm": spgemm, "gcn": gcn}

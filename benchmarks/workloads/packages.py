@@ -1,13 +1,12 @@
 """Packages of AOTInductor with the kernels of a pruned MiniLM inside, beside the compiled model: a call, and a start.
 
-The start is a new process: `load_s` are the seconds of aoti_load_package, `first_s` those of the first call.
+The start is a new process: `load_s` are the seconds of gossamer.load_package, `first_s` those of the first call.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,11 +24,12 @@ from benchmarks.workloads import minilm
 
 _START = """
 import json, sys, time
-import torch, torch._inductor.package
+import torch
 inputs = torch.load(sys.argv[2])
 torch.set_num_threads(int(sys.argv[3]))
 begin = time.perf_counter()
-model = torch._inductor.aoti_load_package(sys.argv[1])
+import gossamer
+model = gossamer.load_package(sys.argv[1])
 loaded = time.perf_counter()
 model(*inputs)
 print(json.dumps({"load_s": loaded - begin, "first_s": time.perf_counter() - loaded}))
@@ -40,8 +40,7 @@ def started(package: Path, inputs: Sequence[torch.Tensor]) -> dict[str, float]:
     """The seconds of a start."""
     torch.save(list(inputs), package.with_suffix(".inputs"))
     command = [sys.executable, "-W", "ignore", "-c", _START, package, package.with_suffix(".inputs"), torch.get_num_threads()]
-    known = os.environ | {"TORCHINDUCTOR_VEC_ISA_OK": "1"}  # or torch asks a compiler what the processor can do, for seconds
-    done = subprocess.run([*map(str, command)], env=known, capture_output=True, text=True, check=True)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -52,7 +51,7 @@ def prepare(problem: PrunedModel) -> Prepared:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         program = gossamer.export(problem.model, problem.inputs)
         package = Path(torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/model.pt2"))
-        loaded: Any = torch._inductor.aoti_load_package(str(package))
+        loaded: Any = gossamer.load_package(package)
         notes = {"package_bytes": package.stat().st_size, **started(package, problem.inputs)}
     return Prepared(lambda: loaded(*problem.inputs), lambda: notes)
 

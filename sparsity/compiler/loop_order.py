@@ -8,6 +8,7 @@ summed over comes before the last of them, so that a row of the result is collec
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -28,7 +29,8 @@ def sparse_result_order(operands: Sequence[Operand], result: Operand) -> list[st
     return [*levels[:-1], *summed, *levels[-1:]]
 
 
-def dense_result_order(operands: Sequence[Operand]) -> list[str]:
+@lru_cache(1024)
+def dense_result_order(operands: tuple[Operand, ...]) -> tuple[str, ...]:
     """An order that as many of the sparse operands as possible, first come first served, can be walked in."""
     before: dict[str, set[str]] = {letter: set() for operand in operands for letter in operand.letters}
     order = list(before)
@@ -44,7 +46,7 @@ def dense_result_order(operands: Sequence[Operand]) -> list[str]:
         except CycleError:
             continue
         before = more
-    return order
+    return tuple(order)
 
 
 def walkable(operand: Operand, order: Sequence[str]) -> Format:

@@ -22,8 +22,6 @@ from torch.autograd import forward_ad
 from gossamer.runtime.direct_call import KERNELS
 from gossamer.runtime.operations import LIBRARY, Node, untraced
 from gossamer.runtime.torch_internals import (
-    SPARSE_TENSORS,
-    TRANSFORMS,
     AutoDispatchBelowAutograd,
     after_autograd_keyset,
     enable_single_level_autograd_function,
@@ -32,6 +30,7 @@ from gossamer.runtime.torch_internals import (
     set_forward_gradients,
     transforms_active,
 )
+from gossamer.runtime.torch_names import SPARSE_TENSORS, TRANSFORMS
 from gossamer.sparsity.operations.dispatch import is_plain, watched
 
 Setup = Callable[[Any, Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]

@@ -15,7 +15,8 @@ _fixed: list[Tensor] = []
 
 def fix_sizes(kind: type[Tensor]) -> None:
     """Has Dynamo, which is loaded by this, do so for parameters of a class of tensors."""
-    from gossamer.runtime.torch_internals import OPTIMIZERS, OptimizerVariable, off
+    from gossamer.runtime.torch_internals import OptimizerVariable, off
+    from gossamer.runtime.torch_names import OPTIMIZERS
 
     method = vars(OptimizerVariable).get("var_getattr")
     if method is not None and not off(OPTIMIZERS):

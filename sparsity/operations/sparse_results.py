@@ -80,8 +80,9 @@ def conforming(operands: Sequence[Bound], order: Sequence[str]) -> list[Bound]:
         if each.format is not None:
             plain = unblocked(each.format, len(each.letters))
             format = walkable(Operand(each.letters, plain), order)
-            with sizes_stay_inside():
-                each = each if each.format == format else convert(each, format)
+            if each.format != format:
+                with sizes_stay_inside():
+                    each = convert(each, format)
         found.append(each)
     return found
 

@@ -201,7 +201,7 @@ def _sparse(expression: str, bound: Sequence[Bound], operands: Sequence[Tensor],
 
 def _dense(bound: Sequence[Bound], result: str) -> Tensor:
     if sum(operand.sparse for operand in bound) > 1:
-        bound = conforming(bound, dense_result_order([operand.operand for operand in bound]))
+        bound = conforming(bound, dense_result_order(tuple([operand.operand for operand in bound])))
     return einsum_dense(bound, result)
 
 

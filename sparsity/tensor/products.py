@@ -110,19 +110,23 @@ def _batched(left: Tensor, right: Tensor) -> Tensor:
 
 def _check_product(name: str, left: Tensor, right: Tensor, summed: int = -2) -> None:
     """ArgumentError unless left @ right can be taken: it sums over the last dimension of the one and `summed` of the other."""
-    found = f"{name} of {_described(left)} and {_described(right)}"
+    if problem := _problem(left, right, max(summed, -right.dim())):  # its text takes longer than a small product
+        raise ArgumentError(f"{name} of {_described(left)} and {_described(right)}: {problem}")
+
+
+def _problem(left: Tensor, right: Tensor, summed: int) -> str | None:
+    """Why a product cannot be taken; None if it can."""
     if not left.dim() or not right.dim():
-        raise ArgumentError(f"{found}: both need dimensions; multiply by a number with *")
-    summed = max(summed, -right.dim())
+        return "both need dimensions; multiply by a number with *"
     if not agree(left.shape[-1], right.shape[summed]):
         of_right = "the last" if summed == -1 else "the one before the last"
-        raise ArgumentError(f"{found}: the last size of the first must equal {of_right} of the second, {right.shape[summed]}")
-    try:
-        torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    except RuntimeError as problem:
-        raise ArgumentError(f"{found}: their batches, all sizes but the last two, must be equal or 1") from problem
-    if left.dtype != right.dtype:
-        raise ArgumentError(f"{found}: convert the operands to one dtype with .to()")
+        return f"the last size of the first must equal {of_right} of the second, {right.shape[summed]}"
+    if max(left.dim(), right.dim()) > 2:
+        try:
+            torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        except RuntimeError:
+            return "their batches, all sizes but the last two, must be equal or 1"
+    return None if left.dtype == right.dtype else "convert the operands to one dtype with .to()"
 
 
 def _described(tensor: Tensor) -> str:

@@ -17,13 +17,13 @@ from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.runtime.operations import one_node, untraced
 from gossamer.runtime.torch_internals import (
-    SPARSE_TENSORS,
     is_fake,
     make_wrapper_subclass,
     refusal,
     set_throw_on_mutable_data_ptr,
     temporarily_clear_interpreter_stack,
 )
+from gossamer.runtime.torch_names import SPARSE_TENSORS
 from gossamer.sparsity.arrays.stored_entries import block_sizes
 from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.compiler.contract_ir import Operand

@@ -71,13 +71,13 @@ values_per_channel = Operation(
 def trace_any_number() -> None:
     """Has Dynamo, which is loaded by this, trace batch norms of any number of values."""
     from gossamer.runtime.torch_internals import (
-        ANY_NUMBER,
         VariableTracker,
         free_unbacked_symbols,
         functions_apart,
         off,
         specialize_symnode,
     )
+    from gossamer.runtime.torch_names import ANY_NUMBER
 
     if off(ANY_NUMBER):
         return

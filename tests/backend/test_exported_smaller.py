@@ -11,7 +11,7 @@ from torch.export import Dim
 
 import gossamer
 from gossamer.backend.report.report import Decision, collect
-from gossamer.runtime import torch_internals
+from gossamer.runtime import torch_internals, torch_names
 from tests.backend.harness import prune_
 from tests.backend.packages import check_in_a_fresh_process
 from tests.backend.smaller import Pair, empty_, small_layers_pay
@@ -150,4 +150,4 @@ def test_a_package_has_smaller_layers_and_factors(tmp_path: Path) -> None:
 
 
 def test_torch_has_what_traces_for_dynamo() -> None:
-    assert torch_internals.off(torch_internals.WITHOUT_ZEROS) is None
+    assert torch_internals.off(torch_names.WITHOUT_ZEROS) is None

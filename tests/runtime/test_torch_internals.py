@@ -14,10 +14,9 @@ import pytest
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime import torch_internals
-from gossamer.runtime.torch_internals import PRIVATE, STREAMS
+from gossamer.runtime.torch_names import PRIVATE, STREAMS
 
 ROOT = Path(__file__).parents[2]
-FENCE = ROOT / "runtime" / "torch_internals.py"
 FILES = [
     path
     for room in ("gossamer", "backend", "sparsity", "passes", "dialects", "runtime")
@@ -105,15 +104,15 @@ PROGRAM = """
 import gc, os, sys, traceback, json, warnings
 from dataclasses import replace
 import torch, torch._inductor.compile_fx, torch_mlir.fx, llvmlite.binding, rich.console
-from gossamer.runtime import torch_internals as fence
+from gossamer.runtime import torch_internals as fence, torch_names as names
 
 torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))  # what all of the processes load
 torch.compiler.reset()
 gc.collect()
 gc.freeze()  # and what its processes share stays shared
 
-IN_INDUCTOR = fence.INDUCTOR, fence.TRITON, fence.MODES, fence.CACHE, fence.LIBRARIES, fence.DIRECT_CALLS
-NO_REGIONS = fence.REGIONS, fence.OP_BY_OP
+IN_INDUCTOR = names.INDUCTOR, names.TRITON, names.MODES, names.CACHE, names.LIBRARIES, names.DIRECT_CALLS
+NO_REGIONS = names.REGIONS, names.OP_BY_OP
 
 def check(name):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] += "/" + name  # or what an earlier one has compiled would be found
@@ -131,11 +130,11 @@ def check(name):
         torch.manual_seed(0)
         matrix = torch.randn(12, 12) * (torch.rand(12, 12) < 0.3)
         vector = torch.randn(12)
-        if feature == fence.SPARSE_TENSORS:
+        if feature == names.SPARSE_TENSORS:
             refuses(lambda: gossamer.SparseTensor.from_dense(matrix), feature)
         else:
             sparse_tensors(gossamer.SparseTensor.from_dense(matrix), matrix, vector, feature)
-        not_met = fence.STREAMS, fence.DDP, fence.EXCHANGE, fence.SHARDED, fence.ANEW, fence.WITHOUT_ZEROS  # below
+        not_met = names.STREAMS, names.DDP, names.EXCHANGE, names.SHARDED, names.ANEW, names.WITHOUT_ZEROS, names.LOADED
         if feature in not_met:
             getattr(fence, name)
         linear = torch.nn.Linear(64, 48).eval()
@@ -171,7 +170,7 @@ def sparse_tensors(sparse, matrix, vector, feature):
     (sparse @ given).square().sum().backward()
     torch.testing.assert_close(given.grad, 2 * matrix.T @ (matrix @ vector))
     differentiate = lambda: torch.func.grad(lambda v: (sparse @ v).square().sum())(vector)
-    if feature == fence.TRANSFORMS:
+    if feature == names.TRANSFORMS:
         refuses(differentiate, feature)
     else:
         torch.testing.assert_close(differentiate(), given.grad)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer import SparseTensor
 from gossamer.runtime.region_kernel import RegionKernel
-from gossamer.runtime.torch_internals import PRIVATE
+from gossamer.runtime.torch_names import PRIVATE
 from gossamer.sparsity.arrays import sliced_rows
 from gossamer.sparsity.arrays.sliced_rows import SlicedRows
 from tests.sparsity.made import sparse

@@ -1,0 +1,39 @@
+"""gossamer.load_package: a package of AOTInductor, loaded without asking a compiler what the processor can do.
+
+    model = gossamer.load_package("model.pt2")
+    y = model(x)
+
+`torch._inductor.aoti_load_package` compiles programs for that, to compare the answer with a note in the package. A package of
+gossamer.export asks the processor itself when it is loaded.
+"""
+
+import os
+from typing import Any
+
+import torch
+
+from gossamer.runtime.torch_internals import package_loader, tree_flatten, tree_unflatten, treespec_loads
+
+
+class Package:
+    """A loaded package. It takes and gives what the exported model did; its memory is free when nobody holds it."""
+
+    def __init__(self, path: str) -> None:
+        self._loader = package_loader(path, "model", False, 1, -1)  # one thread at a time, on the package's device
+        self._takes, self._gives = map(treespec_loads, self._loader.get_call_spec())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        names = self._takes.child(1).context
+        if kwargs.keys() != set(names):
+            raise TypeError(f"the model was exported with the keywords {list(names)}, and is called with {list(kwargs)}")
+        flat, _ = tree_flatten((args, {name: kwargs[name] for name in names}))
+        found = self._loader.boxed_run([each for each in flat if isinstance(each, torch.Tensor)])
+        return tree_unflatten(found, self._gives)
+
+
+def load_package(path: str | os.PathLike[str]) -> Package:
+    """Loads a package that `torch._inductor.aoti_compile_and_package` has made, from a file that ends in .pt2.
+
+    Raises RuntimeError if this processor lacks a feature that the package needs, or if the file is no package.
+    """
+    return Package(os.fspath(path))
