@@ -20,6 +20,7 @@ from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.devices.others import Others
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.backend.measuring.correct import contradicted, correct
+from gossamer.backend.measuring.kept import told
 from gossamer.backend.measuring.measure import Product, fastest
 from gossamer.backend.measuring.progress import progress
 from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
@@ -100,7 +101,7 @@ def _measured(
                 if not disturbed:
                     calibrated.doubt()
                 continue
-            known[key] = database.add(key, times, disturbed) if options.schedule == "auto" else times
+            known[key] = database.add(key, times, told(others)) if options.schedule == "auto" else times
             if not disturbed:
                 measured.append((key, tokens, times))
     if budget.everything:
