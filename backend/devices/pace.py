@@ -1,9 +1,9 @@
 """How fast this machine runs at the moment, beside the best that it has shown.
 
 A short loop is timed beside all that one thread measures. The clock of a thread stands still while other processes have its
-core. But those on other cores, and on other virtual machines, slow it down if they share caches and vector units. Contenders do
-not suffer alike: on one Xeon, phases of up to half a second slow down dense products of bf16 by 2.2, those of f32 by 1.2, and
-this loop by 1.7. So times and ratios that are measured in such a phase are wrong, and the system does not tell of it.
+core. But those on other cores, and on other virtual machines, slow it down if they share caches, vector units or AMX.
+Contenders do not suffer alike: on one Xeon, phases of up to half a second slow down dense products of bf16 by 2.2 and those of
+f32 by 1.2. So times and ratios that are measured in such a phase are wrong, and the system does not tell of it.
 
 The least time of the loop is kept on disk, and what is measured has the time of its loop beside it. If the machine turns out to
 be faster than it was at a measurement, that one does not count any more.
@@ -11,7 +11,7 @@ be faster than it was at a measurement, that one does not count any more.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,16 +19,20 @@ import torch
 
 from gossamer.backend.devices.identity import identity
 from gossamer.runtime import cache_files, records
+from gossamer.runtime.target import host
 
-_SIZE, _NUMBERS, _TIMES = 64, 1 << 15, 3
+_TINY, _TIMES = 16, 3
 _SLOWER = 1.35
-"""Times the least of the loop up to which the machine counts as undisturbed: others in the same core slow it down by 1.7."""
+"""Times the least of the loop up to which the machine counts as undisturbed: others in the same core slow it down by 1.5."""
 
 _WRONG = 1.5
 """The same for what was measured already: the least of the loop falls a little with every measurement."""
 
 _NEWS = 0.97
 """How far below the record a time has to be to replace it."""
+
+_MET = 5
+"""How often a time has to be met to count as the least."""
 
 _LOOKS = 15
 _WAIT_S, _WAITS = 0.02, 100
@@ -42,14 +46,16 @@ def loop_us() -> float | None:
     """Microseconds that the loop takes now. None where torch has several threads, whose clocks this one does not read."""
     if torch.get_num_threads() != 1:
         return None
-    product, total = _work()
-    product(), total()  # what ran before has had the caches
-    least = math.inf
-    for _ in range(_TIMES):
-        start = time.thread_time()
-        product(), total()
-        least = min(least, time.thread_time() - start)
-    return least * 1e6
+    calls, small = _work()
+    _us(calls)  # what ran before has had the caches
+    return max(min(_us(calls) for _ in range(_TIMES)) - min(_us(small) for _ in range(_TIMES)), 1.0)
+
+
+def _us(calls: Sequence[Callable[[], object]]) -> float:
+    start = time.thread_time()
+    for call in calls:
+        call()
+    return (time.thread_time() - start) * 1e6
 
 
 def is_quiet(us: float) -> bool:
@@ -113,24 +119,29 @@ def quiet_now() -> bool | None:
 
 
 class _Least:
-    """The least time of the loop, of this and earlier processes."""
+    """The least time of the loop, of this and earlier processes. It was met several times, because single ones are off."""
 
     def __init__(self) -> None:
         self._record = f"pace-{identity()}"
         found = records.read(self._record)
         known = found.get("us") if isinstance(found, dict) else None
         self._kept = known if isinstance(known, float) and known > 0 else math.inf
-        self.us = self._kept
+        self._smallest = [self._kept] * _MET if self._kept < math.inf else []
 
     @staticmethod
     def of() -> "_Least":
         """That of the cache that is used now."""
         return _least(cache_files.directory(), records.loaded())
 
+    @property
+    def us(self) -> float:
+        """Its microseconds; infinite as long as nothing is known."""
+        return self._smallest[-1] if self._smallest else math.inf
+
     def take(self, us: float) -> None:
         """Considers a time, and records it if it is news."""
-        self.us = min(self.us, us)
-        if self.us < _NEWS * self._kept:
+        self._smallest = sorted([*self._smallest, us])[:_MET]
+        if len(self._smallest) == _MET and self.us < _NEWS * self._kept:
             self._kept = self.us
             records.write(self._record, {"us": self.us})
 
@@ -141,8 +152,13 @@ def _least(_directory: Path | None, _loaded: int) -> _Least:
 
 
 @cache
-def _work() -> tuple[Callable[[], object], Callable[[], object]]:
-    """What the loop calls: a product and a sum, both out of the first-level cache."""
-    factor, numbers = torch.ones(_SIZE, _SIZE), torch.ones(_NUMBERS)
+def _work() -> tuple[Sequence[Callable[[], object]], Sequence[Callable[[], object]]]:
+    """The products of the loop, and tiny ones, which take what it takes to call torch: in some modes that is a multiple."""
+    kinds = [(torch.float32, 128), (torch.bfloat16, 256)] if "amx" in host().instructions else [(torch.float32, 128)]
+    return [_product(size, dtype) for dtype, size in kinds], [_product(_TINY, dtype) for dtype, _ in kinds]
+
+
+def _product(size: int, dtype: torch.dtype) -> Callable[[], object]:
+    factor = torch.ones(size, size, dtype=dtype)
     result = torch.empty_like(factor)
-    return lambda: torch.mm(factor, factor, out=result), numbers.sum
+    return lambda: torch.mm(factor, factor, out=result)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices import calibrated
-from gossamer.backend.devices.budget import CLOSE, Budget
+from gossamer.backend.devices.budget import CLOSE, KEPT_S, Budget
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.devices.others import Others
@@ -85,7 +85,7 @@ def _measured(
                 known[key] = times
                 continue
             doubted = budget.everything or _doubted(contraction, budget)
-            if not (budget.allows() if doubted else _compared(contraction, budget)):
+            if not (budget.allows(KEPT_S) if doubted else _compared(contraction, budget)):
                 continue
             with budget.spend(doubted):
                 if product is None or contraction is not owner:

@@ -8,6 +8,7 @@ import pytest
 from gossamer.backend.devices import pace
 from gossamer.backend.measuring import measure
 from gossamer.backend.measuring.measure import fastest
+from tests.backend.harness import learn
 
 
 class Clock:
@@ -86,6 +87,7 @@ def loops(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 def test_samples_beside_a_slow_loop_do_not_count(clock: Clock, loops: Callable[[Iterator[float]], None]) -> None:
     """In the slow phase the first one looks 2.5 times as fast as the other."""
+    learn(10.0)
     loops(then([18.0] * 5, 10.0))
     a, b = clock.call(then([0.01] * 4, 0.02)), clock.call(then([0.025] * 4, 0.03))
     assert fastest({"a": a, "b": b}, 1, rounds=4) == pytest.approx({"a": 2e4, "b": 3e4})
@@ -95,7 +97,7 @@ def test_samples_beside_a_slow_loop_do_not_count(clock: Clock, loops: Callable[[
 def test_if_the_machine_is_slow_throughout_all_samples_count_and_the_note_says_so(
     clock: Clock, loops: Callable[[Iterator[float]], None]
 ) -> None:
-    pace.learn(10.0)
+    learn(10.0)
     loops(steady(17.0))
     assert fastest({"a": clock.call(steady(0.02))}, 1, rounds=2) == pytest.approx({"a": 2e4})
     assert pace.since(0) == 17.0 and not pace.counts(17.0)
@@ -103,14 +105,14 @@ def test_if_the_machine_is_slow_throughout_all_samples_count_and_the_note_says_s
 
 
 def test_a_slow_phase_is_waited_for(clock: Clock, loops: Callable[[Iterator[float]], None]) -> None:
-    pace.learn(10.0)
+    learn(10.0)
     loops(then([18.0] * 10, 10.0))
     assert fastest({"a": clock.call(then([0.05] * 12, 0.02))}, 1, rounds=2) == pytest.approx({"a": 2e4})
     assert pace.since(0) == 10.0
 
 
 def test_the_least_of_the_loop_is_kept(loops: Callable[[Iterator[float]], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    pace.learn(10.0)
+    learn(10.0)
     pace._least.cache_clear()
     loops(steady(16.0))
     assert pace.quiet_now() is False

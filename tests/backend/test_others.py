@@ -8,6 +8,7 @@ import pytest
 
 from gossamer.backend.devices import others, pace
 from gossamer.backend.measuring.kept import kept
+from tests.backend.harness import learn
 
 
 class System:
@@ -101,12 +102,12 @@ def test_a_number_beside_a_slow_loop_is_disturbed_once_the_machine_is_known_to_b
     journal: Callable[[], list[dict[str, object]]],
 ) -> None:
     def measure(value: float, loop: float) -> float:
-        pace.learn(loop)
+        learn(loop)
         pace.note(loop)
         return value
 
     assert [kept("thing", [1], lambda: measure(9.0, 20.0)), kept("thing", [1], lambda: 1.0)] == [9.0, 9.0]
-    pace.learn(10.0)
+    learn(10.0)
     assert [kept("thing", [1], lambda: measure(7.0, 10.5)), kept("thing", [1], lambda: 1.0)] == [7.0, 7.0]
     assert [line["beside"] for line in journal()] == [20.0, 10.5]
 

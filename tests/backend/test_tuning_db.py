@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gossamer.backend.devices import pace
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.measuring import tune, tuning_db
 from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
+from tests.backend.harness import learn
 from tests.runtime.damage import NONSENSE, variations
 
 MATRIX = Matrix(
@@ -217,10 +217,10 @@ def test_disturbed_times_are_measured_three_times_and_then_when_nobody_disturbs(
 
 
 def test_times_beside_a_slow_loop_do_not_count_once_the_machine_is_known_to_be_faster() -> None:
-    pace.learn(20.0)
+    learn(20.0)
     TuningDatabase().add(KEY, TIMES, {"beside": 22.0})
     assert TuningDatabase().is_settled(KEY)
-    pace.learn(10.0)
+    learn(10.0)
     assert not TuningDatabase().is_settled(KEY)
     better = Times({DENSE: 120.0, "broadcast": 40.0})
     TuningDatabase().add(KEY, better, {"beside": 11.0})
