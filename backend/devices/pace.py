@@ -106,16 +106,14 @@ def waited() -> bool:
 
 
 def quiet_now() -> bool | None:
-    """Whether the machine is as fast now as it was at its best. None if nothing is known of that."""
+    """Whether the machine is as fast now as it was at its best, as far as that is known. None if the loop cannot tell."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         looks = sorted(us for _ in range(_LOOKS) if (us := loop_us()) is not None)
     finally:
         torch.set_num_threads(threads)
-    if not looks or math.isinf(_Least.of().us):
-        return None
-    return is_quiet(looks[len(looks) // 2])
+    return is_quiet(looks[len(looks) // 2]) if looks else None
 
 
 class _Least:
