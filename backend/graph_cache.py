@@ -6,7 +6,8 @@ came to is stored under the same fingerprint: the regions by their keys, and the
 misses something costs speed only: a region notices by itself that a weight is not the one it was compiled for.
 
 Decisions by measurements that other processes disturbed, or for which the time was too short, are not stored. The next process
-compiles the graph again, a few times at most, and under another fingerprint, because torch has stored its part.
+compiles the graph again, and under another fingerprint, because torch has stored its part. After a few times they are stored
+in any case, and a later process decides anew when nobody disturbs it.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from torch import fx
 
 from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device_kernel import keeps_kernels
+from gossamer.backend.devices.others import quiet_now
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
@@ -39,7 +41,7 @@ from gossamer.runtime.versions import compiler, source_hash
 log = logging.getLogger("gossamer")
 
 _DIGITS = 32
-_TRIES, _MOST_TRIES = "graphs-to-decide-anew", 4
+_TRIES, _MOST_TRIES, _MOST_AGAIN = "graphs-to-decide-anew", 4, 8
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,21 @@ def try_again(fingerprint: str) -> None:
 def is_last_try(fingerprint: str) -> bool:
     """Whether what is decided about a graph now is stored in any case."""
     return records.lines(_TRIES).count(fingerprint[:_DIGITS]) >= _MOST_TRIES
+
+
+def doubt(fingerprint: str) -> None:
+    """Notes that what is stored about a graph was decided while others disturbed."""
+    records.append(_TRIES, _doubtful(fingerprint))
+
+
+def is_to_be_decided_again(fingerprint: str) -> bool:
+    """Whether what is stored about a graph was decided while others disturbed, and now nobody does."""
+    tries = records.lines(_TRIES)
+    return _doubtful(fingerprint) in tries and tries.count(fingerprint[:_DIGITS]) < _MOST_AGAIN and quiet_now()
+
+
+def _doubtful(fingerprint: str) -> str:
+    return f"{fingerprint} in doubt"
 
 
 def _described(value: Any) -> str:

@@ -76,8 +76,11 @@ class SparseRewrite(CustomGraphPass):
         flow = partial(flow_of, graph, names, rewritten.regions)
         record(rewritten.decisions, rewritten.kernels, rewritten.seconds, rewritten.training, flow=flow)
         if self.fingerprint is not None and rewritten.lasting:
-            if budget is None or budget.settled or graph_cache.is_last_try(self.fingerprint):
+            settled = budget is None or budget.settled
+            if settled or graph_cache.is_last_try(self.fingerprint):
                 graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity))
+                if not settled:
+                    graph_cache.doubt(self.fingerprint)
             else:
                 graph_cache.try_again(self.fingerprint)
 
@@ -85,6 +88,9 @@ class SparseRewrite(CustomGraphPass):
         """Has torch keep the rewritten graph on disk, and keeps its regions there; False if that is not to be."""
         if self._inputs is not None and not self._measuring:  # a user who asks for measurements gets them
             self.fingerprint = graph_cache.fingerprint(self._inputs, self._options)
+            if self.fingerprint is not None and graph_cache.is_to_be_decided_again(self.fingerprint):
+                graph_cache.try_again(self.fingerprint)
+                self.fingerprint = graph_cache.fingerprint(self._inputs, self._options)
         return self.fingerprint is not None
 
     def done(self) -> bool:

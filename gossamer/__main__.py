@@ -85,7 +85,7 @@ def _cpp_compiler() -> str:
 
 
 def _cpu() -> str:
-    from gossamer.backend.devices.calibrated import cpu_name
+    from gossamer.backend.devices.identity import cpu_name
     from gossamer.runtime.data_cache import first_level_bytes
     from gossamer.runtime.target import host
 

@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if level := config.getoption("--llvm-level"):
         patch.setenv(_LEVEL, level)
     patch.setattr("gossamer.backend.devices.others._STAT", os.devnull)  # nor do other processes change what tests see
+    patch.setattr("gossamer.backend.devices.pace.loop_us", lambda: None)
     # Or each process in which Inductor compiles takes seconds to make sure that the CPU and g++ are not mistaken about vectors.
     patch.setenv(_VECTORS, "1")
     patch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)

@@ -2,8 +2,8 @@
 
 mode="max-autotune" measures all that is promising, however long that takes. Otherwise a prediction is believed unless it is
 close, or the packed weight would be larger than the dense one, or the product is so small that its call decides. Such products
-are measured, the heaviest first, until the time is over. Those whose schedules are close follow, as long as time enough is left
-for chains and convolutions. Equal ones share their times, on disk, too.
+are measured, the heaviest first. Those whose schedules are close follow, as long as time enough is left for chains and
+convolutions. Equal ones share their times, on disk, too.
 """
 
 import math
@@ -32,8 +32,8 @@ _SECONDS = 6.0
 CLOSE = 2.0
 """Times the fastest prediction up to which another schedule may turn out to be the fastest."""
 
-_KEPT_S = 2.0
-"""Seconds that are left to what is in doubt when schedules are close."""
+KEPT_S = 2.0
+"""Seconds that products leave to chains and convolutions, which are measured after them."""
 
 
 @dataclass(eq=False)
@@ -68,13 +68,13 @@ class Budget:
 
     def compares(self, gain: float, us: Sequence[float]) -> bool:
         """Whether schedules of these predicted microseconds, the fastest first, are to be compared for a product that gains."""
-        return gain >= _LEAST and len(us) > 1 and us[1] <= CLOSE * us[0] and self.seconds > _KEPT_S
+        return gain >= _LEAST and len(us) > 1 and us[1] <= CLOSE * us[0] and self.seconds > KEPT_S
 
-    def allows(self) -> bool:
-        """Whether there is time left. To be asked before something is measured that is in doubt."""
-        if self.seconds <= 0:
+    def allows(self, keep: float = 0.0) -> bool:
+        """Whether more seconds are left than are to be kept. To be asked before something is measured that is in doubt."""
+        if self.seconds <= keep:
             self.settled = False
-        return self.seconds > 0
+        return self.seconds > keep
 
     @contextmanager
     def spend(self, decides: bool = True) -> Iterator[None]:

@@ -1,21 +1,18 @@
 """This machine, as the cost model knows it: as a calibration found it, or else as such machines usually are.
 
-A calibration is in doubt if other processes used the machine meanwhile, or if products that were measured later took far more
-or less time than it predicts. It is repeated then, a few times at most.
+A calibration is in doubt if other processes slowed down the machine meanwhile, or if products that were measured later took far
+more or less time than it predicts. It is repeated then, a few times at most.
 """
 
-import hashlib
 import logging
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
-import torch
-
+from gossamer.backend.devices import pace
+from gossamer.backend.devices.identity import identity
 from gossamer.passes.schedules.machine_speed import Machine
 from gossamer.runtime import cache_files, records
-from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
-from gossamer.runtime.versions import compiler
 
 log = logging.getLogger("gossamer")
 
@@ -36,26 +33,30 @@ def keep(machine: Machine) -> None:
 
 def in_doubt() -> bool:
     """Whether the calibration of this machine is to be repeated."""
-    doubted, repeats = _doubts()
-    return doubted and repeats < _REPEATS
+    doubted, repeats, beside = _doubts()
+    return (doubted or not pace.counts(beside)) and repeats < _REPEATS
 
 
 def doubt() -> None:
     """Have a later process repeat the calibration of this machine."""
-    records.write(_doubt_record(), {"doubted": True, "repeats": _doubts()[1]})
+    _, repeats, beside = _doubts()
+    records.write(_doubt_record(), {"doubted": True, "repeats": repeats, "beside": beside})
 
 
-def settle(disturbed: bool, repeated: bool) -> None:
-    """Record how a calibration went, which is in doubt if it was disturbed; the first one, or one more that was repeated."""
-    records.write(_doubt_record(), {"doubted": disturbed, "repeats": _doubts()[1] + 1 if repeated else 0})
+def settle(disturbed: bool, repeated: bool, beside: float | None = None) -> None:
+    """Record how a calibration went: the first one, or one more that was repeated. It is in doubt if it was disturbed, and also
+    from when on the machine is known to be faster than `beside`, the microseconds of the loop that was timed with it."""
+    repeats = _doubts()[1] + 1 if repeated else 0
+    records.write(_doubt_record(), {"doubted": disturbed, "repeats": repeats, "beside": beside or 0.0})
 
 
-def _doubts() -> tuple[bool, int]:
-    """Whether the calibration is in doubt, and how often it was repeated."""
+def _doubts() -> tuple[bool, int, float]:
+    """Whether the calibration is in doubt, how often it was repeated, and the loop beside it (0 if none was timed)."""
     found = records.read(_doubt_record())
     if not isinstance(found, dict) or type(found.get("repeats")) is not int:
-        return False, 0
-    return found.get("doubted") is True, found["repeats"]
+        return False, 0, 0.0
+    beside = found.get("beside")
+    return found.get("doubted") is True, found["repeats"], beside if type(beside) is float else 0.0
 
 
 def _doubt_record() -> str:
@@ -65,24 +66,6 @@ def _doubt_record() -> str:
 def forget() -> None:
     """Read the record anew when the machine is asked for next."""
     _recorded.cache_clear()
-
-
-@cache
-def identity() -> str:
-    """A hash of the CPU and of all versions that its speed depends on."""
-    described = f"{cpu_name()}\n{host()}\n{first_level_bytes()}\n{torch.__version__}\n{compiler()}"
-    return hashlib.sha256(described.encode()).hexdigest()[:16]
-
-
-@cache
-def cpu_name() -> str:
-    """What the CPU is called."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            named = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        named = []
-    return named[0] if named else host().cpu
 
 
 @lru_cache(maxsize=4)

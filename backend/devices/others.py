@@ -1,8 +1,10 @@
-"""Whether other processes use this machine: what is measured meanwhile is not kept for good."""
+"""Whether other processes disturb what is measured: then it is not kept for good."""
 
 import math
 import os
 import time
+
+from gossamer.backend.devices import pace
 
 _STAT = "/proc/stat"
 _BUSY = (0, 1, 2, 5, 6, 7)
@@ -27,6 +29,7 @@ class Others:
         if now - _before[0] > _LONGEST_S:
             _before = now, _others_s()
         self._began, self._busy = _before
+        self._noted = pace.noted()
 
     @property
     def share(self) -> float:
@@ -40,14 +43,20 @@ class Others:
         return max(0.0, busy - self._busy) / elapsed / (os.cpu_count() or 1)
 
     @property
+    def beside(self) -> float | None:
+        """The slowest loop that was timed beside what was measured since then; None if none was."""
+        return pace.since(self._noted)
+
+    @property
     def disturb(self) -> bool:
-        """Whether that is enough to make measurements wrong."""
-        return self.share > _SHARE
+        """Whether they made measurements wrong: by the loops that were timed beside them or, without loops, by the share."""
+        return self.share > _SHARE if self.beside is None else not pace.counts(self.beside)
 
 
 def quiet_now() -> bool:
-    """Whether nobody else uses the machine; it takes a moment to tell."""
-    return not Others().disturb
+    """Whether nobody else slows down the machine; it takes a moment to tell."""
+    known = pace.quiet_now()
+    return not Others().disturb if known is None else known
 
 
 def _others_s() -> float | None:

@@ -19,7 +19,9 @@ from dataclasses import replace
 
 import torch
 
-from gossamer.backend.devices.calibrated import cpu_name, keep, settle, this_machine
+from gossamer.backend.devices import pace
+from gossamer.backend.devices.calibrated import keep, settle, this_machine
+from gossamer.backend.devices.identity import cpu_name
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.devices.others import Others
 from gossamer.backend.measuring.call_time import call_us
@@ -71,7 +73,7 @@ def calibrate(elements: Sequence[str] = ("f32",), *, repeated: bool = False) -> 
         for element in elements:
             machine = machine.with_speed(element, _speed(element, bar))
     keep(machine)
-    settle(others.disturb, repeated)
+    settle(others.disturb, repeated, others.beside)
     return machine
 
 
@@ -115,9 +117,22 @@ def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
 
 
 def _in_passes(groups: Sequence[Mapping[str, Call]]) -> list[dict[str, float]]:
-    """Microseconds of each call: the least of several passes over all groups."""
-    passes = [[fastest(calls, 1, _ROUNDS) for calls in groups] for _ in range(_PASSES)]
-    return [{name: min(us[name] for us in found) for name in found[0]} for found in zip(*passes, strict=True)]
+    """Microseconds of each call: the least of several passes over all groups, of undisturbed ones if there are any."""
+    began, passes = pace.noted(), [[_one(calls) for calls in groups] for _ in range(_PASSES)]
+    best, loops = list[dict[str, float]](), list[float]()
+    for found in zip(*passes, strict=True):
+        quiet = [each for each in found if each[1] is None or pace.counts(each[1])]
+        counts = quiet or found
+        best.append({name: min(us[name] for us, _ in counts) for name in found[0][0]})
+        loops += [min(beside for _, beside in counts if beside is not None)] if counts[0][1] is not None else []
+    pace.settle_for(began, max(loops, default=None))
+    return best
+
+
+def _one(calls: Mapping[str, Call]) -> tuple[dict[str, float], float | None]:
+    """Microseconds of each call, and of the loop beside them."""
+    began = pace.noted()
+    return fastest(calls, 1, _ROUNDS), pace.since(began)
 
 
 def _specialists(matrix: Matrix) -> list[str]:

@@ -1,17 +1,20 @@
 """Numbers that are measured once a machine, and kept on disk.
 
-What was measured while other processes used the machine is measured again in later processes, up to three times in all. What
-cannot be is not kept.
+What was measured while other processes slowed down the machine is measured again in later processes: three times, and then only
+while nobody does. What cannot be is not kept.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from gossamer.backend.devices.calibrated import identity
-from gossamer.backend.devices.others import Others
+from gossamer.backend.devices import pace
+from gossamer.backend.devices.identity import identity
+from gossamer.backend.devices.others import Others, quiet_now
 from gossamer.runtime import records
 
-TRIES = 3
+TRIES, MOST_TRIES = 3, 9
+"""How often something is measured while others disturb, and in all."""
 
 
 def kept(
@@ -35,18 +38,30 @@ def kept(
             and can_be(line["value"])
         ):
             records.used(journal, line)
-            if not line.get("disturbed"):
+            if not was_disturbed(line):
                 return float(line["value"])
             disturbed.append(line["value"])
-    if len(disturbed) >= TRIES:
+    if len(disturbed) >= TRIES and not may_try_again(len(disturbed)):
         return best(disturbed)
     others = Others()
     value = measure()
     if not can_be(value):
         return value
-    line = {"key": name, "value": value}
-    if not others.disturb:
-        records.append(journal, line)
-        return value
-    records.append(journal, {**line, "disturbed": True})
-    return best([*disturbed, value])
+    records.append(journal, {"key": name, "value": value} | told(others))
+    return best([*disturbed, value]) if others.disturb else value
+
+
+def told(others: Others) -> dict[str, Any]:
+    """What the line of a measurement says of the others meanwhile."""
+    return ({} if others.beside is None else {"beside": others.beside}) | ({"disturbed": True} if others.disturb else {})
+
+
+def was_disturbed(line: Mapping[str, Any]) -> bool:
+    """Whether others disturbed the measurement of a line, as far as it is known by now."""
+    beside = line.get("beside")
+    return bool(line.get("disturbed")) or (type(beside) is float and not pace.counts(beside))
+
+
+def may_try_again(tries: int) -> bool:
+    """Whether something is measured again that was disturbed so often: only while nobody disturbs."""
+    return tries < MOST_TRIES and quiet_now()

@@ -9,10 +9,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
+from gossamer.backend.devices import pace
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.regions.compiled_kernel import format_of
 from gossamer.dialects.errors import CompileError, FormatError
@@ -97,20 +99,71 @@ def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel
 def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> dict[str, float]:
     """Microseconds of a call of each contender: the minimum over rounds of samples of at least a millisecond.
 
-    There are more rounds, up to three times as many, until the minima of every other round are those of the others.
+    There are more rounds, up to three times as many, until the minima of every other round are those of the others. Samples of
+    one thread count if nobody slowed down the machine meanwhile (see `pace`). If a contender has none of these, there are a few
+    rounds more, and then all samples of all contenders count.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
     times = {name: _repetitions(call, clock) for name, call in calls.items()}
-    best = {name: [math.inf, math.inf] for name in calls}
-    for number in range(3 * rounds):
-        slowest = _HOPELESS * min(map(min, best.values()), default=0.0)
-        promising = [name for name in calls if number < 2 or min(best[name]) <= slowest]
-        if number >= rounds and all(max(best[name]) <= _AGREE * min(best[name]) for name in promising):
+    found = {name: _Samples() for name in calls}
+    before = pace.loop_us() if threads == 1 else None
+    number, promising = 0, list(calls)
+    while True:
+        if number >= rounds and all(found[name].agree for name in promising):
+            break
+        if number >= 3 * rounds and (all(found[name].quiet() for name in promising) or not pace.waited()):
             break
         for name in promising:
-            half = number % 2
-            best[name][half] = min(best[name][half], _timed(calls[name], times[name], clock))
-    return {name: min(halves) for name, halves in best.items()}
+            us, after = _timed(calls[name], times[name], clock), pace.loop_us() if threads == 1 else None
+            beside = math.nan if before is None or after is None else (before + after) / 2
+            found[name].add(number % 2, us, beside)
+            before = after
+        number += 1
+        slowest = _HOPELESS * min(each.least for each in found.values())
+        promising = [name for name in calls if number < 2 or found[name].least <= slowest]
+    undisturbed = all(found[name].quiet() for name in promising)
+    best = {name: min((each.quiet() if undisturbed else None) or each.all) for name, each in found.items()}
+    loops = [best[name].beside if undisturbed else min(s.beside for s in found[name].all) for name in promising]
+    if loops and not math.isnan(loops[0]):
+        pace.note(max(loops))
+    return {name: sample.us for name, sample in best.items()}
+
+
+class _Sample(NamedTuple):
+    """Microseconds of a call, those of the loop beside it (nan if it was not timed), and whether its round was an odd one."""
+
+    us: float
+    beside: float
+    half: int
+
+
+class _Samples:
+    """Those of one contender."""
+
+    def __init__(self) -> None:
+        self.all = list[_Sample]()
+
+    def add(self, half: int, us: float, beside: float) -> None:
+        """Takes one in."""
+        if not math.isnan(beside):
+            pace.learn(beside)
+        self.all.append(_Sample(us, beside, half))
+
+    def quiet(self) -> list[_Sample]:
+        """Those that nobody disturbed, as far as it is known by now."""
+        return [sample for sample in self.all if math.isnan(sample.beside) or pace.is_quiet(sample.beside)]
+
+    @property
+    def least(self) -> float:
+        """The least microseconds of all."""
+        return min(sample.us for sample in self.all)
+
+    @property
+    def agree(self) -> bool:
+        """Whether the minima of undisturbed samples in odd and in even rounds are about the same."""
+        quiet = self.quiet()
+        even, odd = (min((s.us for s in quiet if s.half == half), default=math.inf) for half in (0, 1))
+        return max(even, odd) <= _AGREE * min(even, odd) < math.inf
 
 
 def _repetitions(call: Call, clock: Clock) -> int:

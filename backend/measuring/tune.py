@@ -14,12 +14,13 @@ import torch
 from torch import fx
 
 from gossamer.backend.devices import calibrated
-from gossamer.backend.devices.budget import CLOSE, Budget
+from gossamer.backend.devices.budget import CLOSE, KEPT_S, Budget
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, Times, tokens_class
 from gossamer.backend.devices.others import Others
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.backend.measuring.correct import contradicted, correct
+from gossamer.backend.measuring.kept import told
 from gossamer.backend.measuring.measure import Product, fastest
 from gossamer.backend.measuring.progress import progress
 from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
@@ -84,7 +85,7 @@ def _measured(
                 known[key] = times
                 continue
             doubted = budget.everything or _doubted(contraction, budget)
-            if not (budget.allows() if doubted else _compared(contraction, budget)):
+            if not (budget.allows(KEPT_S) if doubted else _compared(contraction, budget)):
                 continue
             with budget.spend(doubted):
                 if product is None or contraction is not owner:
@@ -100,7 +101,7 @@ def _measured(
                 if not disturbed:
                     calibrated.doubt()
                 continue
-            known[key] = database.add(key, times, disturbed) if options.schedule == "auto" else times
+            known[key] = database.add(key, times, told(others)) if options.schedule == "auto" else times
             if not disturbed:
                 measured.append((key, tokens, times))
     if budget.everything:

@@ -7,18 +7,19 @@ A journal beside the kernel cache, one for each CPU and set of versions; a line 
 Equal keys share times. A similar one lends them: the same structure and tokens, a density and sizes not far off, and a
 prediction that orders the contenders alike; its times are scaled by the predictions.
 
-A line tells ("disturbed") if other processes used the machine meanwhile. The least of such times count, and the key is measured
-again, until there are undisturbed times, or three that are not.
+A line tells ("disturbed", "beside") if other processes slowed down the machine meanwhile. The least of such times count. The
+key is measured again until there are undisturbed times, or three that are not, and after that only while nobody disturbs.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
-from gossamer.backend.devices.calibrated import identity
+from gossamer.backend.devices.identity import identity
 from gossamer.backend.devices.measured_times import DENSE, Times
-from gossamer.backend.measuring.kept import TRIES
+from gossamer.backend.measuring.kept import TRIES, may_try_again, was_disturbed
 from gossamer.dialects.elements import FLOATS
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
@@ -96,7 +97,7 @@ class TuningDatabase:
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of something else
             if {DENSE} < us.keys() <= {DENSE, *FAMILIES} and all(0 < value < _LONGEST_US for value in us.values()):
-                self._enter(key, us, bool(line.get("disturbed")))
+                self._enter(key, us, was_disturbed(line))
 
     def find(self, key: Key) -> Times | None:
         """The times that were measured for a key."""
@@ -107,7 +108,8 @@ class TuningDatabase:
 
     def is_settled(self, key: Key) -> bool:
         """Whether the times of a key are not to be measured again."""
-        return key in self._entries and not 0 < self._tries.get(key, 0) < TRIES
+        tries = self._tries.get(key, 0)
+        return key in self._entries and (tries == 0 or (tries >= TRIES and not may_try_again(tries)))
 
     def similar(self, key: Key, predict: Predict) -> Times | None:
         """The times of the most similar key, scaled, if predictions agree that it is one.
@@ -131,11 +133,10 @@ class TuningDatabase:
                 return Times(scaled, f"{m.rows}x{m.columns} at {m.density:.0%}")
         return None
 
-    def add(self, key: Key, times: Times, disturbed: bool = False) -> Times:
-        """Remember the times of a key, here and on disk; the times that count by now."""
-        told = {"disturbed": True} if disturbed else {}
-        records.append(self._name, _line(key, times) | told)
-        return self._enter(key, times.us, disturbed)
+    def add(self, key: Key, times: Times, told: Mapping[str, Any] = MappingProxyType({})) -> Times:
+        """Remember the times of a key and what is `told` of others meanwhile, here and on disk; the times that count by now."""
+        records.append(self._name, _line(key, times) | dict(told))
+        return self._enter(key, times.us, was_disturbed(told))
 
     def _enter(self, key: Key, us: Mapping[str, float], disturbed: bool) -> Times:
         tries, before = self._tries.get(key, 0), self._entries.get(key)

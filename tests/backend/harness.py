@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.backend import sparse
+from gossamer.backend.devices import pace
 from gossamer.backend.report.report import Decision, collect
 
 
@@ -81,3 +82,9 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal up to the rounding of their type."""
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 3e-2, torch.float16: 4e-3}[expected.dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def learn(us: float) -> None:
+    """Has the loop beside measurements take so many microseconds, as often as it takes to believe it."""
+    for _ in range(pace._MET):
+        pace.learn(us)

@@ -1,11 +1,14 @@
 """How contenders are timed, by a clock that goes as the test says."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from gossamer.backend.devices import pace
 from gossamer.backend.measuring import measure
 from gossamer.backend.measuring.measure import fastest
+from tests.backend.harness import learn
 
 
 class Clock:
@@ -66,3 +69,54 @@ def test_a_hopeless_contender_is_timed_twice(clock: Clock) -> None:
     alone = clock.calls
     fastest({"a": clock.call(steady(0.002)), "b": clock.call(steady(1.0))}, 1)
     assert clock.calls == 2 * alone + 2 + 2
+
+
+@pytest.fixture
+def loops(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterator[float]], None]:
+    """Has the loop take some microseconds, one after the other, and waits end at once."""
+    monkeypatch.setenv("GOSSAMER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(pace, "_noted", [])
+    monkeypatch.setattr(pace, "_waits", 0)
+    monkeypatch.setattr(pace.time, "sleep", lambda _: None)
+
+    def take(us: Iterator[float]) -> None:
+        monkeypatch.setattr(pace, "loop_us", lambda: next(us))
+
+    return take
+
+
+def test_samples_beside_a_slow_loop_do_not_count(clock: Clock, loops: Callable[[Iterator[float]], None]) -> None:
+    """In the slow phase the first one looks 2.5 times as fast as the other."""
+    learn(10.0)
+    loops(then([18.0] * 5, 10.0))
+    a, b = clock.call(then([0.01] * 4, 0.02)), clock.call(then([0.025] * 4, 0.03))
+    assert fastest({"a": a, "b": b}, 1, rounds=4) == pytest.approx({"a": 2e4, "b": 3e4})
+    assert pace.since(0) == 10.0
+
+
+def test_if_the_machine_is_slow_throughout_all_samples_count_and_the_note_says_so(
+    clock: Clock, loops: Callable[[Iterator[float]], None]
+) -> None:
+    learn(10.0)
+    loops(steady(17.0))
+    assert fastest({"a": clock.call(steady(0.02))}, 1, rounds=2) == pytest.approx({"a": 2e4})
+    assert pace.since(0) == 17.0 and not pace.counts(17.0)
+    assert clock.calls == 2 + 6 + pace._WAITS
+
+
+def test_a_slow_phase_is_waited_for(clock: Clock, loops: Callable[[Iterator[float]], None]) -> None:
+    learn(10.0)
+    loops(then([18.0] * 10, 10.0))
+    assert fastest({"a": clock.call(then([0.05] * 12, 0.02))}, 1, rounds=2) == pytest.approx({"a": 2e4})
+    assert pace.since(0) == 10.0
+
+
+def test_the_least_of_the_loop_is_kept(loops: Callable[[Iterator[float]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    learn(10.0)
+    pace._least.cache_clear()
+    loops(steady(16.0))
+    assert pace.quiet_now() is False
+    loops(steady(11.0))
+    assert pace.quiet_now() is True
+    loops(steady(None))  # type: ignore[arg-type]
+    assert pace.quiet_now() is None

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.backend.devices import others
+from gossamer.backend.devices import others, pace
 from gossamer.backend.measuring.kept import kept
+from tests.backend.harness import learn
 
 
 class System:
@@ -86,13 +87,29 @@ def test_an_undisturbed_number_is_kept(journal: Callable[[], list[dict[str, obje
     assert len(journal()) == 1 and "disturbed" not in journal()[0]
 
 
-def test_a_disturbed_number_is_measured_again_three_times_at_most(
+def test_a_disturbed_number_is_measured_three_times_and_then_when_nobody_disturbs(
     journal: Callable[[], list[dict[str, object]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(others.Others, "share", 0.5)
-    numbers = iter([9.0, 7.0, 8.0])
-    assert [kept("thing", [1], lambda: next(numbers)) for _ in range(5)] == [9.0, 7.0, 7.0, 7.0, 7.0]
-    assert [line.get("disturbed") for line in journal()] == [True] * 3
+    numbers = iter([9.0, 7.0, 8.0, 11.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(others.Others, "share", 0.5)
+        assert [kept("thing", [1], lambda: next(numbers)) for _ in range(5)] == [9.0, 7.0, 7.0, 7.0, 7.0]
+        assert [line.get("disturbed") for line in journal()] == [True] * 3
+    assert [kept("thing", [1], lambda: next(numbers)) for _ in range(2)] == [11.0, 11.0]
+
+
+def test_a_number_beside_a_slow_loop_is_disturbed_once_the_machine_is_known_to_be_faster(
+    journal: Callable[[], list[dict[str, object]]],
+) -> None:
+    def measure(value: float, loop: float) -> float:
+        learn(loop)
+        pace.note(loop)
+        return value
+
+    assert [kept("thing", [1], lambda: measure(9.0, 20.0)), kept("thing", [1], lambda: 1.0)] == [9.0, 9.0]
+    learn(10.0)
+    assert [kept("thing", [1], lambda: measure(7.0, 10.5)), kept("thing", [1], lambda: 1.0)] == [7.0, 7.0]
+    assert [line["beside"] for line in journal()] == [20.0, 10.5]
 
 
 def test_an_undisturbed_number_is_believed_more(

@@ -13,6 +13,7 @@ from gossamer.backend.measuring.tuning_db import Key, TuningDatabase
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.target import host
+from tests.backend.harness import learn
 from tests.runtime.damage import NONSENSE, variations
 
 MATRIX = Matrix(
@@ -191,25 +192,45 @@ def test_times_in_words() -> None:
     assert str(times) == "measured on 8x8 at 10%: lookup 2.35 us, dense 1234 us"
 
 
+DISTURBED = {"disturbed": True}
+
+
 def test_disturbed_times_are_measured_again_and_the_least_count() -> None:
     for dense, broadcast in ((100.0, 30.0), (130.0, 20.0)):
-        TuningDatabase().add(KEY, Times({DENSE: dense, "broadcast": broadcast}), disturbed=True)
+        TuningDatabase().add(KEY, Times({DENSE: dense, "broadcast": broadcast}), DISTURBED)
         assert not TuningDatabase().is_settled(KEY)
     found = TuningDatabase().find(KEY)
     assert found is not None and found.us == {DENSE: 100.0, "broadcast": 20.0}
 
 
-def test_the_third_disturbed_times_are_the_last() -> None:
+def test_disturbed_times_are_measured_three_times_and_then_when_nobody_disturbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.backend.measuring.kept.quiet_now", lambda: False)
     for number in range(3):
         assert not TuningDatabase().is_settled(KEY), number
-        TuningDatabase().add(KEY, TIMES, disturbed=True)
+        TuningDatabase().add(KEY, TIMES, DISTURBED)
     assert TuningDatabase().is_settled(KEY)
+    monkeypatch.setattr("gossamer.backend.measuring.kept.quiet_now", lambda: True)
+    assert not TuningDatabase().is_settled(KEY)
+    for _ in range(6):
+        TuningDatabase().add(KEY, TIMES, DISTURBED)
+    assert TuningDatabase().is_settled(KEY), "enough is enough"
+
+
+def test_times_beside_a_slow_loop_do_not_count_once_the_machine_is_known_to_be_faster() -> None:
+    learn(20.0)
+    TuningDatabase().add(KEY, TIMES, {"beside": 22.0})
+    assert TuningDatabase().is_settled(KEY)
+    learn(10.0)
+    assert not TuningDatabase().is_settled(KEY)
+    better = Times({DENSE: 120.0, "broadcast": 40.0})
+    TuningDatabase().add(KEY, better, {"beside": 11.0})
+    assert TuningDatabase().is_settled(KEY) and TuningDatabase().find(KEY) == better
 
 
 def test_undisturbed_times_replace_disturbed_ones_and_stay() -> None:
     better = Times({DENSE: 120.0, "broadcast": 40.0})
-    TuningDatabase().add(KEY, TIMES, disturbed=True)
+    TuningDatabase().add(KEY, TIMES, DISTURBED)
     TuningDatabase().add(KEY, better)
     assert TuningDatabase().is_settled(KEY) and TuningDatabase().find(KEY) == better
-    TuningDatabase().add(KEY, TIMES, disturbed=True)
+    TuningDatabase().add(KEY, TIMES, DISTURBED)
     assert TuningDatabase().is_settled(KEY) and TuningDatabase().find(KEY) == better
