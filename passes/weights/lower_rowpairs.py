@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, scf
+from torch_mlir.dialects import arith, memref, scf
 
 from gossamer.dialects.format import Format
 from gossamer.dialects.kernel import integers
@@ -29,6 +29,7 @@ from gossamer.dialects.packing import Packing, RowPairs
 from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Family, Matrix
 from gossamer.passes.framework.registers import registers
+from gossamer.passes.loops.prefetch import elements_a_line
 from gossamer.passes.loops.product import lanes_of, products, shape_of, stored_of
 from gossamer.passes.loops.vectors import index, load_index, loop
 from gossamer.passes.weights.padded_loop import RowsInFours
@@ -39,6 +40,7 @@ _NONZERO = {1: 0.9, 2: 2.0, 4: 3.6}  # cycles by vectors of tokens, see _cycles
 _START, _ELEMENT = 24.0, 0.8
 _ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
 _WIDER = ((19.0, 0.75), (9.0, 1.0), (0.0, 2.0))  # nonzeros of a row in a panel that fits; times as wide a panel
+_MOST_LINES, _SECOND_LEVEL = 4, 2  # lines of x that a pair fetches, and where to
 
 
 def _storage(matrix: Matrix) -> RowPairs:
@@ -122,6 +124,8 @@ class _Pairs(RowGroups):
 
     While one band is multiplied, the results of the one before are stored: a vector of rows of the one, then all rows of some
     tokens of the other. So each token gets several cache lines that follow each other.
+
+    While a panel is multiplied, the x of the next one is fetched: the processor does not foresee the jump from row to row.
     """
 
     by_panel = True
@@ -138,6 +142,8 @@ class _Pairs(RowGroups):
             with loop(first, arith.minui(arith.addi(first, index(self.lanes // 2)), last), index(1)) as pairs:
                 pair = pairs.induction_variable
                 rows = loops.members(panel.number, pair)
+                if self.alone:
+                    self._fetch(tile, panel, pair)
                 self.group(tile, loops, sums, panel, pair, rows, [arith.subi(row, origin) for row in rows])
             stored = scf.IfOp(arith.andi(panel.last, arith.cmpi(arith.CmpIPredicate.ugt, band, start)))
             with ir.InsertionPoint(stored.then_block):
@@ -146,6 +152,21 @@ class _Pairs(RowGroups):
                 share = tuple(arith.divui(arith.muli(each, index(tile.vectors)), index(number)) for each in bounds)
                 tile.unpack(sums, arith.subi(before, origin), before, self.unit, (share[0], share[1]))
                 scf.YieldOp([])
+
+    def _fetch(self, tile: TokenTile, panel: Panel, pair: ir.Value) -> None:
+        """Starts to fetch a pair's share of the x that is packed next: of the next panel, or the first one of the next tile."""
+        x = tile.operands.x
+        line, width = elements_a_line(x), tile.vectors * tile.lanes
+        lines = -(-self.padded // line)
+        share = min(-(-width * lines // self.number), _MOST_LINES)
+        column = arith.select(panel.last, index(0), arith.muli(arith.addi(panel.number, index(1)), index(self.padded)))
+        first = arith.addi(tile.operands.first, arith.select(panel.last, index(width), index(0)))
+        end = arith.subi(tile.operands.memory.tokens, index(1))
+        for number in range(share):
+            at = arith.addi(arith.muli(pair, index(share)), index(number))
+            token = arith.minui(arith.addi(first, arith.divui(at, index(lines))), end)
+            place = arith.addi(column, arith.muli(arith.remui(at, index(lines)), index(line)))
+            memref.prefetch(x, [token, place], False, _SECOND_LEVEL, True)
 
 
 @dataclass(frozen=True)

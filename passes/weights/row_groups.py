@@ -71,7 +71,7 @@ class RowGroups(Product):
     def lower(self, module: ir.Module, inner: Inner[Adds]) -> None:
         """Replace the op; `inner` makes the inner loops."""
         reserve_workspace(module, self.workspace)
-        lower_by_tiles(self, self.tokens, self.workspace, lambda tile: self._emit(tile, inner), self.half)
+        lower_by_tiles(self, self.tokens, self.workspace, lambda tile: self._emit(tile, inner), self.half, True)
 
     @property
     def workspace(self) -> int:

@@ -28,12 +28,17 @@ Share = tuple[ir.Value, ir.Value]
 
 @dataclass(frozen=True)
 class TokenTile:
-    """A tile of `vectors` vectors of `lanes` tokens of a product, in the function that works on `operands`."""
+    """A tile of `vectors` vectors of `lanes` tokens of a product, in the function that works on `operands`.
+
+    `moved` says what a vector has that would reach past the last token. It is moved back, to tokens that others have too, or it
+    has the last token several times. The addresses of a vector that is moved are one number and constants.
+    """
 
     product: Product
     operands: Operands
     vectors: int
     lanes: int
+    moved: bool = False
 
     @property
     def vec(self) -> ir.VectorType:
@@ -56,7 +61,7 @@ class TokenTile:
     def pack(self, packed: ir.Value, columns: int, start: ir.Value | None = None) -> None:
         """x[first + t, start + k] -> packed[k, t] for k < columns, whole vectors of them; zeros for columns that x lacks.
 
-        Tokens past the last one repeat it. The start is 0 if it is not given.
+        The start is 0 if it is not given.
         """
         lanes, narrow = self.lanes, vector_of(self.lanes, ir.MemRefType(self.operands.x.type).element_type)
         number = index(self.product.K)
@@ -78,13 +83,17 @@ class TokenTile:
 
     @contextmanager
     def _vectors_of_tokens(self, low: int | ir.Value, high: int | ir.Value) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
-        """A loop over some vectors of tokens: where each begins in a row of the tile, and its tokens, past the end the last."""
-        last, lanes = arith.subi(self.operands.memory.tokens, index(1)), index(self.lanes)
+        """A loop over some vectors of tokens: where each begins in a row of the tile, and its tokens, all of which exist."""
+        number, lanes = self.operands.memory.tokens, index(self.lanes)
         low, high = (index(each) if isinstance(each, int) else each for each in (low, high))
         with loop(low, high, index(1)) as vectors:
             at = arith.muli(vectors.induction_variable, lanes)
             start = arith.addi(self.operands.first, at)
-            yield at, [arith.minui(arith.addi(start, index(r)), last) for r in range(self.lanes)]
+            if self.moved:
+                start = arith.minui(start, arith.subi(number, lanes))
+            tokens = [arith.addi(start, index(r)) for r in range(self.lanes)]
+            last = arith.subi(number, index(1))
+            yield at, tokens if self.moved else [arith.minui(token, last) for token in tokens]
 
     def before(self, sums: list[ir.Value], m: ir.Value) -> list[ir.Value]:
         """What the epilogue does to the sums of row m while its lanes are tokens, one vector after the other."""
@@ -106,11 +115,11 @@ class TokenTile:
             feature = arith.addi(row, offset)
             for r, values in enumerate(transpose(group)):
                 finish = partial(epilogue.after, narrowed(values, crossing))
-                if whole:  # a token past the last one has the same sums
+                # Where there are tokens twice, they have the same sums.
+                if whole:
                     memory.store_whole(tokens[r], feature, finish)
                 else:
-                    token = arith.addi(arith.addi(self.operands.first, at), index(r))
-                    memory.store_token(token, feature, lanes, finish)
+                    memory.store_token(tokens[r], feature, lanes, finish)
 
 
 def tile_bytes(product: Product, tokens: int, rows: int) -> int:
@@ -120,16 +129,22 @@ def tile_bytes(product: Product, tokens: int, rows: int) -> int:
 
 
 def lower_by_tiles(
-    product: Product, tokens: int, workspace: int, emit: Callable[[TokenTile], None], half: bool = False
+    product: Product, tokens: int, workspace: int, emit: Callable[[TokenTile], None], half: bool = False, moves: bool = False
 ) -> None:
     """Replace the product's op by calls for tiles of `tokens` tokens, `half` a vector for the last few if asked for;
-    emit(tile) builds the body of a function."""
+    emit(tile) builds the body of a function.
+
+    Vectors may be moved back (`moves`) if `emit` packs x by the tile: a tile of several has more than one vector of tokens.
+    """
     lanes = product.lanes
     sizes = [(v, lanes) for v in (8, 4, 2, 1) if v * lanes <= tokens] + [(1, lanes // 2)] * (half and lanes > 2)
     with product.op.location:
-        tiles = {v * n: product.function(f"tile{v * n}", partial(_fill, product, v, n, emit)) for v, n in sizes}
+        filled = {(v, n): partial(_fill, product, v, n, emit, moves and v > 1) for v, n in sizes}
+        tiles = {v * n: product.function(f"tile{v * n}", fill) for (v, n), fill in filled.items()}
         product.by_tiles(tiles, workspace)
 
 
-def _fill(product: Product, vectors: int, lanes: int, emit: Callable[[TokenTile], None], operands: Operands) -> None:
-    emit(TokenTile(product, operands, vectors, lanes))
+def _fill(
+    product: Product, vectors: int, lanes: int, emit: Callable[[TokenTile], None], moved: bool, operands: Operands
+) -> None:
+    emit(TokenTile(product, operands, vectors, lanes, moved))

@@ -1,7 +1,7 @@
 // Two rows at a time: the inner loops of a pair of rows in a panel of columns.
 // RUN: gossamer-opt %s -p 'expose-storage,lower-rowpairs,canonicalize,cse' --split-input-file | filecheck %s
 
-// x is packed panel by panel. The rows of a pair are looked up. Four nonzeros of the one come before four of the other, and take
+// x is packed panel by panel. With each pair, a part of the next panel's x is fetched, or of the next tile's after the last. The rows of a pair are looked up. Four nonzeros of the one come before four of the other, and take
 // turns at the two sets of sums of their row; then comes one of each, as often as some are left. While a band is multiplied, the results of the one before are stored, of some tokens after each part of it.
 // CHECK-LABEL: func.func private @region_tile4(
 // CHECK-SAME:    %[[X:[a-z0-9]*]]: memref<?x30xf32>, %[[POS:[a-z0-9]*]]: memref<?xi32>, %[[CRD:[a-z0-9]*]]: memref<?xi16>, %[[ORDER:[a-z0-9]*]]: memref<?xi32>, %[[VAL:[a-z0-9]*]]: memref<?xf32>, %[[OUT:[a-z0-9]*]]: memref<?x7xf32>,
@@ -15,6 +15,10 @@
 // CHECK:                 arith.muli %[[PANEL]], %c4
 // CHECK:                 memref.load %[[ORDER]]
 // CHECK:                 memref.load %[[ORDER]]
+// CHECK:                 %[[LATER:.*]] = arith.addi %[[PANEL]], %c1
+// CHECK:                 %[[COLUMNS:.*]] = arith.muli %[[LATER]], %c16
+// CHECK:                 %[[COLUMN:.*]] = arith.select %{{.*}}, %c0, %[[COLUMNS]]
+// CHECK:                 memref.prefetch %[[X]][%{{.*}}, %[[COLUMN]]], read, locality<2>, data
 // CHECK:                 memref.load %[[POS]]
 // CHECK:                 memref.load %[[POS]]
 // CHECK:                 %{{.*}}:8 = scf.for %[[P:.*]] = %{{.*}} to %{{.*}} step %c8 iter_args(
