@@ -89,6 +89,12 @@ class Target:
         return self.cpu.startswith("znver")
 
     @property
+    def dots_are_fast(self) -> bool:
+        """Whether a dot product of pairs of bf16 takes no longer than to multiply them as f32. On Emerald Rapids it takes twice
+        as long, and to round what it multiplies four times."""
+        return "bf16dots" in self.instructions and (self.architecture != "x86_64" or self.cpu.startswith("znver"))
+
+    @property
     def instructions(self) -> frozenset[str]:
         """Those that schedules ask for: "bf16dots", dot products of bf16, "bytedots", those of bytes, "avx512vbmi", which
         looks bytes up, "avx512vbmi2", which expands elements of 8 and 16 bits, "amx", products of tiles of bf16, and

@@ -85,7 +85,7 @@ class FewSlots(SlotTile):
             sums = list(steps.inner_iter_args)
             if self.slots > 1 or not self.streams:
                 for row in rows:
-                    for way in range(ways):
+                    for way in range(0, ways, max(1, self.stored.in_line // one)):
                         column = arith.addi(steps.induction_variable, index(way * one))
                         if self.streams:
                             self.weight.fetch(arith.addi(row, index(_AHEAD)), column, True)

@@ -14,7 +14,7 @@ from torch_mlir.dialects import arith, scf, vector
 
 from gossamer.passes.experts import panels
 from gossamer.passes.experts.slot_tile import SlotTile, WeightRows
-from gossamer.passes.loops.vectors import byte_width, index, loop, transpose, zeros
+from gossamer.passes.loops.vectors import index, loop, transpose, zeros
 
 DEPTH = 128
 """Lines of a panel."""
@@ -29,7 +29,7 @@ class Following:
         stored, columns = product.stored, DEPTH * product.stored.pair
         self.weight, self.row, self.begin = weight, row, begin
         high, wide = (columns, product.width) if product.turned else (product.width, columns)
-        self.each = 64 * stored.columns // (product.lanes * stored.pair * byte_width(stored.element))
+        self.each = stored.in_line
         self.across = max(1, wide // self.each)
         self.lines = high * self.across
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, memref, vector, x86
 
-from gossamer.passes.loops.vectors import index, interleaved, mask_of, vector_of, widened, zeros
+from gossamer.passes.loops.vectors import byte_width, index, interleaved, mask_of, vector_of, widened, zeros
 
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 
@@ -35,6 +35,11 @@ class Floats:
     def columns(self) -> int:
         """How many columns of a row a step multiplies."""
         return self.lanes
+
+    @property
+    def in_line(self) -> int:
+        """How many columns of a row a line of caches has."""
+        return 64 * self.columns // (self.lanes * self.pair * byte_width(self.element))
 
     def place(self, column: ir.Value) -> ir.Value:
         """Of a column, in a row."""

@@ -9,6 +9,8 @@ from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, run, schedule_of
 
+_FEW = 1024  # slots
+
 
 def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Where the keys of each number below `extent` begin in sorted order, and which key each is there.
@@ -24,9 +26,7 @@ def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor,
     if not keys.is_cpu:
         keys, order = keys.sort(stable=True)
         return torch.ops.aten._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), order
-    positions, order = keys.new_empty(extent + 1, dtype=integers), keys.new_empty(keys.numel(), dtype=torch.int64)
-    run(SortKeysOp, [keys.contiguous()], [positions, order])
-    return positions, order
+    return _counted(keys.contiguous(), extent, integers)
 
 
 def sorting_kernel() -> RegionKernel:
@@ -39,4 +39,13 @@ def sorting_kernel() -> RegionKernel:
 
 def routes_of(experts: Tensor, count: int) -> Routes:
     """The slots of experts [tokens, top], sorted. ArgumentError for an expert that is none of `count`."""
-    return Routes.of(experts, count, lambda keys, extent: sort_keys(keys, extent, torch.int64))
+    # To find out whether a few slots are in order takes longer than to sort them.
+    few = experts.is_cpu and experts.numel() <= _FEW
+    return Routes.of(experts, count, lambda keys, extent: (_counted if few else sort_keys)(keys, extent, torch.int64))
+
+
+def _counted(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same by the kernel, of contiguous keys on a CPU."""
+    positions, order = keys.new_empty(extent + 1, dtype=integers), keys.new_empty(keys.numel(), dtype=torch.int64)
+    run(SortKeysOp, [keys], [positions, order])
+    return positions, order

@@ -5,6 +5,7 @@ have one scale a row and the target multiplies pairs of bf16.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from gossamer.sparsity.experts.expert_weights import Weight
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _VECTOR = 16  # elements of the widest vector
 _UNIT = 16  # rows whose shares are added up in a kernel
+_FEW_TOKENS, _FEW_SLOTS = 16, 4  # of a batch, and of an expert: such batches have not yet much to multiply
 
 
 def served(x: Tensor, *weights: Weight) -> bool:
@@ -61,13 +63,14 @@ class _Ready:
 
 
 def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
-    rows, values = weight.values.shape[1], weight.values.detach()
+    rows, values = weight.values.shape[1], weight.values
     turned = not values.is_contiguous()
-    scales = torch.empty(0, rows, 1) if weight.scales is None else weight.scales.float().contiguous()
-    bias = torch.empty(0, rows) if weight.bias is None else weight.bias.detach().float().contiguous()
-    x = x.detach()
+    scales = _nothing(rows, 1) if weight.scales is None else weight.scales.float().contiguous()
+    bias = _nothing(rows) if weight.bias is None else weight.bias.detach().float().contiguous()
     group = 0 if weight.scales is None or scales.shape[2] == 1 else weight.columns // scales.shape[2]
     dots = _multiplies_pairs(x.dtype) and x.shape[1] % 2 == 0 and not weight.four and not group
+    if weight.scales is not None and not host().dots_are_fast and _few_slots(routes):
+        dots = False
     if weight.scales is not None and not dots:
         x = x.float()
     if weight.four:
@@ -77,6 +80,18 @@ def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
     return _Ready(
         operands, {"top": routes.top, "dots": int(dots), "four": int(weight.four), "group": group, "turned": int(turned)}
     )
+
+
+@lru_cache(64)
+def _nothing(*sizes: int) -> Tensor:
+    """An operand that is not there, of sizes behind the first, which is 0."""
+    return torch.empty(0, *sizes, dtype=torch.float32, device="cpu")
+
+
+def _few_slots(routes: Routes) -> bool:
+    """Whether experts have so few slots, whoever gets them, that reading weights takes longer than multiplying."""
+    slots = routes.order.numel()
+    return slots <= _FEW_TOKENS * routes.top and slots <= _FEW_SLOTS * (routes.positions.numel() - 1)
 
 
 def _multiplies_pairs(dtype: torch.dtype) -> bool:
@@ -119,7 +134,7 @@ def hidden(x: Tensor, weight: Weight, routes: Routes, activation: str, layout: s
     out = empty((slots, rows if layout == "up" else rows // 2), dtype)
     kept = empty((slots if keep else 0, rows), dtype)
     run(RoutedHiddenOp, ready.operands, [out, kept], activation=activation, layout=layout, keep=int(keep), **ready.attributes)
-    return out, kept.to(x.dtype)
+    return out, kept if kept.dtype == x.dtype else kept.to(x.dtype)
 
 
 def summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Tensor:
