@@ -1,4 +1,4 @@
-"""What comes before our passes on a graph of torch.export: rows and columns of zeros go, structured weights become factors.
+"""Removes rows and columns of zeros from a graph of torch.export, and makes factors of structured weights. Our passes follow.
 
     model(x) with weights w1 [256, 64], w2 [64, 256]    →    a module of their 32 rows and columns that are not zeros
 

@@ -1,4 +1,4 @@
-"""What experts do between their products, recognised by what it computes.
+"""Recognises the activation between the products of experts by its values.
 
     %gate, %up = split(%sums, 48, -1)
     %hidden = mul(silu(%gate), %up)          →   Gate("silu", "halves")

@@ -1,4 +1,4 @@
-"""What a rewriting of a graph looks like: `backend/graph_passes.py` lists them in their order."""
+"""The interface of a graph pass. `backend/graph_passes.py` lists all passes in their order."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""New values of a parameter under a mask, for what was packed of them.
+"""Gathers new values of a parameter under a mask into its packed copies.
 
 As long as the mask stays, they are gathered from the parameter at the places that are stored, without the matrix in between:
 once, in the order of memory, for all packings of one matrix. What the mask hides is not looked at.

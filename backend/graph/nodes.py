@@ -1,4 +1,4 @@
-"""Questions about the nodes of an FX graph: what they are copies of, who uses them, whether their sizes and types are equal.
+"""Questions about the nodes of an FX graph: whose copies they are, who uses them, whether their sizes and types are equal.
 
 Sizes are equal where that holds whatever the sizes of inputs are; nothing here makes Dynamo guard one.
 """

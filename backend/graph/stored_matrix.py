@@ -1,4 +1,4 @@
-"""Weights whose nonzeros are somebody's stored values: the elements of a SparseTensor, written out by gossamer::einsum.
+"""Weights whose nonzeros are the values of a SparseTensor, which gossamer::einsum makes dense.
 
     evaluate(pos, crd, values) = gossamer::einsum([pos, crd, values], [4096, 1024], "mk #CSR\\nmk")
 

@@ -22,6 +22,10 @@ def _advice(title: str, text: str, decisions: Sequence[Mapping[str, Any]] = ()) 
     return {"title": title, "text": text, "weights": list(dict.fromkeys(each["name"] for each in decisions))}
 
 
+def _are(count: int, what: str) -> str:
+    return f"1 {what} is" if count == 1 else f"{count} {what}s are"
+
+
 def _breaks(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for reason in report["breaks"]:
         yield _advice("Remove a graph break", f"{reason} No kernel and no chain crosses this line.")
@@ -55,7 +59,7 @@ def _zeros(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     small = [each for each in decisions if not each["sparse"] and each["reason"].startswith(_TOO_SMALL)]
     if small:
         text = (
-            f"{len(small)} weights are too small for {small[0]['details']['tokens'] if small[0]['details'] else 'so few'} "
+            f"{_are(len(small), 'weight')} too small for {small[0]['details']['tokens'] if small[0]['details'] else 'so few'} "
             "tokens: the call of a kernel takes as long as the dense product. A larger batch may change that."
         )
         yield _advice("Use larger batches", text, small)
@@ -76,7 +80,7 @@ def _measure(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ]
     if close:
         text = (
-            f"{len(close)} decisions are close: their predicted gain is within {_CLOSE:.0%} of {wanted:g}. "
+            f"{_are(len(close), 'decision')} close, with a predicted gain within {_CLOSE:.0%} of {wanted:g}. "
             '`torch.compile(model, backend="sparse", mode="max-autotune")` measures them.'
         )
         yield _advice("Measure what is close", text, close)

@@ -128,7 +128,7 @@ const Flow = (() => {
       flows.map((_, at) => el("option", { value: at, selected: at === shown }, `${at + 1} of ${flows.length}`)))) : null;
     const reset = opened[shown].size > folds.size ? el("button", { onclick: () => { opened[shown] = folds; draw(); } }, "Fold again") : null;
     put(byId("flow"), el("h3", {}, "How the calls lead to each other"),
-      el("p", { class: "muted" }, `${plural(calls, "sparse call")}, and between them what Inductor compiles. A box with ▸ is a module: press it to unfold it.`,
+      el("p", { class: "muted" }, `${plural(calls, "sparse call")}. Grey boxes are the code that Inductor compiles. A box with ▸ is a module: press it to unfold it.`,
         flows[shown].some((part) => part.backward) ? " Results that are only kept for the backward pass are not drawn." : ""),
       chooser || reset ? el("div", { class: "bar" }, chooser, reset) : null, el("div", { class: "flow-view scroll" }, picture(graph)));
     return graph.nodes().filter((name) => matches(graph.node(name))).length;

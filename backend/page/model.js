@@ -26,9 +26,9 @@ const Model = (() => {
       return node.all;
     };
     gather(root);
-    const open = (node, budget) => {
-      node.open = node === root || node.all.length <= budget;
-      for (const child of node.children.values()) open(child, budget);
+    const open = (node, budget, outermost = true) => {  // what all weights lie in is open, such as "bert"
+      node.open = outermost || node.all.length <= budget;
+      for (const child of node.children.values()) open(child, budget, outermost && node.children.size === 1);
     };
     open(root, decisions.length <= 24 ? Infinity : 6);
   }

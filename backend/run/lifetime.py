@@ -1,4 +1,4 @@
-"""What compiled code calls lives as long as the code.
+"""Keeps regions, edge lists and structure values alive as long as the compiled code that calls them.
 
 The code of a graph has only the keys of its regions, edge lists and structure values; the tables that it finds them in hold
 them by weak references. Their owners are

@@ -242,9 +242,10 @@ def conclude(cases: Sequence[Mapping[str, Any]]) -> list[str]:
             result = case["results"].get(name, {})
             notes, took = result.get("notes", {}), result.get("median_ms")
             if took and "read_ms" in notes and case["parameters"]["step"] == "forward":
+                reading, dense = (f"{notes[limited] / took:.0%}" for limited in ("read_ms", "dense_ms"))
                 lines.append(
-                    f"{case['name']}, {limit}: reading the weights alone would take {notes['read_ms'] / took:.0%} of this time,"
-                    f" and a dense product of as many multiplications {notes['dense_ms'] / took:.0%}."
+                    f"- {case['name']}, {limit}: reading the weights alone would take {reading} of this time,"
+                    f" and a dense product of as many multiplications {dense}."
                 )
     return lines
 

@@ -36,7 +36,7 @@ class SparseConfig(QuantizationConfigMixin):
     `save_pretrained` then writes plain weights with zeros, which any program loads without Gossamer. With Gossamer the folder
     loads as it was. Integers are written as floats, from which the same integers come back.
 
-    It also reads files of compressed-tensors. Exchange the name of the method, and the other entries may stay:
+    It also reads files of compressed-tensors. Replace the name of the method, and keep the other entries:
 
         config = AutoConfig.from_pretrained(folder)
         config.quantization_config["quant_method"] = "gossamer"

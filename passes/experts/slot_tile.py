@@ -1,4 +1,4 @@
-"""What functions for some slots of an expert and some rows of its weight share: what they read, and where their sums go."""
+"""The base of functions for some slots of an expert and some rows of its weight: operands, and the places of sums."""
 
 from collections.abc import Sequence
 from typing import Any

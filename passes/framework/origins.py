@@ -23,7 +23,10 @@ _ALIAS = re.compile(r"#loc\d*")
 _DEFINITION = re.compile(r"(#loc\d*) = loc\((.*)\)$")
 _SIMPLE = re.compile(r" loc\((#loc\d*)\)$")
 _DEBUG = re.compile(r",? !dbg (!\d+)")
-_NUMBER = re.compile(r"!\d+")
+_METADATA = re.compile(r'!llvm\.(dbg\.cu|module\.flags) =|!\d+ = (distinct )?!(DI\w+\(|\{i32 \d, !"Debug Info Version")')
+_SECTION = re.compile(r'\t\.section\t"?\.([\w.-]+)')
+_LOC = re.compile(r"\t\.loc\t\d+ (\d+)")
+_FOR_DEBUGGER = re.compile(r"\t\.file\t\d|\t\.cfi_|\.L(tmp|func_begin)\d+:")
 _FILE, _FIRST = "origin", 1 << 20
 """The file that `traced` names, and the line of its first entry: lines below are those of arguments of blocks."""
 _SCOPES = "ensure-debug-info-scope-on-llvm-func{emission-kind=LineTablesOnly}"
@@ -178,20 +181,20 @@ def traced(module: ir.Module) -> Traced:
     return Traced(translate_to_llvm_ir(module.operation), tuple(numbers))
 
 
-def of_assembly(text: str, located: str, origins: Origins) -> Origins:
-    """The origins of lines of assembly, given the same with `.loc` directives; none if the code differs."""
+def of_assembly(located: str, origins: Origins) -> StageText:
+    """Assembly with line numbers without these, and with the origins of its lines."""
     current: tuple[int, ...] = ()
-    found, lines = list[tuple[int, ...]](), iter(located.split("\n"))
-    for line in text.split("\n"):
-        for other in lines:
-            if place := re.match(r"\s+\.loc\s+\d+\s+(\d+)", other):
-                current = _entry(origins, int(place[1]))
-            elif other == line:
-                found.append(current if re.match(r"\t[a-z]", line) else ())
-                break
-        else:
-            return ()
-    return tuple(found)
+    of_debugger = False
+    lines, found = list[str](), list[tuple[int, ...]]()
+    for line in located.split("\n"):
+        if section := _SECTION.match(line):
+            of_debugger = section[1].startswith("debug_")
+        if place := _LOC.match(line):
+            current = _entry(origins, int(place[1]))
+        elif not of_debugger and not _FOR_DEBUGGER.match(line):
+            lines.append(line)
+            found.append(current if re.match(r"\t[a-z]", line) else ())
+    return StageText("\n".join(lines), origins=tuple(found))
 
 
 def _entry(origins: Origins, number: int) -> tuple[int, ...]:
@@ -199,24 +202,18 @@ def _entry(origins: Origins, number: int) -> tuple[int, ...]:
     return origins[at] if 0 <= at < len(origins) else ()
 
 
-def of_llvm_ir(text: str, located: str, origins: Origins) -> Origins:
-    """The origins of lines of LLVM IR, given the same with debug information; none if the code differs."""
-    places = re.findall(r"^(!\d+) = (?:distinct )?!DILocation\(line: (\d+)", located, re.MULTILINE)
-    numbers = {tag: int(line) for tag, line in places}
-    found, lines = list[tuple[int, ...]](), iter(located.split("\n"))
-    for line in text.split("\n"):
-        if line.startswith("!"):
-            found.append(())
-            continue
-        code = _NUMBER.sub("", line)
-        for other in lines:
-            if _NUMBER.sub("", _DEBUG.sub("", other)) == code:
-                tag = _DEBUG.search(other)
-                found.append(_entry(origins, numbers.get(tag[1], 0)) if tag else ())
-                break
-        else:
-            return ()
-    return tuple(found)
+def of_llvm_ir(located: str, origins: Origins) -> StageText:
+    """LLVM IR with line numbers without these, and with the origins of its lines."""
+    numbers = {
+        tag: int(line) for tag, line in re.findall(r"^(!\d+) = (?:distinct )?!DILocation\(line: (\d+)", located, re.MULTILINE)
+    }
+    lines, found = list[str](), list[tuple[int, ...]]()
+    for line in located.split("\n"):
+        if not _METADATA.match(line):
+            tag = _DEBUG.search(line)
+            lines.append(_DEBUG.sub("", line))
+            found.append(_entry(origins, numbers.get(tag[1], 0)) if tag else ())
+    return StageText("\n".join(lines), origins=tuple(found))
 
 
 def carried(text: str, source: str, origins: Origins) -> Origins:

@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-from contextlib import suppress
 from weakref import WeakValueDictionary
 
 import llvmlite.binding as llvm
@@ -10,7 +9,7 @@ import llvmlite.binding as llvm
 from gossamer.dialects.errors import CompileError, OptionError
 from gossamer.passes import pipelines
 from gossamer.passes.codegen.emit_entry import ENTRY
-from gossamer.passes.framework.origins import Origins, StageText, carried, of_assembly, of_llvm_ir
+from gossamer.passes.framework.origins import StageText, carried, of_assembly, of_llvm_ir
 from gossamer.runtime import disk_cache, jit
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.modules.given_back import give_back
@@ -84,27 +83,25 @@ def _made(plan: pipelines.Plan, observer: pipelines.Observer | None, target: Tar
 
 def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Observer | None) -> disk_cache.Entry:
     lowered = pipelines.lower(plan, target.rounds_to_bf16, observer, target.streams)
-    module = jit.optimize(lowered.llvm_ir, target)
-    if observer is not None:
-        _show(module, lowered, plan, target, observer)
+    module = jit.optimize(lowered.llvm_ir, target) if observer is None else _shown(lowered, plan, target, observer)
     call = {
         "entry": ENTRY, "words": lowered.words, "workspace": lowered.workspace, "tile_workspace": lowered.tile_workspace,
     }  # fmt: skip
     return disk_cache.Entry(jit.object_code(module, target), call)
 
 
-def _show(
-    module: llvm.ModuleRef, lowered: pipelines.Lowered, plan: pipelines.Plan, target: Target, observer: pipelines.Observer
-) -> None:
-    """Shows an observer LLVM IR and assembly, whose lines have the origins of the same code with line numbers."""
-    ir, assembly = str(module), jit.assembly(module, target, comments=True)
+def _shown(lowered: pipelines.Lowered, plan: pipelines.Plan, target: Target, observer: pipelines.Observer) -> llvm.ModuleRef:
+    """The optimised module of a kernel, whose LLVM IR and assembly an observer sees, with the origins of their lines.
+
+    It has line numbers. They do not change the machine code.
+    """
+    assert lowered.traced is not None  # lowering has an observer, too
+    try:
+        module, origins = jit.optimize(lowered.traced.llvm_ir, target), lowered.traced.origins
+    except CompileError:  # LLVM refuses the line numbers
+        module, origins = jit.optimize(lowered.llvm_ir, target), ()
+    ir, assembly = of_llvm_ir(str(module), origins), of_assembly(jit.assembly(module, target, comments=True), origins)
     text = labelled(assembly, plan.text, plan.schedule)
-    of_ir: Origins = ()
-    of_text: Origins = ()
-    if lowered.traced is not None:
-        with suppress(CompileError):  # of line numbers that LLVM refuses: the code has none then
-            located, origins = jit.optimize(lowered.traced.llvm_ir, target), lowered.traced.origins
-            of_ir = of_llvm_ir(ir, str(located), origins)
-            of_text = carried(text, assembly, of_assembly(assembly, jit.assembly(located, target, comments=True), origins))
-    observer("llvm", "ll", StageText(ir, origins=of_ir))
-    observer("assembly", "s", StageText(text, origins=of_text))
+    observer("llvm", "ll", ir)
+    observer("assembly", "s", StageText(text, origins=carried(text, assembly, assembly.origins)))
+    return module

@@ -49,7 +49,7 @@ def routed_mlp(
     activation    identity, relu, relu2, sigmoid, tanh, silu, gelu, gelu_tanh or clamped_swiglu (gpt-oss)
     returns       [tokens, outputs] of the type of x; sums are those of float32 at least
 
-    Weights stored the other way round come as transposed views. Experts that nobody chose cost nothing.
+    If your weights are stored transposed, pass transposed views. Experts that nobody chose cost nothing.
     ArgumentError for shapes that do not fit and for an expert that does not exist.
     """
     inputs = x, experts, scores, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias, activation, layout

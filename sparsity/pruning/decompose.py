@@ -51,7 +51,7 @@ def decompose(
     The parts become parameters, `parametrizations.weight.original0` to `original2` with the mask of S in `0.mask`, and train
     on. A state dict can be loaded into a model that was decomposed with the same density, rank_share and layers.
     `torch.compile(model, backend="sparse")` computes x S + (x U) V as one kernel. Returns a report like that of `prune`; its
-    shares of nonzeros count all three parts. OptionError for what makes no sense, before anything is changed.
+    shares of nonzeros count all three parts. OptionError for bad arguments, before anything changes.
     Source: OATS (Zhang and Papyan, 2025).
     """
     rule = pattern_of(pattern)

@@ -37,12 +37,12 @@ class _Watched:
 
 
 class Cuttlefish:
-    """Makes linear layers of a model two of a low rank each, when their ranks have settled.
+    """Replaces linear layers of a model by two of a low rank each, once their ranks have settled.
 
     optimizer   gets the factors in place of the weights, in the same group; its state of them begins anew. None: make one
                 from `model.parameters()` after each epoch that has switched a layer
-    change      of the rank in an epoch below which it has settled, as a share of the smaller size of the weight
-    patience    epochs in a row for which that must hold
+    change      a rank has settled if it changes by less than this in an epoch, as a share of the weight's smaller size
+    patience    number of consecutive epochs in which it must change so little
     only, skip  which linear layers, as for `gossamer.sparsify`
     """
 

@@ -1,15 +1,21 @@
 """Which kernel a region gets: what regions share, in threads and from the disk, what is refused, and what is done instead."""
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 
 from gossamer.dialects.errors import CompileError, OptionError
-from gossamer.runtime import region_kernel
+from gossamer.passes import pipelines
+from gossamer.passes.framework.origins import StageText
+from gossamer.runtime import jit, region_kernel
+from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.region_kernel import RegionKernel
+from gossamer.runtime.target import host
 from gossamer.sparsity.compiler import compile_kernel
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 from tests.contracts import Region, assert_near
@@ -182,3 +188,26 @@ def test_the_observer_sees_every_stage_in_order() -> None:
     assert '"kernel.contract"' in texts["fuse-epilogue"]
     assert '"kernel.spmm"' in texts["schedule"]
     assert "define void @entry(" in texts["llvm"]
+
+
+def instructions(assembly: str) -> list[str]:
+    """The instructions and labels of assembly, without directives and comments."""
+    return [line for line in assembly.split("\n") if re.match(r"\t[a-z]|\.LBB|\w+:", line)]
+
+
+def test_an_observer_sees_the_code_without_its_line_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM optimises once, with line numbers. They change no instruction, and the texts do not show them."""
+    text, target, seen, optimized = Region(24, 40, epilogue=("bias",)).text(), host(), dict[str, str](), list[str]()
+    optimize = jit.optimize
+    monkeypatch.setattr(jit, "optimize", lambda ir, target: optimized.append(ir) or optimize(ir, target))
+    compile_region(text, schedule="broadcast", observer=lambda stage, _, text: seen.update({stage: text}))
+    assert len(optimized) == 1 and "!dbg" in optimized[0]
+    can = target.instructions, first_level_bytes(), target.gathers
+    lowered = pipelines.lower(pipelines.plan(text, "broadcast", target.vector_bits, None, *can), target.rounds_to_bf16)
+    plain = optimize(lowered.llvm_ir, target)
+    assert instructions(seen["assembly"]) == instructions(jit.assembly(plain, target, comments=True))
+    assert "!DI" not in seen["llvm"] and "!dbg" not in seen["llvm"]
+    assert str(llvm.parse_assembly(seen["llvm"])).count("\n  ") == str(plain).count("\n  ")
+    for stage in ("llvm", "assembly"):
+        shown = seen[stage]
+        assert isinstance(shown, StageText) and any(shown.origins), stage
