@@ -8,6 +8,7 @@ The package has kernels and packed weights inside. `torch._inductor.aoti_load_pa
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,13 @@ from gossamer.backend.report.report import record
 from gossamer.backend.run import region_op
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.foreseen import foreseen
-from gossamer.runtime.torch_internals import PlainAOTInput, disable_current_modes, proxies_of_exports, tree_flatten
+from gossamer.runtime.torch_internals import (
+    PlainAOTInput,
+    detect_fake_mode,
+    disable_current_modes,
+    proxies_of_exports,
+    tree_flatten,
+)
 
 PASSES = (
     "drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "routed-experts", "sparse-weights",
@@ -72,7 +79,7 @@ def export(
         raise CompileError(f"the model cannot be exported: {reason}")
     parsed = replace(parsed, disable=tuple(name for name in GRAPH_PASSES if name not in PASSES or name in parsed.disable))
     context = GraphContext(inputs, parsed, Dump(parsed.dump_ir) if parsed.dump_ir else None, None, exported=True)
-    with disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad(), _without_guards(graph):
         rewritten = compile_graph(graph, context)
         called = _with_weights(graph, inputs)
     sparse = {decision.name for decision in rewritten.decisions if decision.sparse}
@@ -85,6 +92,12 @@ def export(
         )
     watch_exports()
     return _without_dead_inputs(program)
+
+
+def _without_guards(graph: fx.Graph) -> AbstractContextManager[None]:
+    """In here, fake values that are computed anew narrow no open size: a program has no guards that would tell of it."""
+    mode = detect_fake_mode([node.meta.get("val") for node in graph.find_nodes(op="placeholder")])
+    return mode.shape_env.suppress_guards() if mode and mode.shape_env else nullcontext()
 
 
 def _inputs(program: torch.export.ExportedProgram) -> Inputs:

@@ -25,7 +25,7 @@ INSIDE = {
         "attention", "edges", "chains", "checking", "measuring", "regions", "profiling", "run", "owners", "graph", "devices",
         "report", "page",
     ],
-    "runtime": ["experts", "memory", "modules", "packers", "watching"],
+    "runtime": ["experts", "memory", "modules", "packages", "packers", "watching"],
     "sparsity": [
         "torchsparse", "nn", "checkpoints", "training", "quantization", "pruning", "torch_functions", "tensor",
         "experts", "edges", "attention", "bags", "operations", "arrays", "compiler",

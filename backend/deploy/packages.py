@@ -19,6 +19,7 @@ from gossamer.backend.deploy.archive import Calls, More, archive
 from gossamer.backend.deploy.c_code import Operand
 from gossamer.backend.deploy.exported_region import ExportedRegion, exported, known
 from gossamer.dialects.settings import LIBRARY_PATH
+from gossamer.runtime.packages.package_inputs import KEY, described
 from gossamer.runtime.torch_internals import ahead_of_time, inductor_config
 
 _MARK = "_gossamer_links_kernels"
@@ -38,7 +39,9 @@ def watch_exports() -> None:
     def aot_compile(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
         if not (called := called_in(gm.graph)):
             return original(gm, *arguments, **named)
-        with linked(called, "aoti.c", "refuse.cpp", public=_LOADED, flags=("--wrap=aoti_torch_device_type_cpu",)):
+        told = {"aot_inductor.metadata": {**inductor_config.aot_inductor.metadata, KEY: described(gm.graph)}}
+        links = linked(called, "aoti.c", "refuse.cpp", public=_LOADED, flags=("--wrap=aoti_torch_device_type_cpu",))
+        with links, inductor_config.patch(told):
             return original(gm, *arguments, **named)
 
     setattr(aot_compile, _MARK, True)

@@ -1,8 +1,11 @@
 """Packages of AOTInductor with kernels inside: loaded by Python and C++, many times, and refused by other processors."""
 
 import copy
+import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 
 import gossamer
 from gossamer.backend.deploy import archive
+from gossamer.dialects.errors import ArgumentError
 from tests.backend.packages import run_apart
 from tests.backend.test_export import BATCH, OPTIONS, calls, classifier
 
@@ -86,6 +90,64 @@ def test_a_package_takes_the_keywords_that_it_was_exported_with(tmp_path: Path) 
         torch.testing.assert_close(loaded(tokens=tokens), model(tokens), rtol=1e-4, atol=1e-5)
     with pytest.raises(TypeError, match=r"exported with the keywords \['tokens'\]"):
         loaded(tokens)
+
+
+@pytest.fixture(scope="module")
+def two_inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[..., Any], Any]:
+    """A model of a matrix of 2 to 64 rows and an image, and its package, loaded."""
+    model, batch = TwoInputs().eval(), torch.export.Dim("batch", min=1, max=64)
+    given = torch.randn(8, 192), torch.randn(8, 4, 6, 5).to(memory_format=torch.channels_last)
+    program = gossamer.export(copy.deepcopy(model), given, dynamic_shapes=({0: batch}, {0: batch}), options=OPTIONS)
+    path = tmp_path_factory.mktemp("two") / "model.pt2"
+    return model, gossamer.load_package(torch._inductor.aoti_compile_and_package(program, package_path=str(path)))
+
+
+class TwoInputs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other = torch.nn.Linear(192, 96), torch.nn.Conv2d(4, 3, 1)
+        with torch.no_grad():
+            self.linear.weight.mul_(torch.rand(96, 192) < 0.1)
+
+    def forward(self, x: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x * 2), self.other(image).sum((2, 3))
+
+
+@torch.no_grad()
+def test_inputs_of_a_package_may_have_other_strides(two_inputs: tuple[Callable[..., Any], Any]) -> None:
+    model, loaded = two_inputs
+    for batch in (1, 3, 64):
+        x, image = torch.randn(192, batch).t(), torch.randn(batch, 6, 4, 5).transpose(1, 2)
+        for given in ((x, image), (x.contiguous(), image.contiguous()), (x[:, :1].expand(batch, 192), image)):
+            for found, expected in zip(loaded(*given), model(*given), strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ([torch.ones(3, 192)], "with 2 tensors (x, image), and gets 1"),
+        ([torch.ones(3, 128), torch.ones(3, 4, 6, 5)], "for x: float32 [s"),
+        ([torch.ones(3, 192).double(), torch.ones(3, 4, 6, 5)], "gets float64 [3, 192] on cpu"),
+        ([torch.ones(3, 1, 192), torch.ones(3, 4, 6, 5)], "gets float32 [3, 1, 192] on cpu"),
+        ([torch.ones(65, 192), torch.ones(65, 4, 6, 5)], "to 64)"),
+        ([torch.ones(3, 192), torch.ones(4, 4, 6, 5)], "3 in this call"),
+        ([torch.ones(3, 192), torch.ones(3, 4, 6, 5, device="meta")], "on meta"),
+    ],
+)
+def test_a_package_refuses_inputs_that_its_code_would_misread(
+    two_inputs: tuple[Callable[..., Any], Any], given: list[Tensor], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        two_inputs[1](*given)
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        gossamer.load_package(tmp_path / "absent.pt2")
+    (tmp_path / "other.pt2").write_bytes(b"text")
+    with pytest.raises(ArgumentError, match="is no package"):
+        gossamer.load_package(tmp_path / "other.pt2")
 
 
 def test_a_program_in_cpp_loads_a_package(package: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What packages of compiled models say of themselves."""
