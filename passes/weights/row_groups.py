@@ -55,6 +55,9 @@ class RowGroups(Product):
     half = False
     """Whether there is a function for half a vector of tokens, too."""
 
+    moves = True
+    """Whether vectors of tokens may be moved back, as `TokenTile.pack` does it."""
+
     by_panel = False
     """Whether inner loops find the x of a panel where there is no other."""
 
@@ -71,7 +74,7 @@ class RowGroups(Product):
     def lower(self, module: ir.Module, inner: Inner[Adds]) -> None:
         """Replace the op; `inner` makes the inner loops."""
         reserve_workspace(module, self.workspace)
-        lower_by_tiles(self, self.tokens, self.workspace, lambda tile: self._emit(tile, inner), self.half, True)
+        lower_by_tiles(self, self.tokens, self.workspace, lambda tile: self._emit(tile, inner), self.half, self.moves)
 
     @property
     def workspace(self) -> int:

@@ -134,7 +134,7 @@ def lower_by_tiles(
     """Replace the product's op by calls for tiles of `tokens` tokens, `half` a vector for the last few if asked for;
     emit(tile) builds the body of a function.
 
-    Vectors may be moved back (`moves`) if `emit` packs x by the tile: a tile of several has more than one vector of tokens.
+    Vectors may be moved back (`moves`) if `TokenTile.pack` packs x: a tile of several has more than one vector of tokens.
     """
     lanes = product.lanes
     sizes = [(v, lanes) for v in (8, 4, 2, 1) if v * lanes <= tokens] + [(1, lanes // 2)] * (half and lanes > 2)

@@ -101,6 +101,8 @@ class LowerPairs:
 class _Pairs(RowGroups):
     """A product in blocks of `width` columns, row by row; the packed x is bf16, in whole cache lines of it."""
 
+    moves = False
+
     def __init__(self, op: Any, width: int) -> None:
         tile, lanes = integers(op.tile), lanes_of(op)
         if lanes not in (4, 16) or len(tile) != 2 or tile[0] % lanes or tile[1] % lanes:

@@ -114,7 +114,7 @@ class LowerQuads:
 class _Quads(RowGroups):
     """A product of quads, whose x is packed as lines."""
 
-    half = True
+    half, moves = True, False
 
     def __init__(self, op: Any, stored: Quads) -> None:
         tile, lanes = integers(op.tile), lanes_of(op)
