@@ -3,6 +3,7 @@
     torch._inductor.aoti_compile_and_package(gossamer.export(model, inputs))
 
 Calls of `gossamer::exported` become calls of a function in C, which lies in a static library that the package is linked with.
+The package's metadata get a note on its inputs, which gossamer.load_package reads.
 """
 
 import functools

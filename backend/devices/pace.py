@@ -20,6 +20,7 @@ import torch
 from gossamer.backend.devices.identity import identity
 from gossamer.runtime import cache_files, records
 from gossamer.runtime.target import host
+from gossamer.runtime.torch_internals import disable_current_modes
 
 _TINY, _TIMES = 16, 3
 _SLOWER = 1.35
@@ -44,11 +45,14 @@ _waits = 0
 
 def loop_us() -> float | None:
     """Microseconds that the loop takes now. None where torch has several threads, whose clocks this one does not read."""
-    if torch.get_num_threads() != 1:
-        return None
-    calls, small = _work()
-    _us(calls)  # what ran before has had the caches
-    return max(min(_us(calls) for _ in range(_TIMES)) - min(_us(small) for _ in range(_TIMES)), 1.0)
+    return _loop_us() if torch.get_num_threads() == 1 else None
+
+
+def _loop_us() -> float:
+    with disable_current_modes(), torch.inference_mode(False):  # the tensors of the loop outlast the modes of a compilation
+        calls, small = _work()
+        _us(calls)  # what ran before has had the caches
+        return max(min(_us(calls) for _ in range(_TIMES)) - min(_us(small) for _ in range(_TIMES)), 1.0)
 
 
 def _us(calls: Sequence[Callable[[], object]]) -> float:
@@ -157,6 +161,6 @@ def _work() -> tuple[Sequence[Callable[[], object]], Sequence[Callable[[], objec
 
 
 def _product(size: int, dtype: torch.dtype) -> Callable[[], object]:
-    factor = torch.ones(size, size, dtype=dtype)
+    factor = torch.ones(size, size, dtype=dtype, device="cpu")
     result = torch.empty_like(factor)
     return lambda: torch.mm(factor, factor, out=result)

@@ -1,7 +1,7 @@
 """The inputs that a package takes: a note in its metadata, with which gossamer.load_package checks each call.
 
     torch.export of model(x) with x: float32 [batch, 256]   →   {"name": "x", "dtype": "float32", "order": [0, 1],
-                                                                 "sizes": [{"symbol": "s0", "low": 1, "high": 64}, 256]}
+                                                                 "sizes": [{"symbol": "s0", "low": 0, "high": 64}, 256]}
 
 AOTInductor's code reads what it gets. A tensor of other sizes would make it read past the end, and one of other strides would
 give wrong numbers.

@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
 from gossamer.backend.devices import others, pace
 from gossamer.backend.measuring.kept import kept
@@ -132,3 +135,15 @@ def test_a_number_that_was_kept_and_cannot_be_is_measured_again(journal: Callabl
     assert kept("thing", [1], lambda: 3800.0) == 3800.0
     assert [kept("thing", [1], lambda: 2.0, can_be=lambda value: value < 10) for _ in range(2)] == [2.0, 2.0]
     assert [line["value"] for line in journal()] == [3800.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, FakeTensorMode, lambda: torch.device("meta")], ids=["inference", "fake", "meta"]
+)
+def test_the_loop_goes_on_after_the_mode_in_which_it_was_made(mode: Callable[[], AbstractContextManager[object]]) -> None:
+    pace._work.cache_clear()
+    with mode():
+        assert pace._loop_us() >= 1
+    assert pace._loop_us() >= 1
+    results = [call() for call in pace._work()[0]]
+    assert all(type(each) is torch.Tensor and each.is_cpu and not each.is_inference() for each in results)

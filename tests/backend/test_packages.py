@@ -94,7 +94,7 @@ def test_a_package_takes_the_keywords_that_it_was_exported_with(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def two_inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[..., Any], Any]:
-    """A model of a matrix of 2 to 64 rows and an image, and its package, loaded."""
+    """A model of 1 to 64 rows of a matrix and as many images, and its package, loaded."""
     model, batch = TwoInputs().eval(), torch.export.Dim("batch", min=1, max=64)
     given = torch.randn(8, 192), torch.randn(8, 4, 6, 5).to(memory_format=torch.channels_last)
     program = gossamer.export(copy.deepcopy(model), given, dynamic_shapes=({0: batch}, {0: batch}), options=OPTIONS)
