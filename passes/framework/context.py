@@ -13,6 +13,7 @@ import gossamer.dialects.convolution
 import gossamer.dialects.edges
 import gossamer.dialects.experts
 import gossamer.dialects.heads
+import gossamer.dialects.kept_steps
 import gossamer.dialects.open_ops
 import gossamer.dialects.points
 import gossamer.dialects.row_maps

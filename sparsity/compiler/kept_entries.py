@@ -1,6 +1,7 @@
 """What a mask keeps of a matrix, by rows: found when the mask is new, for the gradient, for all that is packed of it, and for
 steps of optimizers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.runtime.remembered import Remembered
-from gossamer.sparsity.compiler.spreading import collect, collect_counted, map_of, put, spread
+from gossamer.sparsity.compiler.spreading import collect, collect_counted, map_of, put, spread, step
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,11 @@ class KeptEntries:
         put(self.positions, self.coordinates, values.detach(), self._matrix(dense), self.map)
         if not tensor.is_contiguous():
             tensor.copy_(dense)
+
+    def step(self, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rates: Sequence[float]) -> None:
+        """A step of Adam of such a tensor, which is contiguous, with these vectors; see `Rate`. torch counts the write."""
+        step(self.positions, self.coordinates, gradient, rates, (self._matrix(parameter), mean, square), self.map)
+        torch.autograd.graph.increment_version(parameter)
 
     def _matrix(self, tensor: Tensor) -> Tensor:
         return tensor.detach().contiguous().view(self.positions.shape[0] - 1, -1)

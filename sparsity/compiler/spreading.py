@@ -1,9 +1,12 @@
 """Dense matrices of entries by rows and entries of dense matrices: a masked parameter's gradient, its values, and new ones."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.dialects.kept_steps import StepKeptOp, StepMappedOp
 from gossamer.dialects.row_maps import CollectMappedOp, PutMappedOp, SpreadMappedOp
 from gossamer.dialects.token_tiles import CollectCountedOp, CollectOp, PutOp, SpreadOp
 from gossamer.runtime.memory.warm_memory import empty
@@ -78,3 +81,29 @@ def put(positions: Tensor, coordinates: Tensor, values: Tensor, dense: Tensor, m
     else:
         run(PutOp, [positions, coordinates, values], [dense])
     torch.autograd.graph.increment_version(dense)
+
+
+def step(
+    positions: Tensor,
+    coordinates: Tensor,
+    gradient: Tensor,
+    rates: Sequence[float],
+    stepped: tuple[Tensor, Tensor, Tensor],
+    map: Tensor | None = None,
+) -> None:
+    """A step of Adam for the entries of a matrix in CSR, on CPUs; see `kernel.step_kept`.
+
+    positions, coordinates  of int32 or int64, checked by the caller
+    gradient                [entries]
+    stepped                 [rows, columns], and [entries] twice: the parameter and the mean of its gradients and their squares
+    map                     see `map_of`
+
+    All of f32 or f64, contiguous.
+    """
+    dtype, columns = gradient.dtype, stepped[0].shape[1]
+    given = [gradient, torch.tensor(rates, dtype=torch.float64)]
+    made = [*stepped, empty([torch.get_num_threads(), columns], dtype)]
+    if map is not None:
+        run(StepMappedOp, [positions, map.view(_WORDS[dtype]), *given], made)
+    else:
+        run(StepKeptOp, [positions, coordinates, *given], made)

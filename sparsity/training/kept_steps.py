@@ -3,6 +3,8 @@
     loss.backward()         the gradient of a weight under a mask is 0 where the mask is
     optimizer.step()        parameter, gradient and state of the kept entries → vectors → the step of its class → back
 
+Of the optimizers that most models train with, one kernel does all of that (see one_pass.py).
+
 What the mask hides is left as it is, in the parameter and in the state. A parameter is stepped as a whole, as torch does, where
 its gradient has anything that the mask hides, where the mask keeps much of it, and by other optimizers.
 
@@ -13,7 +15,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -26,6 +28,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.training.kept_state import KeptState
 from gossamer.sparsity.training.one_loop import can_be_one_loop, holds, in_one_loop
+from gossamer.sparsity.training.one_pass import can_be_one_pass, has_one_pass, step_in_one_pass
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -43,6 +46,7 @@ _TYPES = (torch.float32, torch.float64)
 _FEWEST = 1 << 14  # elements: the dozen operations of a step take as long as getting vectors ready
 _DENSEST = 0.4  # share of kept entries above which vectors take as long as all elements
 _DENSEST_FUSED = 0.03  # the same where one loop goes over all elements
+_DENSEST_IN_ONE_PASS = 0.3  # the same if kept entries are stepped in one pass
 
 _masks: WeakKeyDictionary[torch.UntypedStorage, Tensor] = WeakKeyDictionary()
 """By the memory of a parameter, the mask under which it was used last."""
@@ -58,13 +62,29 @@ def note_mask(parameter: Tensor, mask: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """A parameter, its gradient, and the vector of its kept entries, which has a gradient, too. A stored weight is its own
-    vector, and has no `kept`."""
+    """A parameter, its gradient, what a mask keeps, and the gradient of that. A stored weight has no `kept`."""
 
     parameter: Tensor
     gradient: Tensor
     kept: "KeptEntries | None"
-    vector: Tensor
+    values: Tensor | None
+
+    @cached_property
+    def vector(self) -> Tensor:
+        """The kept entries, with their gradient. A stored weight is such a vector itself."""
+        if self.kept is None:
+            return self.parameter
+        vector = Parameter(self.kept.collected(self.parameter))
+        vector.grad = self.values
+        return vector
+
+    def step_alone(self, optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> bool:
+        """Does the step in one pass over the parameter, if there is a kernel for that; whether it is done."""
+        if self.kept is None or self.values is None or not can_be_one_pass(optimizer, group, state):
+            return False
+        step_in_one_pass(group, state, self.kept, self.parameter, self.values)
+        self._kept_state(optimizer, self.kept).take_over(state)
+        return True
 
     def state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What an optimizer remembers of it, for a step on the vector."""
@@ -108,19 +128,19 @@ class _Step:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Steps kept entries, and takes the gradients of these parameters away until torch has done the others."""
         changed = _evaluated(args, kwargs)
-        groups = [{**group, "params": list(self._vectors(optimizer, group))} for group in optimizer.param_groups]
+        groups = [(group, list(self._takes(optimizer, group))) for group in optimizer.param_groups]
         if self._taken:
             _step(optimizer, groups, self._taken)
         for each in self._taken:
             each.parameter.grad = None
         return changed
 
-    def _vectors(self, optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Tensor]:
+    def _takes(self, optimizer: Optimizer, group: dict[str, Any]) -> Iterator[_Taken]:
         for parameter in group["params"]:
             taken = _taken(optimizer, group, parameter)
             if taken is not None:
                 self._taken.append(taken)
-                yield taken.vector
+                yield taken
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for each in self._taken:
@@ -133,19 +153,32 @@ class _Step:
         self._hooks, self._taken = [], []
 
 
-def _step(optimizer: Optimizer, groups: list[dict[str, Any]], taken: list[_Taken]) -> None:
+def _step(optimizer: Optimizer, groups: list[tuple[dict[str, Any], list[_Taken]]], taken: list[_Taken]) -> None:
+    """The step of an optimizer: in one pass where there is a kernel for it, the others on vectors of kept entries."""
+    states = {each: each.state(optimizer) for each in taken}
+    left = [(group, [each for each in own if not each.step_alone(optimizer, group, states[each])]) for group, own in groups]
+    _step_vectors(optimizer, left, states)
+    _give_plain_states(optimizer)
+
+
+def _step_vectors(
+    optimizer: Optimizer, groups: list[tuple[dict[str, Any], list[_Taken]]], states: dict[_Taken, dict[str, Any]]
+) -> None:
     """The step of an optimizer's class, for vectors of kept entries."""
+    taken = [each for _, own in groups for each in own]
+    if not taken:
+        return
     kind, other = type(optimizer), cast("Any", object.__new__(type(optimizer)))
-    given = {each.vector: each.state(optimizer) for each in taken}
-    groups = [
-        in_one_loop(group) if can_be_one_loop(kind, group, [given[vector] for vector in group["params"]]) else group
-        for group in groups
-    ]
-    other.__dict__.update(optimizer.__dict__, param_groups=groups, state=defaultdict(dict, given))
+    own_groups = list[dict[str, Any]]()
+    for group, own in groups:
+        one = can_be_one_loop(kind, group, [states[each] for each in own])
+        vectors = {**group, "params": [each.vector for each in own]}
+        own_groups.append(in_one_loop(vectors) if one else vectors)
+    given = {each.vector: states[each] for each in taken}
+    other.__dict__.update(optimizer.__dict__, param_groups=own_groups, state=defaultdict(dict, given))
     kind.step.__wrapped__(other)  # type: ignore[attr-defined]  # without hooks
     for each in taken:
         each.take_over(other.state[each.vector], optimizer)
-    _give_plain_states(optimizer)
 
 
 def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -163,7 +196,7 @@ def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _T
     """A parameter that steps by its kept entries, None if it steps as a whole."""
     mask, gradient = _mask_of(parameter), parameter.grad
     if type(parameter) is SparseTensor and type(gradient) is SparseTensor:
-        return _Taken(parameter, gradient, None, parameter) if _takes_stored(optimizer, group, parameter, gradient) else None
+        return _Taken(parameter, gradient, None, None) if _takes_stored(optimizer, group, parameter, gradient) else None
     if mask is None or gradient is None or group.get("differentiable") or not parameter.is_contiguous():
         return None
     if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
@@ -171,17 +204,21 @@ def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _T
     from gossamer.sparsity.compiler.kept_entries import KeptEntries  # which needs the compiler
 
     kept = KeptEntries.of(mask.flatten(1))
-    share = kept.coordinates.numel() / parameter.numel()
-    if share > (_DENSEST_FUSED if group.get("fused") else _DENSEST):
+    if kept.coordinates.numel() > _densest(optimizer, group) * parameter.numel():
         return None
     values = kept.collected_alone(gradient)
     if values is None:
         if bool(gradient.isfinite().all()):  # it is used without the mask, too: what that hides is trained
             del _masks[parameter.untyped_storage()]
         return None
-    vector = Parameter(kept.collected(parameter))
-    vector.grad = values
-    return _Taken(parameter, gradient, kept, vector)
+    return _Taken(parameter, gradient, kept, values)
+
+
+def _densest(optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """The share of kept entries up to which they are stepped alone."""
+    if not group.get("fused"):
+        return _DENSEST
+    return _DENSEST_IN_ONE_PASS if has_one_pass(optimizer, group) else _DENSEST_FUSED
 
 
 def _takes_stored(optimizer: Optimizer, group: dict[str, Any], parameter: SparseTensor, gradient: SparseTensor) -> bool:
