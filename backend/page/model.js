@@ -73,7 +73,7 @@ const Model = (() => {
       : el("span", {}, el("b", { class: "dense" }, "dense"), ` ${short(decision.reason)}`);
   }
 
-  const short = (reason) => reason.split("; measured")[0];
+  const short = (reason) => reason.split(/; (?:gain of the whole|(?:alone, )?measured)/)[0];
 
   function cells(row) {
     const decision = only(row), node = row.node;
