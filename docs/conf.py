@@ -20,7 +20,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "Gossamer"
 html_show_sourcelink = False
 html_theme_options = {
-    "header_links_before_dropdown": 4,
+    "header_links_before_dropdown": 3,
     "show_prev_next": False,
     "navigation_with_keys": True,
     "footer_end": [],

@@ -188,11 +188,16 @@ def _table(decisions: Iterable[Decision]) -> Table:
             _wrapped(f"{name}{times}"),
             first.op,
             "x".join(map(str, first.shape)),
-            span([100 * d.density for d in group], "{:.0f}", "%") + (f"\n{first.pattern}" if first.pattern else ""),
+            _share([d.density for d in group]) + (f"\n{first.pattern}" if first.pattern else ""),
             span(gains, "{:.2g}", "x"),
             what,
         )
     return table
+
+
+def _share(densities: list[float]) -> str:
+    """Shares of nonzeros. Less than one in a hundred, as in the edges of a graph, has a digit after the point."""
+    return span([100 * each for each in densities], "{:.1f}" if 0 < min(densities) < 0.01 else "{:.0f}", "%")
 
 
 def _kernel(decision: Decision) -> str:
