@@ -109,6 +109,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) attention --resume --workload attention --masks causal-512,documents --lengths 8192
 	$(MEASURE) attention-lengths --workload attention --masks window-64 --lengths 1024,4096,16384,32768 --passes forward
 	$(MEASURE) attention-bf16 --workload attention --dtype bf16 --masks window-64,documents --lengths 4096
+	$(MEASURE) einsum --workload einsum $(SHORT)
 	$(MEASURE) prediction --workload prediction
 	$(MEASURE) prediction-bf16 --workload prediction --dtype bf16 --shapes 768x3072,1536x384 --sparsity .5,.8,.9,.95 \
 	  --patterns 16x1,1x16,32x32,16x64

@@ -32,7 +32,7 @@ class Bisection:
     def __str__(self) -> str:
         sparse = sum(decision.sparse for decision in self.decisions)
         if not self.differences:
-            return f"Results and gradients are torch's. Sparse weights: {sparse} of {len(self.decisions)}."
+            return f"Results and gradients are torch's. {sparse} of {len(self.decisions)} uses of weights are sparse."
         return "\n".join(str(each)[0].upper() + str(each)[1:] for each in self.differences)
 
 
@@ -40,27 +40,28 @@ def bisect(
     model: Callable[..., Any],
     *inputs: Any,
     options: Mapping[str, Any] | Options | None = None,
+    fullgraph: bool = False,
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> Bisection:
     """Calls `model(*inputs, **kwargs)` compiled and as torch runs it, compares, and finds the layer and the pass at fault.
 
-    model             a module or a function that is not compiled
-    inputs            example inputs that show the fault
-    options, dynamic  as for torch.compile(model, backend="sparse")
+    model                       a module or a function that is not compiled
+    inputs                      example inputs that show the fault
+    options, fullgraph, dynamic as for torch.compile(model, backend="sparse")
 
     If gradients are enabled, gradients of random tangents are compared, too. The model, the inputs and their gradients stay as
     they are. Dense parts run op by op. For each difference there is a file with a small program that shows it alone, in the
     folder of the option `dump_ir` or the one for temporary files.
 
-    OptionError for an unknown option.
+    OptionError for an unknown option. With `fullgraph`, torch's error if the graph breaks.
     """
     parsed = replace(Options.parse(options), check=True)
     torch.compiler.reset()
     try:
         with unchanged(model, inputs, kwargs) as held, collect_differences() as found, collect() as decided:
             held.copy_parameters()
-            compiled = torch.compile(model, backend=_backend(parsed), dynamic=dynamic)
+            compiled = torch.compile(model, backend=_backend(parsed), fullgraph=fullgraph, dynamic=dynamic)
             results = [each for each in tree_flatten(compiled(*inputs, **kwargs))[0] if _has_gradient(each)]
             leaves = [each for each in (*tree_flatten((inputs, kwargs))[0], *_parameters(model)) if _has_gradient(each)]
             if torch.is_grad_enabled() and results and leaves:

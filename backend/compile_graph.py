@@ -47,7 +47,6 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
     lasting = left_out == set(context.options.disable) and not any(FAILED in decision.reason for decision in decisions)
     regions = region_op.used_in(graph)
     kernels = [kernel.key for region in regions.values() for kernel in region.kernels]
-    kernels += [key for decision in decisions for key in decision.kernels]
     modules = sorted({defined_in(name) for name in _operations(graph) & KERNELS.keys()})
     return Rewritten(regions, computed.used_in(graph), modules, decisions, kernels, seconds, lasting, in_training(graph))
 

@@ -14,7 +14,7 @@ from gossamer.backend.dump_page import add_to_page
 from gossamer.backend.entry import compile_dynamo_graph, sparse
 from gossamer.backend.example_call import tensor_names, uncompile, uncompiled
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.without_zeros import without_zeros
+from gossamer.backend.graph.without_zeros import is_multiplied, without_zeros
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.pictures import patterns_of
 from gossamer.backend.regions.details import answered
@@ -91,7 +91,8 @@ class _Call:
         finally:
             torch.compiler.reset()  # which forgets who watches, too
             watch_graph_breaks(sparse)
-        decisions = [*answered(found.decisions), *without_zeros(backend.parameters, {each.name for each in found.decisions})]
+        told = {each.name for each in found.decisions}
+        decisions = [*answered(found.decisions), *without_zeros(backend.parameters, told, backend.multiplied)]
         report = Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training)
         report.min_gain, report.patterns, report.dump = options.min_gain, backend.patterns, options.dump_ir
         report.flows = found.flows
@@ -112,6 +113,7 @@ class _Backend:
 
     found       what was decided about all graphs
     parameters  of the graphs, by their names
+    multiplied  names of those for which zeros can save time
     patterns    of what was decided about, by its name
     """
 
@@ -120,6 +122,7 @@ class _Backend:
     held: Held
     found: Collector
     parameters: dict[str, Tensor] = field(default_factory=dict)
+    multiplied: set[str] = field(default_factory=set)
     patterns: dict[str, Any] = field(default_factory=dict)
 
     __name__ = "sparse"
@@ -138,6 +141,8 @@ class _Backend:
         self.patterns |= patterns_of(inputs, decisions[start:], own_names)
         parameters = {index: inputs.values[index] for index in inputs.statics if isinstance(inputs.values[index], nn.Parameter)}
         self.parameters |= {names[inputs.names[index]]: each for index, each in parameters.items()}
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self.multiplied |= {names[inputs.names[index]] for index in parameters if is_multiplied(placeholders[index])}
         if is_whole(gm, self.call.function):
             return _finish
         self.held.copy_parameters()

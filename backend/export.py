@@ -61,8 +61,8 @@ def export(
     args, kwargs, dynamic_shapes  as torch.export.export takes them
     options                       as torch.compile takes them (see `Options`)
 
-    The program has the weights as they are now, for inference, and for this machine's processor. What is not a product with a
-    pruned weight stays as it is, for Inductor. Keep the program as long as you call it in this process.
+    The program has the weights as they are now, for inference, and for this machine's processor. Everything but
+    products with pruned weights is left to Inductor. Keep the program as long as you call it in this process.
 
     Raises what torch.export raises, and CompileError where no layer is sparse.
     """

@@ -33,6 +33,7 @@ def profile(
     *inputs: Any,
     options: Mapping[str, Any] | Options | None = None,
     mode: str | None = None,
+    fullgraph: bool = False,
     dynamic: bool | None = None,
     backward: bool = False,
     calls: int = 20,
@@ -40,11 +41,11 @@ def profile(
 ) -> Profile:
     """Compiles `model(*inputs, **kwargs)`, calls it, and returns where the time goes. `print` shows it as a table.
 
-    model                   a module or a function, compiled or not
-    inputs                  example inputs
-    options, mode, dynamic  as for torch.compile(model, backend="sparse")
-    backward                whether a backward pass follows each call, with gradients of 1 for all results
-    calls                   calls that are timed. Times are medians, in microseconds
+    model                             a module or a function, compiled or not
+    inputs                            example inputs
+    options, mode, fullgraph, dynamic as for torch.compile(model, backend="sparse")
+    backward                          whether a backward pass follows each call, with gradients of 1 for all results
+    calls                             calls that are timed. Times are medians, in microseconds
 
     `Profile.save_trace` writes a trace of one call for chrome://tracing or Perfetto, in which arrows lead from the modules to
     the kernel calls. `Report.save(path, profile=...)` shows the profile on the page of a report.
@@ -53,6 +54,7 @@ def profile(
     after, so compiled functions are compiled again at their next call.
 
     OptionError for an unknown option or mode, or if `calls` is not positive. ArgumentError for `backward` without gradients.
+    With `fullgraph`, torch's error if the graph breaks.
     """
     parsed = Options.parse(options)
     check_mode(mode)
@@ -67,7 +69,7 @@ def profile(
             uncompile(held.modules)
             names = tensor_names(function)
             name_tensors((each, names[id(each)]) for each in held.tensors if id(each) in names)
-            compiled = torch.compile(function, backend=_Backend(clock, parsed, mode), dynamic=dynamic)
+            compiled = torch.compile(function, backend=_Backend(clock, parsed, mode), fullgraph=fullgraph, dynamic=dynamic)
             call = _Call(clock, compiled, inputs, kwargs, _leaves(held.tensors) if backward else None)
             return _measured(call, calls)
     finally:

@@ -20,7 +20,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "Gossamer"
 html_show_sourcelink = False
 html_theme_options = {
-    "header_links_before_dropdown": 4,
+    "header_links_before_dropdown": 3,
     "show_prev_next": False,
     "navigation_with_keys": True,
     "footer_end": [],
@@ -51,7 +51,7 @@ NAVIGATION = {
     "From other libraries": [
         f"docs/migrate/{name}" for name in ("deepsparse", "torchao", "vllm", "dgl", "points", "torch_sparse")
     ],
-    "Reference": ["docs/reference", "docs/benchmarks", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
+    "Reference": ["docs/reference", "docs/architecture", "docs/benchmarks", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }
 """The pages in the order of the navigation. GitHub shows README.md as well, so the list is here."""
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gossamer.backend.report.options import Options
     from gossamer.backend.report.report import Decision
     from gossamer.backend.report.table import Report
-    from gossamer.dialects.errors import CompileError, FormatError, GossamerError, OptionError
+    from gossamer.dialects.errors import ArgumentError, CompileError, FormatError, GossamerError, OptionError
     from gossamer.dialects.format import Format
     from gossamer.hub.merge import merge
     from gossamer.hub.sparse_config import SparseConfig
@@ -81,6 +81,7 @@ _HOMES = {
     "Report": "gossamer.backend.report.table",
     "Format": "gossamer.dialects.format",
     "GossamerError": "gossamer.dialects.errors",
+    "ArgumentError": "gossamer.dialects.errors",
     "CompileError": "gossamer.dialects.errors",
     "FormatError": "gossamer.dialects.errors",
     "OptionError": "gossamer.dialects.errors",
@@ -118,6 +119,7 @@ _HOMES = {
 _PACKAGES = {*_ROOMS, "distributed", "nn", "recipes", "torchsparse"}
 
 __all__ = [
+    "ArgumentError",
     "CompileError",
     "Cuttlefish",
     "Decision",

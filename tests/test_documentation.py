@@ -16,6 +16,7 @@ import torch
 import gossamer
 from benchmarks.tables import updated
 from gossamer import Options
+from gossamer.backend.graph_passes import STEPS
 from gossamer.backend.report.report import collect
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +27,9 @@ RUN = [
     "docs/deploy.md",
     "docs/training.md",
     "docs/low_rank.md",
+    "docs/experts.md",
+    "docs/embeddings.md",
+    "docs/report.md",
     "docs/troubleshooting.md",
     *(f"docs/{p.parent.name}/{p.name}" for p in PAGES if p.parent.name in ("migrate", "tutorials")),
 ]
@@ -67,8 +71,13 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right(monkeypatch
     assert documented == {f.name: repr(getattr(Options(), f.name)).replace("'", '"') for f in fields(Options)}
 
 
+def test_the_guide_lists_all_that_can_be_disabled() -> None:
+    table = GUIDE.partition("that `disable` takes")[2].partition("\n\n**")[0]
+    assert sorted(re.findall(r'`"([a-z-]+)"`', table)) == sorted(STEPS)
+
+
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/benchmarks.md", "docs/embeddings.md", "docs/experts.md", "docs/low_rank.md"]
+    "document", ["README.md", *(f"docs/{name}.md" for name in ("benchmarks", "deploy", "embeddings", "experts", "low_rank"))]
 )
 def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
     text = (ROOT / document).read_text()
@@ -169,6 +178,25 @@ def test_the_readme_is_short() -> None:
 
 def test_pages_of_migration_are_short() -> None:
     assert [page.name for page in PAGES if page.parent.name == "migrate" and len(page.read_text().splitlines()) > 80] == []
+
+
+def paths_in(page: Path) -> Iterator[str]:
+    """The files and folders of the repository that a page names as code; `name_of_the_pass.py` stands for one to write."""
+    text = re.sub(r"^```.*?^```|<!-- measured:.*?<!-- /measured -->", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"`([\w/.-]+(?:\.(?:py|md|mlir|js|toml|svg)|/))`", text):
+        if not re.search("name.of.the.pass|__init__", name):
+            yield name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_that_a_page_names_lead_to_one_file(page: Path) -> None:
+    """A path may begin in a room, as `run/region_op.py` does, if no other file has that end."""
+    tops = (*ROOMS, "benchmarks", "docs", "examples", "tests")
+    found = (path.relative_to(ROOT).parts for top in tops for path in (ROOT / top).rglob("*"))
+    files = [parts for parts in found if "__pycache__" not in parts]
+    for name in paths_in(page):
+        end = Path(name).parts
+        assert (ROOT / name).exists() or sum(file[-len(end) :] == end for file in files) == 1, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -35,18 +35,27 @@ class Difference:
     file: str | None
 
     def __str__(self) -> str:
-        names = ", ".join(f"{name} by {size:.1e}" for name, size in self.values[:3])
-        more = f" and {len(self.values) - 3} more" if len(self.values) > 3 else ""
-        text = f"a compiled graph differs from torch in {names}{more} (of the largest value)."
+        names = ", ".join(f"{name} by {_share(size)}" for name, size in self.values[:3])
+        more = f", and in {len(self.values) - 3} more" if len(self.values) > 3 else ""
+        text = f"a compiled graph differs from torch in {names} of the largest value{more}."
         if self.place is None:
             return f"{text} No part of it differs by itself."
-        where = ", ".join(filter(None, (self.place.module, self.place.line)))
-        text += f" The first value that differs is {self.place.node.name}{f' ({where})' if where else ''}."
+        module = f", in module {self.place.module}" if self.place.module else ""
+        lines = [text, f"  first wrong value  {self.place.node.name}{module}"]
+        if self.place.line:
+            lines.append(f"  your line          {self.place.line}")
         if self.place.culprit:
-            text += f" The graph pass '{self.place.culprit}' makes it so."
+            name = self.place.culprit
+            lines.append(f"  graph pass         {name}; options={{'disable': ['{name}']}} leaves it out")
         if self.place.kernel:
-            text += " With options={'schedule': 'reference'} it does not differ."
-        return f"{text} {self.file} is a program that shows it." if self.file else text
+            lines.append("  kernel             with options={'schedule': 'reference'} the value is right")
+        if self.file:
+            lines.append(f"  program            {self.file} shows this difference alone")
+        return "\n".join(lines)
+
+
+def _share(size: float) -> str:
+    return f"{size:.0%}" if size >= 0.01 else f"{size:.1e}"
 
 
 _found: ContextVar[list[Difference] | None] = ContextVar("gossamer_differences", default=None)

@@ -61,7 +61,7 @@ class FuseRows:
                 warnings.warn(f"{problem}\nThe product of {name} and the operations after it run separately.", stacklevel=2)
                 continue
             region_op.add(key, region)
-            decisions.append(found.decision(name))
+            decisions.append(found.decision(name, region.kernel.key))
             found.replace(key)
         return decisions
 
@@ -146,11 +146,11 @@ class _Product:
         for member in reversed(self.members):
             output.graph.erase_node(member)
 
-    def decision(self, name: str) -> Decision:
-        """What the report says about it."""
+    def decision(self, name: str, kernel: str) -> Decision:
+        """What the report says about it; `kernel` is the key of its kernel."""
         matrix = self.call.sparse[0]
         assert matrix.format is not None
         kept = "" if self.product.direct else ", on a sorted copy that is kept"
         reason = f"{self.count} op{'s' * (self.count > 1)} fused, in parallel by rows{kept}"
         how = matrix.format.name, _SCHEDULE, True, reason, None
-        return Decision(name, f"einsum {self.call.text}", matrix.shape, matrix.density, *how)
+        return Decision(name, f"einsum {self.call.text}", matrix.shape, matrix.density, *how, kernels=(kernel,))

@@ -29,6 +29,7 @@ _ROWS = 1024  # of the tall factor, at least
 _COLUMNS = 256  # of the narrow one, at most
 _BYTES = 256 << 10  # of the narrow one, at most: half of a second-level cache
 _TYPES = (torch.float32, torch.float64)
+_TURNS = (aten.permute.default, aten.t.default, aten.transpose.int)
 
 
 class TallProducts:
@@ -53,9 +54,9 @@ class TallProducts:
             shape = f"{rows} rows times {k} x {n}"
             faster = is_faster(rows, k, n, dtype)
             reason = shape if faster else f"{shape}, measured: torch's own product is faster"
-            decisions.append(
-                Decision(name_of(w, context.inputs), "mm", (k, n), 1.0, None, schedule if faster else None, False, reason, None)
-            )
+            named = arguments(w)[0] if w.target in _TURNS else w
+            name, own = name_of(named, context.inputs), tuple(hint(length) or 0 for length in named.meta["val"].shape)
+            decisions.append(Decision(name, "mm", own, 1.0, None, schedule if faster else None, False, reason, None))
             if not faster:
                 continue
             emit = Emitter(node, {})

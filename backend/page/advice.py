@@ -48,7 +48,8 @@ def _zeros(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         text = "No weight has enough zeros. Prune the model, for example by `gossamer.prune(model, batches, sparsity=0.8)`."
         yield _advice("Prune the model", text, unpruned)
     elif unpruned:
-        text = f"{len(unpruned)} weights have no zeros or hardly any. `gossamer.prune(model, batches, only=[...])` prunes some."
+        have = "1 weight has" if len(unpruned) == 1 else f"{len(unpruned)} weights have"
+        text = f"{have} no zeros or hardly any. `gossamer.prune(model, batches, only=[...])` prunes some."
         yield _advice("Prune more weights", text, unpruned)
     for each in decisions:
         if not each["sparse"] and each["reason"].startswith(_TOO_DENSE):

@@ -6,7 +6,8 @@ const Flow = (() => {
   const MOST = 30; // boxes that are shown before anything is unfolded
   const decided = new Map(DATA.decisions.map((decision) => [decision.name, decision]));
   const opened = flows.map(() => new Set());
-  let shown = 0, query = "", selected = null;
+  const calls = (flow) => flow.filter((part) => part.kind === "sparse").length;
+  let shown = Math.max(0, flows.map(calls).indexOf(Math.max(...flows.map(calls)))), query = "", selected = null; // the sparsest graph first
 
   const shared = (paths) => {
     const [first = [], ...others] = paths.map((path) => path.split("."));
@@ -123,12 +124,11 @@ const Flow = (() => {
     if (!flows.length) return 0;
     const graph = drawn(flows[shown], opened[shown]);
     const folds = unfold(flows[shown]);
-    const calls = flows[shown].filter((part) => part.kind === "sparse").length;
     const chooser = flows.length > 1 ? el("label", {}, "Graph ", el("select", { onchange: (event) => { shown = Number(event.target.value); draw(); } },
       flows.map((_, at) => el("option", { value: at, selected: at === shown }, `${at + 1} of ${flows.length}`)))) : null;
     const reset = opened[shown].size > folds.size ? el("button", { onclick: () => { opened[shown] = folds; draw(); } }, "Fold again") : null;
     put(byId("flow"), el("h3", {}, "How the calls lead to each other"),
-      el("p", { class: "muted" }, `${plural(calls, "sparse call")}. Grey boxes are the code that Inductor compiles. A box with ▸ is a module: press it to unfold it.`,
+      el("p", { class: "muted" }, `${plural(calls(flows[shown]), "sparse call")}. Grey boxes are the code that Inductor compiles. A box with ▸ is a module: press it to unfold it.`,
         flows[shown].some((part) => part.backward) ? " Results that are only kept for the backward pass are not drawn." : ""),
       chooser || reset ? el("div", { class: "bar" }, chooser, reset) : null, el("div", { class: "flow-view scroll" }, picture(graph)));
     return graph.nodes().filter((name) => matches(graph.node(name))).length;

@@ -73,7 +73,7 @@ const Model = (() => {
       : el("span", {}, el("b", { class: "dense" }, "dense"), ` ${short(decision.reason)}`);
   }
 
-  const short = (reason) => reason.split("; measured")[0];
+  const short = (reason) => reason.split(/; (?:gain of the whole|(?:alone, )?measured)/)[0];
 
   function cells(row) {
     const decision = only(row), node = row.node;
@@ -88,7 +88,7 @@ const Model = (() => {
         el("td", { role: "gridcell", class: "wide" }, decision.op),
         el("td", { role: "gridcell", class: "wide figures" }, shape(decision.shape)),
         el("td", { role: "gridcell", class: "zeros figures" }, el("span", { class: "meter", "aria-hidden": "true" },
-          el("span", { style: `width:${zeros * 100}%` })), percent(zeros)),
+          el("span", { style: `width:${zeros * 100}%` })), zerosText(zeros)),
         el("td", { role: "gridcell", class: "figures" }, decision.gain === null ? "" :
           el("span", { class: `gain ${gainClass(decision.gain)}`, title: decision.measured ? "measured" : "predicted" }, gainText(decision.gain))),
         el("td", { role: "gridcell", class: "verdict" }, verdict(decision))];

@@ -54,7 +54,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _kernels(decisions: Any) -> int:
     """The regions and operations that kernels run; different ones may share a kernel."""
-    return len({(d["details"] or {}).get("region") or tuple(d["kernels"]) or d["name"] for d in decisions if d["sparse"]})
+
+    def key(d: Mapping[str, Any]) -> Any:
+        return (d["details"] or {}).get("region") or tuple(d["kernels"]) or (d["op"], d["format"], d["schedule"])
+
+    return len({key(decision) for decision in decisions if decision["sparse"]})
 
 
 def _added(seconds: Any) -> dict[str, float]:

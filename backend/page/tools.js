@@ -28,6 +28,7 @@ function put(parent, ...children) {
 const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? el("span", { class: "code-text" }, part) : part));
 
 const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+const zerosText = (share) => percent(share, share > 0.99 && share < 1 ? 1 : 0);
 const shape = (sizes) => sizes.join(" × ");
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 

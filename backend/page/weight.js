@@ -17,7 +17,8 @@ const Weight = (() => {
       each.name === "dense" ? "fill-dense" : chosen.has(each.name) ? "fill-chosen" : "fill-other",
       each.measured_us !== null && each.predicted_us !== null ? `predicted ${micros(each.predicted_us)}` : null));
     return el("section", {}, el("h3", {}, "Schedules that competed"),
-      el("p", { class: "muted" }, `A call with ${plural(details.tokens, "token")}${details.dynamic ? ", a number that may change" : ""}, ${details.element}.`),
+      el("p", { class: "muted" }, `A call with ${plural(details.tokens, "token")}${details.dynamic ? ", a number that may change" : ""}, ${details.element}.`,
+        details.whole ? " These times are for this weight alone. The gain above is for the whole kernel, which computes more." : null),
       rows, known.length > shown.length ? el("p", { class: "muted" }, `${known.length - shown.length} slower ones are left out.`) : null);
   }
 

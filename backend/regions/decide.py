@@ -77,9 +77,9 @@ def taken(
     gain: float | None,
     packed_bytes: int,
     details: Details,
-    measured: bool = False,
+    measured: bool,
 ) -> Decision:
-    """The Decision about a contraction that a sparse kernel takes; `measured` is true if a chain was, which it is a part of."""
+    """The Decision about a contraction that a sparse kernel takes; `measured` says whether the gain was."""
     weight = contraction.weight
     if rounded(weight.dtype, contraction.given):
         reason = f"{reason}, in bf16"
@@ -87,16 +87,16 @@ def taken(
         reason = f"{reason}, reordered into blocks"
     dense_bytes = weight.shape[0] * weight.shape[1] * contraction.given.itemsize
     return Decision(
-        name, contraction.op, weight.shape, weight.density, format, schedule, True, with_times(reason, contraction), gain,
-        measured or bool(contraction.times), dense_bytes, packed_bytes,
+        name, contraction.op, weight.shape, weight.density, format, schedule, True,
+        with_times(reason, contraction, "alone, " if details.whole else ""), gain, measured, dense_bytes, packed_bytes,
         pattern=weight.pattern.label, details=details,
     )  # fmt: skip
 
 
-def with_times(reason: str, contraction: Contraction) -> str:
-    """A reason, and what was measured for the number of tokens to be expected."""
+def with_times(reason: str, contraction: Contraction, what: str = "") -> str:
+    """A reason, and what was measured for the number of tokens to be expected, and of `what`."""
     times = contraction.times.get(tokens_class(usual_tokens(contraction)))
-    return f"{reason}; {times}" if times is not None else reason
+    return f"{reason}; {what}{times}" if times is not None else reason
 
 
 def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:

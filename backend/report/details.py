@@ -55,6 +55,7 @@ class Details:
     stages      the region whose stages the dump has for that kernel; empty without a dump
     end         where the kernel ends, and why; empty if it is not sparse
     arrays      names and bytes of the arrays that the weight is packed in
+    whole       whether the decision's gain is that of the whole kernel. The contenders are for this weight alone
     question    what `contenders` and `pays_from` are predicted from, until they are
     """
 
@@ -67,4 +68,5 @@ class Details:
     stages: str = ""
     end: str = ""
     arrays: tuple[tuple[str, int], ...] = ()
+    whole: bool = False
     question: Question | None = None

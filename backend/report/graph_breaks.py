@@ -44,7 +44,7 @@ _FAILED = (
     "torch.compile gave up {what} at {where} ({why}). It runs uncompiled, and layers of torch.nn that it calls are "
     "dense.{remedy}"
 )
-_MORE = " gossamer.explain(model, *inputs) lists all graph breaks; fullgraph=True makes them errors."
+_MORE = " gossamer.explain(model, *inputs) lists all graph breaks. With fullgraph=True those that remain are errors."
 
 _REMEDIES = {
     "does not support RNN, GRU, or LSTM": "torch._dynamo.config.allow_rnn = True",
@@ -54,6 +54,9 @@ _REMEDIES = {
     "sparse tensor": "model = gossamer.prepare(model)",
 }
 """The line to write before compiling, for what a reason says."""
+
+_IN_WHOLE_GRAPHS = ("capture_dynamic_output_shape_ops", "capture_scalar_outputs")
+"""Settings that Dynamo turns on by itself under fullgraph=True."""
 
 _OF_VALUES = ("data-dependent", "capture_scalar_outputs", "tolist", "shape depends on input tensor data")
 """What the reasons say of code that goes by the values of a tensor."""
@@ -199,8 +202,11 @@ def _remedy(reason: str | None, filename: str | None, number: int | None, stack:
         return _MIXED
     if any(part in low for part in _OF_VALUES) and _is_about_experts(filename, number):
         return _OVER_ALL
-    found = (line for part, line in _REMEDIES.items() if part.lower() in low)
-    return next((f" Write {line} before you compile." for line in found), "")
+    line = next((line for part, line in _REMEDIES.items() if part.lower() in low), None)
+    if line is None:
+        return ""
+    implied = ", or compile with fullgraph=True, which includes it" if any(each in line for each in _IN_WHOLE_GRAPHS) else ""
+    return f" Write {line} before you compile{implied}."
 
 
 def _is_about_experts(filename: str | None, number: int | None) -> bool:

@@ -42,7 +42,7 @@ class Options:
     strict    raise an error if a region does not compile, instead of one warning and a dense layer
     check     run every graph as torch runs it, too, and warn where results or gradients differ. Slow; dense
               parts run op by op unless {"dense": "inductor"} is given
-    disable   names of graph passes to leave out, such as ["fuse-attention"]; `backend/graph_passes.py` lists them.
+    disable   names of graph passes to leave out, such as ["fuse-attention"]; the guide lists them.
               "smaller-layers" keeps rows, columns, filters and heads of zeros, "structured-weights" makes whole matrices
     gpu       "dense" leaves graphs that use a GPU to Inductor; "untested" takes Gossamer's kernels for GPUs, none of which has
               run on a GPU yet

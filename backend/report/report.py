@@ -23,6 +23,12 @@ FAILED = "it failed to compile"
 NO_ZEROS, FEW_ZEROS = "it has no zeros", "it has hardly any zeros"
 """The reasons of Decisions about weights that nobody has pruned."""
 
+NO_PRODUCT = "it is looked up or added, not multiplied: zeros save no time"
+"""The reason of a Decision about a weight that nobody should prune for speed, such as an embedding table."""
+
+_WITHOUT_KERNEL = ("folded", "order")
+"""Schedules of sparse decisions that save work before anything runs."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -62,6 +68,17 @@ class Decision:
     kernels: tuple[str, ...] = ()
     pattern: str = ""
     details: Details | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def kernel_keys(self) -> tuple[str, ...]:
+        """What tells its kernels from others, if these do not belong to a region.
+
+        Operations over edge lists and SparseTensors compile their kernels when they are called. Such a use has one key.
+        """
+        in_region = self.details is not None or self.packed_bytes > 0
+        if self.kernels or in_region or not self.sparse or self.schedule in _WITHOUT_KERNEL:
+            return self.kernels
+        return (f"{self.op} {self.format} {self.schedule}",)
 
     @classmethod
     def dense(
@@ -115,7 +132,8 @@ def record(
     """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses, `seconds` what each graph
     pass took, `training` whether it has gradients; `graphs` is 0 where others about the same graph follow; `flow` tells how the
     calls of the graph lead to each other."""
-    decisions, kernels = list(decisions), set(kernels)
+    decisions = list(decisions)
+    kernels = {*kernels, *(key for decision in decisions for key in decision.kernel_keys)}
     for decision in decisions:
         log.info("%s", decision)
     counters["gossamer"]["graphs"] += graphs

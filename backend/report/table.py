@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gossamer.backend.report.machine import this_machine
 from gossamer.backend.report.options import SCHEDULES
-from gossamer.backend.report.report import FEW_ZEROS, NO_ZEROS, Decision
+from gossamer.backend.report.report import FEW_ZEROS, NO_PRODUCT, NO_ZEROS, Decision
 from gossamer.backend.report.words import count, in_bytes, one_name, span, without_numbers
 
 _WIDTH = 100
@@ -33,7 +33,8 @@ class Report:
 
     decisions     in the order of the graph, forward before backward; weights without zeros are at the end
     graph_breaks  the reasons for which Dynamo split the model, each with your line; no sparse region crosses a break
-    kernels       number of different kernels that the sparse decisions use
+    kernels       number of different kernels that the sparse decisions use. Operations over edge lists and SparseTensors
+                  compile theirs when they are called: each use of such an operation counts as one kernel
     seconds       time of each graph pass, over all graphs; empty if the graphs were in the cache on disk
     off           features that are off because this version of torch lacks an interface; one sentence each
     training      whether gradients were compiled
@@ -158,9 +159,10 @@ def _summary(report: Report) -> str:
 
 def _advice(report: Report) -> str | None:
     """What to do where nothing became sparse because there was nothing."""
-    if not report.decisions:
+    reasons = {decision.reason for decision in report.decisions} - {NO_PRODUCT}
+    if not reasons:
         return "torch.compile has traced no weight matrix, no mask, no edge list and no SparseTensor."
-    if all(decision.reason in (NO_ZEROS, FEW_ZEROS) for decision in report.decisions):
+    if reasons <= {NO_ZEROS, FEW_ZEROS}:
         return "The model is not pruned. Prune it first, for example by gossamer.prune(model, batches, sparsity=0.8)."
     return None
 
@@ -186,11 +188,16 @@ def _table(decisions: Iterable[Decision]) -> Table:
             _wrapped(f"{name}{times}"),
             first.op,
             "x".join(map(str, first.shape)),
-            span([100 * d.density for d in group], "{:.0f}", "%") + (f"\n{first.pattern}" if first.pattern else ""),
+            _share([d.density for d in group]) + (f"\n{first.pattern}" if first.pattern else ""),
             span(gains, "{:.2g}", "x"),
             what,
         )
     return table
+
+
+def _share(densities: list[float]) -> str:
+    """Shares of nonzeros. Less than one in a hundred, as in the edges of a graph, has a digit after the point."""
+    return span([100 * each for each in densities], "{:.1f}" if 0 < min(densities) < 0.01 else "{:.0f}", "%")
 
 
 def _kernel(decision: Decision) -> str:

@@ -199,15 +199,20 @@ class _Planner:
         costs: ChainCosts | None = None,
     ) -> None:
         """Notes that a region takes the contraction, whose weight is the one of this number there."""
-        name, gain, measured = self._name(contraction), self._gains[contraction.node], False
-        if costs is not None and costs.known and gain is not None and gain < self.options.min_gain:  # it gains in the chain
-            gain, measured = costs.gain, costs.measured
+        name, gain, whole = self._name(contraction), self._gains[contraction.node], None
+        if costs is not None and costs.known and gain is not None and (costs.measured or gain < self.options.min_gain):
+            whole = costs  # what was measured counts more, and a product that gains too little alone gains in the chain
         details = replace(
             details_of(contraction, self.options.min_gain),
             region=built.key, stages=built.stages, end=end_of(region.output), arrays=built.arrays[number],
+            whole=whole is not None,
         )  # fmt: skip
-        decision = taken(contraction, name, format, schedule, reason, gain, built.packed_bytes[number], details, measured)
-        self.decisions[contraction.node] = decision
+        packed = built.packed_bytes[number]
+        if whole is not None:
+            reason = f"{reason}; gain of the whole kernel, {'measured' if whole.measured else 'predicted'}"
+            gain = whole.gain
+        measured = bool(contraction.times) if whole is None else whole.measured
+        self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed, details, measured)
 
     def _renewed(self, contraction: Contraction) -> float:
         """The share of its weight's elements that are looked at at every step, for new values."""

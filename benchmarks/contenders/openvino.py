@@ -6,12 +6,24 @@ import copy
 import warnings
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
-from benchmarks.models import PrunedModel
 from benchmarks.registry import Contender, Prepared, Unsupported
+
+
+class Model(Protocol):
+    """A model in a floating-point type, and what it is called with."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def inputs(self) -> tuple[Tensor, ...]: ...
+    @property
+    def precision(self) -> str: ...
+    def __hash__(self) -> int: ...
 
 
 def missing() -> str | None:
@@ -19,7 +31,7 @@ def missing() -> str | None:
 
 
 @lru_cache(maxsize=1)
-def converted(problem: PrunedModel) -> Any:
+def converted(problem: Model) -> Any:
     """The model as OpenVINO's, from float32 weights; `INFERENCE_PRECISION_HINT` says what they are computed in."""
     import openvino
 
@@ -38,7 +50,7 @@ def core() -> Any:
     return openvino.Core()
 
 
-def prepared(problem: PrunedModel, precision: str) -> Prepared:
+def prepared(problem: Model, precision: str) -> Prepared:
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
@@ -50,7 +62,7 @@ def prepared(problem: PrunedModel, precision: str) -> Prepared:
     return Prepared(lambda: torch.from_numpy(request.infer(inputs, share_inputs=True, share_outputs=True)[0]))
 
 
-def prepare(problem: PrunedModel) -> Prepared:
+def prepare(problem: Model) -> Prepared:
     if problem.precision != "f32":
         raise Unsupported(f"the model is {problem.precision}")
     return prepared(problem, "f32")

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from argparse import Namespace, _ActionsContainer
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.arguments import DTYPES, add_dtype, add_list, sizes, some_of
 from benchmarks.attention import Attention, Rule
+from benchmarks.contenders import openvino as of_models
 from benchmarks.contenders.sparse import chosen, missing
 from benchmarks.registry import Case, Contender, Prepared, Unsupported, Workload
 
@@ -135,6 +137,36 @@ def blocked(problem: Attention) -> Prepared:
     return Prepared(problem.call(torch.compile(attention)))
 
 
+@dataclass(frozen=True, eq=False)
+class _Model:
+    """A model that OpenVINO converts, and what it is called with."""
+
+    model: nn.Module
+    inputs: tuple[Tensor, ...]
+    precision: str = "f32"
+
+
+class _Module(nn.Module):
+    """Attention under a mask that stays, as an exporter wants it."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+
+
+def openvino(problem: Attention) -> Prepared:
+    if problem.backward:
+        raise Unsupported("OpenVINO computes no gradients")
+    if problem.precision != "f32":
+        raise Unsupported("measured in f32 alone")
+    _check_length(problem)
+    found = of_models.prepared(_Model(_Module(problem.mask()), (problem.q, problem.k, problem.v)), "f32")
+    return Prepared(lambda: found.call().flatten())
+
+
 def sparse(problem: Attention) -> Prepared:
     from gossamer.backend.report.report import collect
 
@@ -153,6 +185,7 @@ def contenders() -> Mapping[str, Contender]:
         "sdpa": Contender("SDPA", sdpa),
         "flex": Contender("FlexAttention, Inductor", flex),
         "blocked": Contender("blocked by hand, Inductor", blocked),
+        "openvino": Contender("OpenVINO", openvino, own_threads=True, missing=of_models.missing),
         "sparse": Contender("Gossamer", sparse, missing=missing),
     }
 

@@ -73,6 +73,11 @@ def test_the_layer_and_the_pass_at_fault_are_found(x: Tensor, monkeypatch: pytes
     assert (only.place.culprit, only.place.module) == ("sparse-weights", "head.1")
     assert Path(__file__).name in only.place.line
     assert only.file is not None and Path(only.file).parent == tmp_path
+    first, *others = str(found).splitlines()
+    assert first.startswith("A compiled graph differs from torch in result 0 by ") and first.endswith("% of the largest value.")
+    labels, texts = zip(*((line[2:19].strip(), line[21:]) for line in others), strict=True)
+    assert labels == ("first wrong value", "your line", "graph pass", "program") and texts[0].endswith(", in module head.1")
+    assert texts[2] == "sparse-weights; options={'disable': ['sparse-weights']} leaves it out"
 
 
 def test_the_program_shows_the_difference_alone(
@@ -85,6 +90,20 @@ def test_the_program_shows_the_difference_alone(
     assert "relu" not in text.partition("def graph")[2].partition(")")[2]  # no layer but the wrong one
     exec(compile(text, str(only.file), "exec"), {})
     assert "differs from torch in result 0" in capsys.readouterr().out
+
+
+def test_a_model_that_is_one_graph_under_fullgraph_alone_is_compared(x: Tensor) -> None:
+    layers = Layers().eval()
+
+    def selecting(x: Tensor) -> Tensor:
+        return layers(x[x[:, 0] > -100])
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # as of graph breaks
+        found = gossamer.bisect(selecting, x, options=ALL, fullgraph=True)
+        profile = gossamer.profile(selecting, x, options=ALL, fullgraph=True, calls=1)
+    assert not found and sum(each.sparse for each in found.decisions) == 3
+    assert any("first" in part.label for part in profile.parts)
 
 
 def test_wrong_gradients_are_found(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import gossamer
 from gossamer.backend.chains import time_chain
+from gossamer.backend.chains.chain_cost import ChainCosts
 from gossamer.backend.convolution import cost, time_convolution
 from gossamer.backend.devices import budget, calibrated
 from gossamer.backend.devices.budget import Budget
@@ -241,7 +242,24 @@ def test_a_chain_in_doubt_is_decided_by_its_times(
     assert [decision.sparse for decision in found] == [sparse] * 2
     assert all(decision.gain is not None and decision.measured for decision in found)
     if sparse:
-        assert all("in a chain of 2" in decision.reason and decision.gain > 1.1 for decision in found)  # type: ignore[operator]
+        said = "in a chain of 2; gain of the whole kernel, measured; alone, measured"
+        assert [decision.reason[: len(said)] for decision in found] == [said] * 2
+        assert all(decision.gain > 1.1 for decision in found)  # type: ignore[operator]
+
+
+def test_a_gain_that_is_predicted_for_a_chain_is_not_taken_for_that_of_its_products(
+    stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were measured alone, and are slower than dense there. The chain was not measured."""
+    doubt_all(monkeypatch)
+    monkeypatch.setattr("gossamer.backend.weights.plan._Planner._doubts", lambda *_: False)
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_costs", lambda *_: ChainCosts(100.0, 200.0, 450.0, 0.0))
+    stopwatch.us = {DENSE: 2000.0, **dict.fromkeys(gossamer.backend.report.options.SCHEDULES, 2100.0)}  # type: ignore[attr-defined]
+    found = explained(nn.Sequential(layer(), nn.GELU(), layer(256)))
+    assert [(each.sparse, each.gain, each.measured) for each in found] == [(True, 4.5, False)] * 2
+    for each in found:
+        assert each.reason.startswith("in a chain of 2; gain of the whole kernel, predicted; alone, measured: dense 2000 us")
+        assert each.details is not None and each.details.whole and "predicted 4.5x of dense" in str(each)
 
 
 def test_a_chain_whose_gain_cannot_be_is_decided_by_its_prediction(

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.backend.page.advice import advice_for
+from gossamer.backend.report.report import NO_PRODUCT, NO_ZEROS
 from tests.backend.explained import DEFAULT, EAGER, Layer, explained
 from tests.backend.harness import prune_, pruned
 
@@ -97,6 +99,31 @@ def test_weights_without_zeros_are_listed() -> None:
     assert "2 left dense" in str(report) and "The model is not pruned. Prune it first" in str(report)
 
 
+def test_nobody_is_told_to_prune_what_no_product_takes() -> None:
+    """Tables that are looked up and positions that are added, unless a product takes them, too."""
+
+    class Tokens(nn.Module):
+        def __init__(self, tied: bool) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+            self.positions = nn.Parameter(torch.randn(1, 16, 32))
+            if tied:
+                self.head.weight = self.table.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.table(tokens) + self.positions[:, : tokens.shape[1]].expand(tokens.shape[0], -1, -1))
+
+    tokens = torch.randint(64, (2, 8))
+    with torch.no_grad():
+        report = gossamer.explain(Tokens(tied=False).eval(), tokens, options=DEFAULT)
+        shared = gossamer.explain(Tokens(tied=True).eval(), tokens, options=DEFAULT)
+    assert {each.name: each.reason for each in report.decisions} == {
+        "table.weight": NO_PRODUCT, "positions": NO_PRODUCT, "head.weight": NO_ZEROS,
+    }  # fmt: skip
+    assert [each["weights"] for each in advice_for(report.data())] == [["head.weight"]] and "is not pruned" in str(report)
+    assert [each.reason for each in shared.decisions if each.name != "positions"] == [NO_ZEROS]
+
+
 def test_a_model_that_a_merge_has_filled_is_not_passed_over() -> None:
     """As of LoRA's adapters, whose product has no zeros."""
     model = Layer()
@@ -104,6 +131,22 @@ def test_a_model_that_a_merge_has_filled_is_not_passed_over() -> None:
         model.fc.weight += torch.randn(64, 4) @ torch.randn(4, 64)
     report = explained(model, torch.randn(8, 64), options=DEFAULT, sparse=0)
     assert report.layers == {"fc.weight": False} and "it has no zeros" in str(report)
+
+
+def test_operations_that_belong_to_no_region_have_kernels() -> None:
+    """Their kernels are compiled when they are called, so no region has their keys."""
+
+    def messages(edges: Tensor, x: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+
+    a, x = gossamer.SparseTensor.from_dense(torch.eye(60)), torch.randn(60, 16)
+    with torch.no_grad():
+        over_edges = gossamer.explain(messages, torch.randint(60, (2, 300)), x, options=EAGER)
+        twice = gossamer.explain(lambda a, x: a @ torch.relu(a @ x), a, x, options=EAGER)
+        fused = gossamer.explain(lambda a, x: torch.relu(a @ x), a, x, options=EAGER)
+    assert [str(each).partition("\n")[0] for each in (over_edges, twice, fused)] == [
+        f"gossamer, inference: 1 sparse on {kernels}, 0 left dense" for kernels in ("1 kernel", "2 kernels", "1 kernel")
+    ]
 
 
 def test_one_pruned_layer_beside_one_that_is_not() -> None:

@@ -188,6 +188,7 @@ def test_a_break_between_sparse_layers_is_warned_of_once() -> None:
     (warning,) = breaks_of(Selecting())
     assert "test_graph_breaks.py:" in warning and "aten.nonzero" in warning and "compiled separately" in warning
     assert "Write torch._dynamo.config.capture_dynamic_output_shape_ops = True before" in warning
+    assert "or compile with fullgraph=True, which includes it." in warning
     assert not breaks_of(Selecting())
 
 

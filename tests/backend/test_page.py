@@ -1,5 +1,6 @@
 """The page of a report in a real browser: it opens without errors, folds, searches, and follows lines through the stages."""
 
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 import gossamer
+from gossamer import Decision, Report
+from gossamer.backend.report.details import Contender, Details
 from gossamer.passes.opt import main as opt
 from tests.backend.harness import compile_and_run, prune_
 
@@ -135,6 +138,21 @@ def test_search_finds_a_weight_and_shows_its_contenders(encoder: Tab) -> None:
     assert "pooler.weight" in encoder.texts("tr[data-at] .path")
 
 
+def test_the_gain_of_a_chain_is_told_from_the_times_of_a_product(browser: Any, tmp_path: Path) -> None:
+    times = tuple(Contender(name, 10.0, us, {"call_us": 1.0}) for name, us in (("dense", 100.0), ("broadcast", 105.0)))
+    details = Details(32, False, "float32", times, region="key", end="the graph returns its result", whole=True)
+    reason = "in a chain of 2; gain of the whole kernel, predicted; alone, measured: dense 100 us, broadcast 105 us"
+    weight = ("up.weight", "linear", (64, 64), 0.3, "CSR", "broadcast", True, reason, 4.5)
+    Report([Decision(*weight, details=details)], kernels=1).save(tmp_path / "chain.html")
+    tab = Tab(browser, tmp_path / "chain.html")
+    assert tab.texts("#tree td.verdict") == ["sparse broadcast, in a chain of 2"]
+    tab.page.locator("#tree tr[data-at='0']").click()
+    detail = tab.page.locator("#weight").inner_text()
+    assert re.search(r"4\.5\S predicted", detail) and "alone, measured: dense 100 us" in detail
+    assert "These times are for this weight alone. The gain above is for the whole kernel" in detail
+    tab.close()
+
+
 def test_calls_are_drawn_and_a_box_leads_to_its_weight(encoder: Tab) -> None:
     boxes = encoder.page.locator("#flow .flow-box")
     names = encoder.page.locator("#flow .flow-name").all_text_contents()
@@ -228,6 +246,8 @@ def test_a_step_shows_differences_and_its_command_repeats_it(
 
 def test_the_page_of_a_graph_network_draws_its_graph_and_follows_its_product(browser: Any, pages: dict[str, Path]) -> None:
     tab = Tab(browser, pages["network"])
+    cards = dict(zip(tab.texts("#summary .card-label"), tab.texts("#summary .card-figure"), strict=True))
+    assert int(cards.get("kernel") or cards["kernels"]) > 0
     tab.page.keyboard.press("2")
     assert "adjacency" in tab.page.locator("#pattern h2").inner_text()
     assert follow(tab, "aten.mm.default")

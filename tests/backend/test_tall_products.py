@@ -53,7 +53,7 @@ def test_gradients(a: SparseTensor) -> None:
 
 def test_the_report_says_so(a: SparseTensor) -> None:
     report = gossamer.explain(layer, a, *given())
-    assert [d.schedule for d in report.decisions if d.op == "mm"] == ["tall"]
+    assert [(d.name, d.schedule, d.shape) for d in report.decisions if d.op == "mm"] == [("w", "tall", (24, 40))]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.measure import race
 from benchmarks.models import PrunedModel
-from benchmarks.registry import Case, Contender, Settings
-from benchmarks.workloads import autoencoder, ffn, startup
+from benchmarks.registry import Case, Contender, Problem, Settings
+from benchmarks.workloads import attention, autoencoder, einsum, ffn, startup
 
 
 def test_autoencoders_are_mirrored() -> None:
@@ -29,6 +30,18 @@ def test_the_chain_is_compared_with_its_layers() -> None:
     found = ffn.conclude([case("chain", 2.0), case("up", 1.5), case("down", 1.5)])
     assert found == ["- tokens 8, sparse: the chain is 1.50x as fast as its two layers"]
     assert ffn.conclude([case("chain", 2.0)]) == []
+
+
+@pytest.mark.parametrize("case", ["chain", "mttkrp", "attention"])
+def test_contenders_compute_einsums_and_attention(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(einsum, "_SHAPES", {"chain": (40, 40), "mttkrp": (9, 9, 9)})
+    monkeypatch.setattr(einsum, "_DENSITIES", dict.fromkeys(("chain", "mttkrp"), 0.1))
+    problem: Problem = einsum.build(case, 8) if case != "attention" else attention.build("documents", 64, False, "f32")
+    everyone = (attention if case == "attention" else einsum).contenders()
+    found = {name: each for name, each in everyone.items() if not each.missing() and "Inductor" not in each.label}
+    outcomes = race(problem, found, settings=Settings(2, 1e-6))
+    assert {"sparse"} < set(outcomes)
+    assert not {name: each for name, each in outcomes.items() if "median_ms" not in each and "skipped" not in each}
 
 
 def test_starts_are_cold_then_warm_in_caches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
