@@ -18,7 +18,10 @@ from gossamer.backend.devices.device_kernel import Allocate, Kernel, allocate, c
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.backend.run.layouts import Images, Matrices, Shape, View
 from gossamer.backend.run.packed_weights import Packings
+from gossamer.runtime.compiled_kernel import Memory
+from gossamer.runtime.kernels_at_once import Call, Copied
 from gossamer.runtime.packing import Packed
+from gossamer.runtime.region_kernel import RegionKernel
 
 _MANY = 64  # shapes that a region remembers
 
@@ -151,6 +154,15 @@ class CompiledRegion:
         else:
             plan.kernel(*plan.view(given, out))
         return out
+
+    def prepared(self, operands: Sequence[Any], out: Memory, work: int, copied: Copied | None = None) -> Call | None:
+        """The call that computes matrices into `out`, and runs with others; operands but leaves may be `Memory`. None where it
+        is dense now, or no such kernel computes it."""
+        plan = self._plans.get(operands[0].shape) or self._planned(operands[0].shape)
+        packed = [each.look_up(operands[each.statics], each.densest, each.renew) for each in plan.weights]
+        if plan.view is not None or not isinstance(plan.kernel, RegionKernel) or any(each is None for each in packed):
+            return None
+        return Call(*plan.kernel.alone([operands[0], *packed, *operands[plan.others]], out), work, copied, packed)
 
     def dense(self, operands: Sequence[torch.Tensor]) -> Any:
         """The same in plain torch."""
