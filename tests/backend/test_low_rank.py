@@ -378,12 +378,12 @@ def test_the_adapters_of_peft() -> None:
 def test_under_autocast_it_gives_what_eager_code_gives_there(make: Callable[[], nn.Module], trained: bool) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.randn(64, 256)
-    compiled = torch.compile(model, backend="sparse", fullgraph=True, options=OPTIONS)
+    compiled = torch.compile(model, backend="sparse", fullgraph=True, options=OPTIONS | {"min_gain": 0})
     with torch.autocast("cpu", dtype=torch.bfloat16), collect() as found, torch.set_grad_enabled(trained):
         expected, y = model(x), compiled(x)
     assert any(each.sparse for each in found.decisions)
     assert y.dtype == expected.dtype == torch.bfloat16
-    close(y, expected, 2e-2)
+    close(y.detach(), expected.detach(), 2e-2)
     if trained:
         leaves = [each for each in model.parameters() if each.requires_grad]
         own, wanted = (torch.autograd.grad(each.float().square().sum(), leaves) for each in (y, expected))
