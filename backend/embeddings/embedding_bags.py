@@ -138,8 +138,8 @@ def _measured(group: Sequence[Bags], statics: Mapping[fx.Node, Static], context:
         return None
     if budget is None or not budget.allows():
         return None
-    bags, entries = zip(*known, strict=True)
-    case = BagsOfTables(tables, bags, entries, first.kind, first.indices.meta["val"].dtype, first.weights is not None)
+    counts, indices = [bags for bags, _ in known], [entries for _, entries in known]
+    case = BagsOfTables(tables, counts, indices, first.kind, first.indices.meta["val"].dtype, first.weights is not None)
     try:
         with budget.spend():
             return case.ratio()

@@ -159,9 +159,14 @@ class CompiledRegion:
         """The call that computes matrices into `out`, and runs with others; operands but leaves may be `Memory`. None where it
         is dense now, or no such kernel computes it."""
         plan = self._plans.get(operands[0].shape) or self._planned(operands[0].shape)
-        packed = [each.look_up(operands[each.statics], each.densest, each.renew) for each in plan.weights]
-        if plan.view is not None or not isinstance(plan.kernel, RegionKernel) or any(each is None for each in packed):
+        if plan.view is not None or not isinstance(plan.kernel, RegionKernel):
             return None
+        packed = list[Packed]()
+        for weight in plan.weights:
+            found = weight.look_up(operands[weight.statics], weight.densest, weight.renew)
+            if found is None:
+                return None
+            packed.append(found)
         return Call(*plan.kernel.alone([operands[0], *packed, *operands[plan.others]], out), work, copied, packed)
 
     def dense(self, operands: Sequence[torch.Tensor]) -> Any:
