@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from gossamer.backend.devices.device_kernel import Allocate, Kernel, allocate, contiguous_strides
+from gossamer.backend.devices.kernels_at_once import Call, Copied
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.backend.run.layouts import Images, Matrices, Shape, View
 from gossamer.backend.run.packed_weights import Packings
 from gossamer.runtime.compiled_kernel import Memory
-from gossamer.runtime.kernels_at_once import Call, Copied
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.region_kernel import RegionKernel
 

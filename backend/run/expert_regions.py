@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.backend.devices.device_kernel import Kernel, allocate
+from gossamer.backend.devices.kernels_at_once import Call, run_at_once
 from gossamer.backend.run.compiled_region import CompiledRegion
 from gossamer.runtime.compiled_kernel import Memory
-from gossamer.runtime.kernels_at_once import Call, run_at_once
 
 Hit = Sequence[tuple[int, int, int]]
 """Experts, and where their rows begin and end."""

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.backend.devices.device_kernel import Kernel
+from gossamer.backend.devices.kernels_at_once import Call, Copied
 from gossamer.backend.run.compiled_region import CompiledRegion
 from gossamer.backend.run.expert_regions import Hit, at_once, part, run_each, run_into
 from gossamer.runtime.compiled_kernel import Given, Memory
 from gossamer.runtime.experts.activations import activated
 from gossamer.runtime.experts.routes import Routes
-from gossamer.runtime.kernels_at_once import Call, Copied
 from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.region_kernel import RegionKernel
 

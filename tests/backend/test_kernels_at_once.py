@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gossamer.backend.devices.kernels_at_once import Call, Copied, run_at_once
 from gossamer.runtime import jit
 from gossamer.runtime.compiled_kernel import Given, Kernel
-from gossamer.runtime.kernels_at_once import Call, Copied, run_at_once
 from gossamer.runtime.target import host
 
 WORKSPACE = 96
