@@ -13,7 +13,7 @@ import torch
 from gossamer.runtime.jit import Code
 from gossamer.runtime.watching.calls import Wrap, watchable
 
-_CACHE_LINE = 64
+CACHE_LINE = 64
 
 
 _RUN = """
@@ -31,7 +31,8 @@ class Kernel:
     """Machine code of a region; calls are safe from any number of Python threads.
 
     It is made with how many `words` the operands and the output take. `terms` are Python's words for the words, of operands `o`
-    and output `out`; by default `o` is a list of them. `workspace` are the scratch bytes that each thread needs.
+    and output `out`; by default `o` is a list of them. `workspace` are the scratch bytes that each thread needs, `address` is
+    that of the function.
     """
 
     run: Callable[..., None]
@@ -51,7 +52,7 @@ class Kernel:
         exec(_RUN.format(terms=terms), names)  # one function, for it runs at every call
         self.run = names["run"]
         self.words = eval(f"lambda o, out: [{terms}]")
-        self.function, self.workspace = function, workspace
+        self.function, self.workspace, self.address = function, workspace, code.address
         self._count, self._here = words + 3, names["here"]
         self._names = names
         watchable(self)
@@ -88,8 +89,8 @@ class _Workspace:
 
     def grow(self, size: int) -> None:
         """Have at least `size` bytes at `address`, aligned to cache lines."""
-        self._memory = torch.empty(size + _CACHE_LINE, dtype=torch.uint8)
-        self.address = -(-self._memory.data_ptr() // _CACHE_LINE) * _CACHE_LINE
+        self._memory = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
+        self.address = -(-self._memory.data_ptr() // CACHE_LINE) * CACHE_LINE
         self.size = size
 
 
@@ -119,6 +120,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def workspace() -> _Workspace:
+    """The scratch memory of this Python thread."""
+    return _thread.workspace
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ def places(sizes: Sequence[int], last_uses: Sequence[int]) -> tuple[list[int], i
         for low, high in taken:
             if at + size <= low:
                 break
-            at = max(at, -(-high // _CACHE_LINE) * _CACHE_LINE)
+            at = max(at, -(-high // CACHE_LINE) * CACHE_LINE)
         found.append(at)
         end = max(end, at + size)
     return found, end

@@ -15,7 +15,7 @@ from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime import disk_cache, jit
-from gossamer.runtime.compiled_kernel import Kernel
+from gossamer.runtime.compiled_kernel import Given, Kernel, Memory
 from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.recall import Note
 from gossamer.runtime.target import Target, host
@@ -34,7 +34,7 @@ class SparseOperand(Protocol):
     def words(self) -> Sequence[int]: ...
 
 
-_Operands = Sequence[torch.Tensor | SparseOperand | int]
+_Operands = Sequence[torch.Tensor | Memory | SparseOperand | int]
 
 
 class RegionKernel:
@@ -82,6 +82,14 @@ class RegionKernel:
     def code(self) -> Kernel | None:
         """What runs; None where its workspace depends on the call."""
         return None if self.tiles else self._kernel
+
+    def alone(self, operands: _Operands, out: torch.Tensor | Memory) -> tuple[Kernel, list[int | Given], int]:
+        """What a call on one thread is: the code, its words, and the bytes of its workspace."""
+        rows, needed = out.shape[0], self.workspace
+        if self.tiles:
+            tokens, shared, scratch = self.tiles
+            needed += -(-rows // tokens) * (shared + scratch)
+        return self._kernel, self._kernel.words(operands, out), needed
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
         """A function of the words that follow these ones, of the operands and the output: see `Kernel.bound`."""

@@ -15,12 +15,13 @@ from torch import nn
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.modules.when_held import say_held
 from gossamer.runtime.packers.nonzeros import count_nonzeros
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, weight_names
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of, parametrize_pruned
 from gossamer.sparsity.pruning.parametrizations import remove_parametrizations
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.quantization.stored_tables import NONZEROS, TABLES, Shared, become_stored, why_no_table
 from gossamer.sparsity.tensor.sparse_tensor import from_entries
+from gossamer.sparsity.torch_functions.open_experts import expert_weights
 from gossamer.sparsity.training.kept_steps import watch_optimizers
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -39,7 +40,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     - A weight with a mask stores what the mask keeps, also zeros, which train on. Other weights store their nonzeros.
     - The format is CSR with 32-bit integers: 8 bytes for each stored element, instead of 4 for each element of a dense weight.
     - Linear layers that share a weight still share it. A weight that another kind of module uses, such as an embedding, stays.
-    - Convolutions keep plain weights. A warning names those that are pruned.
+    - Convolutions, and experts of transformers, keep plain weights. A warning names those that are pruned.
     - Tables of nn.Embedding and nn.EmbeddingBag that `only` names, in float32 or less, become buffers: their nonzeros in
       float32, and a bit for each element. They have no gradient any more. See `StoredEmbeddingBag`.
 
@@ -50,10 +51,10 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     """
     parametrize_pruned(model)
     stored = 0
-    layers = chosen_layers(model, only, skip, _CONVOLUTIONS, tied=True)
+    layers = chosen_layers(model, only, skip, _CONVOLUTIONS, tied=True, experts=True)
     stored += _store_tables(layers, densest)
     chosen = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    plain = _pruned_convolutions(model, layers, densest)
+    plain = _left_plain(model, layers, densest)
     uses, among_chosen = _uses(model.modules()), _uses(chosen)
     shared: dict[int, nn.Parameter] = {}
     for layer in chosen:
@@ -81,7 +82,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
             shared[id(own)] = made
         stored += 1
     if not stored:
-        of_others = f"; convolutions cannot be stored, and keep plain weights ({plain})" if plain else ""
+        of_others = f"; convolutions and experts cannot be stored, and keep plain weights ({plain})" if plain else ""
         asked = " or table that was asked for" if any(isinstance(layer, TABLES) for layer in layers) else ""
         raise OptionError(
             f"no linear layer{asked} has {1 - densest:.0%} of zeros or more, so nothing is stored sparse: prune the model "
@@ -89,7 +90,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
         )
     if plain:
         warnings.warn(
-            f"gossamer.store_sparse stores only linear layers. Pruned convolutions keep plain weights: {plain}. "
+            f"gossamer.store_sparse stores only linear layers. Pruned convolutions and experts keep plain weights: {plain}. "
             "Masks hold their zeros in training (gossamer.sparsify or torch.nn.utils.prune).",
             stacklevel=2,
         )
@@ -112,13 +113,16 @@ def _store_tables(layers: Iterable[nn.Module], densest: float) -> int:
     return stored
 
 
-def _pruned_convolutions(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> str:
-    """The names of those of the layers that are convolutions with as many zeros as a linear layer would be stored with."""
+def _left_plain(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> str:
+    """The names of those of the layers that are convolutions, or experts, with as many zeros as a linear layer would be stored
+    with."""
     names = {module: name for name, module in model.named_modules()}
+    kept = [layer for layer in layers if isinstance(layer, _CONVOLUTIONS) or expert_weights(layer)]
+    weights = [(layer, [getattr(layer, name).detach() for name in weight_names(layer)]) for layer in kept]
     found = [
         names.get(layer, type(layer).__name__)
-        for layer in layers
-        if isinstance(layer, _CONVOLUTIONS) and count_nonzeros(layer.weight.detach()) <= densest * layer.weight.numel()
+        for layer, own in weights
+        if sum(map(count_nonzeros, own)) <= densest * sum(each.numel() for each in own)
     ]
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 

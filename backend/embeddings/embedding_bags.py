@@ -8,7 +8,8 @@ The gradients of these tables are dense: those of `sparse=True` are made beside 
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,9 @@ from gossamer.backend.embeddings.bag_calls import (
 )
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
+from gossamer.backend.graph.inputs import Static
 from gossamer.backend.graph.nodes import ancestors, arguments, hint, in_training, same
+from gossamer.backend.measuring.bag_times import CLEAR, BagsOfTables
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import OpOverload
@@ -45,14 +48,17 @@ class EmbeddingBags:
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces them; a decision for each use of a table."""
         training, decisions, gradients = in_training(graph), list[Decision](), list[Bags]()
+        statics = context.inputs.match(graph)
         least = _LEAST if context.options.min_gain > 0 else 0
         found = [bags for node in graph.nodes if (bags := bags_of(node)) is not None]
         if training:
             gradients += [bags for node in graph.nodes if (bags := gradient_of(node)) is not None and bags.bytes >= least]
         backward = {bags.node: each for bags in found if (each := table_gradients(bags)) is not None}
         for group in _at_the_first(graph, [bags for bags in found if bags.node in backward]):
-            reason = _reason_against(group, training, least)
-            decisions += [_decision(bags, group, reason, context) for bags in group]
+            close = not training and least > 0 and (len(group) > 1 or group[0].bytes >= least)
+            ratio = _measured(group, statics, context) if close else None
+            reason = _reason_against(group, training, least, ratio)
+            decisions += [_decision(bags, group, reason, context, ratio) for bags in group]
             if reason is not None:
                 continue
             of_tables = [gradient_of_bags(node, bags) for bags in group for node in backward[bags.node][0]]
@@ -122,13 +128,46 @@ def _at_the_last(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
     return groups
 
 
-def _reason_against(group: Sequence[Bags], training: bool, least: int) -> str | None:
-    """Why torch computes them better; compiles the kernel if it does not."""
+def _measured(group: Sequence[Bags], statics: Mapping[fx.Node, Static], context: GraphContext) -> float | None:
+    """Time of our call over that of torch's for some bags without gradients, if it may be measured, and all is known."""
+    budget, first = context.measuring, group[0]
+    tables = [statics[table].tensor.detach() for bags in group if (table := same(bags.table)) in statics]
+    known = [(bags, entries) for each in group if (bags := _bags(each)) and (entries := _entries(each))]
+    torch_has_it = first.scale is None and (first.weights is None or first.kind == "sum")
+    if context.exported or not torch_has_it or not len(known) == len(tables) == len(group):
+        return None
+    if budget is None or not budget.allows():
+        return None
+    counts, indices = [bags for bags, _ in known], [entries for _, entries in known]
+    case = BagsOfTables(tables, counts, indices, first.kind, first.indices.meta["val"].dtype, first.weights is not None)
+    try:
+        with budget.spend():
+            return case.ratio()
+    except CompileError:
+        return None
+
+
+def _entries(bags: Bags) -> int:
+    """How many indices there are, as far as it is known."""
+    return prod(hint(size) or 0 for size in bags.indices.meta["val"].shape)
+
+
+def _bags(bags: Bags) -> int:
+    """How many results there are, as far as it is known."""
+    count = hint((bags.indices if bags.offsets is None else bags.offsets).meta["val"].shape[0]) or 0
+    return count - (bags.offsets is not None and bags.last)
+
+
+def _reason_against(group: Sequence[Bags], training: bool, least: int, ratio: float | None) -> str | None:
+    """Why torch computes them better, which without gradients is measured; compiles the kernel if it does not."""
     bags = group[0]
-    if bags.scale is None and least > 0 and not training:
-        return "without gradients, memory bounds torch's own kernel as well as ours"
     if bags.scale is None and len(group) == 1 and bags.bytes < least:
         return f"it reads {bags.bytes / 1024:.3g} KB of rows: a call takes longer than that"
+    if bags.scale is None and least > 0 and not training:
+        if ratio is None:
+            return "without gradients, memory bounds torch's own kernel as well as ours"
+        if ratio > CLEAR:
+            return "without gradients, torch's own kernel was measured to be as fast"
     given = bags.table, bags.scale, bags.indices, bags.weights
     types = [None if each is None else each.meta["val"].dtype for each in given]
     try:
@@ -138,16 +177,17 @@ def _reason_against(group: Sequence[Bags], training: bool, least: int) -> str | 
     return None
 
 
-def _decision(bags: Bags, group: Sequence[Bags], reason: str | None, context: GraphContext) -> Decision:
+def _decision(bags: Bags, group: Sequence[Bags], reason: str | None, context: GraphContext, ratio: float | None) -> Decision:
     table = same(bags.table)
     name = context.inputs.name(table) if table.op == "placeholder" else table.name
     shape = hint(bags.rows) or 0, bags.columns
     op = f"embedding bag, {bags.kind}" if bags.offsets is not None else "sum of embeddings"
+    gain, measured = None if ratio is None else 1 / ratio, ratio is not None
     if reason is not None:
-        return Decision.dense(name, op, shape, 1.0, reason)
+        return Decision.dense(name, op, shape, 1.0, reason, gain, measured)
     alone = "rows are fetched ahead" if bags.scale is None else "stored rows"
     how = f"one of {len(group)} in a call" if len(group) > 1 else alone
-    return Decision(name, op, shape, 1.0, "rows", "sum-bags", True, how, None)
+    return Decision(name, op, shape, 1.0, "rows", "sum-bags", True, how, gain, measured)
 
 
 def _replace(group: Sequence[Bags]) -> None:

@@ -7,11 +7,13 @@
 Products that are part of no such layer become gossamer::routed_product. Routers, shared experts and losses stay as they are.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import fx
 
 from gossamer.backend.experts.cost import predicted_gain
+from gossamer.backend.experts.few_tokens import measured_layer, measured_product
 from gossamer.backend.experts.layers import Layer, Mixtures
 from gossamer.backend.experts.loops import loops
 from gossamer.backend.experts.products import GROUPED, Product
@@ -24,6 +26,7 @@ from gossamer.backend.graph.inputs import density, zero_heavy
 from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
+from gossamer.backend.measuring.expert_times import CLEAR
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 
@@ -57,6 +60,7 @@ class _Taking:
         self.decisions: list[Decision] = []
         self._context, self._statics = context, context.inputs.match(graph)
         self._joint = JointGraph(graph) if in_training(graph) else None
+        self._measuring = context.measuring if self._joint is None and not context.exported else None
         grouped = [node for node in graph.nodes if str(node.target) in GROUPED]
         self._pruned: dict[fx.Node, Judged] = {
             node: found
@@ -80,9 +84,12 @@ class _Taking:
             how = None if self._joint is not None else listed(layer, self._statics, self._context.options.verify)
         except Refused:
             return  # its products are taken one by one
+        ratio = measured_layer(layer, self._statics, self._measuring)
+        if self._left(products, ratio):
+            return
         put_layer(layer, backward, how)
         for product in products:
-            self._note(product, layer.routing.top, f"{layer.gate.activation}, one operation for the layer")
+            self._note(product, layer.routing.top, f"{layer.gate.activation}, one operation for the layer", ratio)
 
     def _take_pruned(self, layer: Layer) -> bool:
         """Replaces a layer whose products are sparse. Returns False if that failed: its products are taken one by one."""
@@ -112,8 +119,11 @@ class _Taking:
         except Refused as problem:
             self.decisions.append(self._decision(product, f"left to torch: {problem}", None))
             return
+        ratio = measured_product(product, self._statics, self._measuring)
+        if self._left((product,), ratio):
+            return
         put_product(product, backward)
-        self._note(product, product.routing.top if product.routing else None, "its product alone")
+        self._note(product, product.routing.top if product.routing else None, "its product alone", ratio)
 
     def leave_others(self) -> None:
         """Notes the products with pruned weights that nothing is known of, and why they stay."""
@@ -141,15 +151,28 @@ class _Taking:
         statics = (main_weight(weight, self._statics) for weight in product.pieces.weights or (product.weight,))
         return any(static is not None and zero_heavy(static.tensor) for static in statics)
 
-    def _note(self, product: Product, top: int | None, how: str) -> None:
+    def _left(self, products: Sequence[Product], ratio: float | None) -> bool:
+        """Whether products of a few rows stay as they are, since torch was measured to be faster; notes that they do."""
+        if ratio is None or ratio <= CLEAR or 1 / ratio >= self._context.options.min_gain:
+            return False
+        reason = "left to torch: the operation was measured to be slower with so few rows"
+        for product in products:
+            self.decisions.append(self._decision(product, reason, None, ratio=ratio))
+            self._taken.add(product.bare)
+        return True
+
+    def _note(self, product: Product, top: int | None, how: str, ratio: float | None) -> None:
         """The decision about a product that is part of an operation now."""
         chosen = f", {top} for each token" if top is not None else ""
         reason = f"{product.experts} experts{chosen}, {how}"
         for weight in dict.fromkeys(product.pieces.weights) or (product.weight,):
-            self.decisions.append(self._decision(product, reason, "routed rows", weight))
+            self.decisions.append(self._decision(product, reason, "routed rows", weight, ratio))
         self._taken.add(product.bare)
 
-    def _decision(self, product: Product, reason: str, format: str | None, weight: fx.Node | None = None) -> Decision:
+    def _decision(
+        self, product: Product, reason: str, format: str | None, weight: fx.Node | None = None, ratio: float | None = None
+    ) -> Decision:
+        """The same. `ratio` is the time of the operation over that of torch, if it was measured."""
         weight = weight or product.weight
         pruned = self._pruned.pop(product.bare, None)
         if pruned is not None:
@@ -158,4 +181,5 @@ class _Taking:
         shape = tuple(hint(size) or 0 for size in weight.meta["val"].shape)
         name, share = (weight.name, 1.0) if static is None else (static.name, density(static.tensor))
         schedule = None if format is None else "routed"
-        return Decision(name, "experts", shape, share, format, schedule, format is not None, reason, predicted_gain(product))
+        gain = predicted_gain(product) if ratio is None else 1 / ratio
+        return Decision(name, "experts", shape, share, format, schedule, format is not None, reason, gain, ratio is not None)

@@ -15,10 +15,13 @@ from typing import Any
 import torch
 
 from gossamer.backend.devices.device_kernel import Allocate, Kernel, allocate, contiguous_strides
+from gossamer.backend.devices.kernels_at_once import Call, Copied
 from gossamer.backend.graph.weight_expressions import run
 from gossamer.backend.run.layouts import Images, Matrices, Shape, View
 from gossamer.backend.run.packed_weights import Packings
+from gossamer.runtime.compiled_kernel import Memory
 from gossamer.runtime.packing import Packed
+from gossamer.runtime.region_kernel import RegionKernel
 
 _MANY = 64  # shapes that a region remembers
 
@@ -151,6 +154,20 @@ class CompiledRegion:
         else:
             plan.kernel(*plan.view(given, out))
         return out
+
+    def prepared(self, operands: Sequence[Any], out: Memory, work: int, copied: Copied | None = None) -> Call | None:
+        """The call that computes matrices into `out`, and runs with others; operands but leaves may be `Memory`. None where it
+        is dense now, or no such kernel computes it."""
+        plan = self._plans.get(operands[0].shape) or self._planned(operands[0].shape)
+        if plan.view is not None or not isinstance(plan.kernel, RegionKernel):
+            return None
+        packed = list[Packed]()
+        for weight in plan.weights:
+            found = weight.look_up(operands[weight.statics], weight.densest, weight.renew)
+            if found is None:
+                return None
+            packed.append(found)
+        return Call(*plan.kernel.alone([operands[0], *packed, *operands[plan.others]], out), work, copied, packed)
 
     def dense(self, operands: Sequence[torch.Tensor]) -> Any:
         """The same in plain torch."""

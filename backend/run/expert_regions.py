@@ -5,13 +5,18 @@
 Rows of x from ends[e - 1] to ends[e] go through the region of expert e, those behind the last end give 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gossamer.backend.devices.device_kernel import Kernel, allocate
+from gossamer.backend.devices.kernels_at_once import Call, run_at_once
 from gossamer.backend.run.compiled_region import CompiledRegion
+from gossamer.runtime.compiled_kernel import Memory
+
+Hit = Sequence[tuple[int, int, int]]
+"""Experts, and where their rows begin and end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +38,48 @@ class ExpertRegions:
         x, leaves = operands[0].contiguous(), operands[2:]
         (((tokens, m), dtype),) = self.outputs(operands)
         out = allocate((tokens, m), (m, 1), dtype)
-        start = 0
-        for expert, end in zip(self.experts, operands[1].tolist(), strict=True):
+        start, hit = 0, list[tuple[int, int, int]]()
+        for expert, end in enumerate(operands[1].tolist()):
             if not start <= end <= tokens:
                 raise ValueError(
                     f"experts: the tokens of one end at {end}, which must be from {start}, where those of the one before end, "
                     f"to {tokens}, the number of all (offs of grouped_mm)"
                 )
             if end > start and m:
-                run_into(out[start:end], expert, [x[start:end], *leaves])
+                hit.append((expert, start, end))
             start = end
+        run_each(self.experts, x, hit, leaves, out)
         out[start:].zero_()
         return out
+
+
+def run_each(
+    regions: Sequence[CompiledRegion], x: torch.Tensor, hit: Hit, leaves: Sequence[torch.Tensor], out: torch.Tensor
+) -> None:
+    """The rows of each expert, which lie one after the other, through its region."""
+
+    def call(expert: int, begin: int, end: int) -> Call | None:
+        return regions[expert].prepared([part(x, begin, end), *leaves], part(out, begin, end), end - begin)
+
+    if not at_once(call, hit):
+        for expert, begin, end in hit:
+            run_into(out[begin:end], regions[expert], [x[begin:end], *leaves])
+
+
+def at_once(call: Callable[[int, int, int], Call | None], hit: Hit) -> bool:
+    """Whether the calls of all experts that are hit have run at once, each on one thread."""
+    calls = list[Call]()
+    for each in hit:
+        made = call(*each)
+        if made is None:
+            return False
+        calls.append(made)
+    return not calls or run_at_once(calls, torch.get_num_threads())
+
+
+def part(rows: torch.Tensor, begin: int, end: int) -> Memory:
+    """Some rows of a contiguous matrix."""
+    return Memory(rows.data_ptr() + begin * rows.shape[1] * rows.itemsize, (end - begin, rows.shape[1]))
 
 
 def run_into(rows: torch.Tensor, region: CompiledRegion, operands: list[torch.Tensor]) -> None:

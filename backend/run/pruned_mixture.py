@@ -7,7 +7,8 @@ many slots an expert   one expert after the other: its rows of x are gathered in
 few                    all rows are gathered, and go through a region of gate and up for each expert, the activation, and a
                        region of down for each expert
 
-Then the rows of each token are summed by its scores.
+Experts run at once, each on one thread, unless one of them has so many slots that the threads would wait for it. Then the rows
+of each token are summed by its scores.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.backend.devices.device_kernel import Kernel
+from gossamer.backend.devices.kernels_at_once import Call, Copied
 from gossamer.backend.run.compiled_region import CompiledRegion
-from gossamer.backend.run.expert_regions import run_into
+from gossamer.backend.run.expert_regions import Hit, at_once, part, run_each, run_into
+from gossamer.runtime.compiled_kernel import Given, Memory
 from gossamer.runtime.experts.activations import activated
 from gossamer.runtime.experts.routes import Routes
 from gossamer.runtime.memory.warm_memory import empty
@@ -71,21 +74,34 @@ class PrunedMixture:
         y = empty((slots, m), dtype)
         up, down, chain = ([leaves[place] for place in places] for places in self.places)
         if self.chains and slots >= MANY * len(hit):
-            gathered = empty((max(end - begin for _, begin, end in hit), x.shape[1]), x.dtype)
-            for expert, begin, end in hit:
-                rows = gathered[: end - begin]
-                torch.index_select(x, 0, tokens_of[begin:end], out=rows)
-                run_into(y[begin:end], self.chains[expert], [rows, *chain])
+            _each_gathered(self.chains, x.contiguous(), tokens_of, hit, chain, y)
         else:
             rows = x.index_select(0, tokens_of)
             (((_, width), _),) = self.up[0].outputs([rows])
             sums = empty((slots, width), dtype)
-            for expert, begin, end in hit:
-                run_into(sums[begin:end], self.up[expert], [rows[begin:end], *up])
-            hidden = activated(sums, self.activation, self.layout)
-            for expert, begin, end in hit:
-                run_into(y[begin:end], self.down[expert], [hidden[begin:end], *down])
+            run_each(self.up, rows, hit, up, sums)
+            run_each(self.down, activated(sums, self.activation, self.layout).contiguous(), hit, down, y)
         return _summed(y, routes, scores)
+
+
+def _each_gathered(
+    chains: Sequence[CompiledRegion], x: Tensor, tokens: Tensor, hit: Hit, leaves: Sequence[Tensor], out: Tensor
+) -> None:
+    """The rows of each expert, which are copied from x, through its chain."""
+    columns, row_bytes = x.shape[1], x.shape[1] * x.itemsize
+
+    def call(expert: int, begin: int, end: int) -> Call | None:
+        rows = Copied(x.data_ptr(), tokens.data_ptr() + begin * tokens.itemsize, end - begin, row_bytes)
+        given = [Memory(Given(0), (end - begin, columns)), *leaves]
+        return chains[expert].prepared(given, part(out, begin, end), end - begin, rows)
+
+    if at_once(call, hit):
+        return
+    gathered = empty((max(end - begin for _, begin, end in hit), columns), x.dtype)
+    for expert, begin, end in hit:
+        rows = gathered[: end - begin]
+        torch.index_select(x, 0, tokens[begin:end], out=rows)
+        run_into(out[begin:end], chains[expert], [rows, *leaves])
 
 
 def _summed(y: Tensor, routes: Routes, scores: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.arguments import add_list, counted, shapes, shares, sizes
+from benchmarks.arguments import DTYPES, add_dtype, add_list, counted, shapes, shares, sizes
 from benchmarks.models import PrunedModel
 from benchmarks.pruning import prune
 from benchmarks.registry import Case, Workload
 
-TOLERANCE = {"f32": 2e-5}
+TOLERANCE = {"f32": 2e-5, "bf16": 3e-2, "int8": 3e-2}
 
 
 class Adapted(nn.Module):
@@ -37,28 +37,30 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add_list(parser, "--ranks", sizes, "16", "of the adapter; the layer alone comes first")
     add_list(parser, "--sparsity", shares, ".9", "shares of zeros")
     add_list(parser, "--tokens", sizes, "512", "rows of the input")
+    add_dtype(parser)
 
 
-def build(features: tuple[int, int], rank: int, sparsity: float, tokens: int) -> PrunedModel:
+def build(features: tuple[int, int], rank: int, sparsity: float, tokens: int, dtype: str = "f32") -> PrunedModel:
     """Normally distributed weights, pruned."""
     torch.manual_seed(0)
     base = nn.Linear(*features)
     with torch.no_grad():
         base.weight.normal_(std=features[0] ** -0.5)
         prune(base.weight, "unstructured", sparsity)
-    return PrunedModel(Adapted(base, rank).eval(), (torch.randn(tokens, features[0]),), TOLERANCE)
+    model = Adapted(base, rank).eval().to(DTYPES[dtype])
+    return PrunedModel(model, (torch.randn(tokens, features[0]).to(DTYPES[dtype]),), TOLERANCE)
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    found = []
+    found, typed = [], {} if args.dtype == "f32" else {"dtype": args.dtype}
     for k, m in args.shapes:
         for sparsity in args.sparsity:
             for tokens in args.tokens:
                 for rank in (0, *args.ranks):
-                    name = f"{k}x{m} {sparsity:.0%} {counted(tokens, 'token')} rank {rank}"
-                    parameters = {"shape": f"{k}x{m}", "sparsity": sparsity, "tokens": tokens, "rank": rank}
+                    name = " ".join([f"{k}x{m} {sparsity:.0%} {counted(tokens, 'token')} rank {rank}", *typed.values()])
+                    parameters = {"shape": f"{k}x{m}", "sparsity": sparsity, "tokens": tokens, "rank": rank, **typed}
                     gflop = 2e-9 * tokens * (k * m + rank * (k + m))
-                    found.append(Case(name, parameters, partial(build, (k, m), rank, sparsity, tokens), gflop))
+                    found.append(Case(name, parameters, partial(build, (k, m), rank, sparsity, tokens, args.dtype), gflop))
     return found
 
 

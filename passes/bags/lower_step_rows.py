@@ -79,7 +79,7 @@ class _Step:
             number = each.induction_variable
             later = signed_index(numbers, arith.minui(arith.addi(number, index(_AHEAD)), last))
             for memory in wide:
-                fetch_row(memory, later, 0, self.columns)
+                fetch_row(memory, later, 0, self.columns, 1)
             row = signed_index(numbers, number)
             with chosen(below(row, rows)) as (_, known, unknown):
                 with ir.InsertionPoint(unknown):

@@ -15,10 +15,11 @@ class RowElements:
 
     stored   elements of a row in memory: half as many bytes as columns for 4 bits, rounded up
     wide     the vectors of sums, narrow those of results
+    level    of the cache that rows are fetched into
     """
 
-    def __init__(self, element: str, columns: int, bits: int, wide_results: bool) -> None:
-        self.columns, self.packed = columns, element == "i4"
+    def __init__(self, element: str, columns: int, bits: int, wide_results: bool, level: int) -> None:
+        self.columns, self.packed, self.level = columns, element == "i4", level
         self.element = ir.IntegerType.get_signless(8) if self.packed else ir.Type.parse(element)
         self.integers = isinstance(self.element, ir.IntegerType)
         self.stored = -(-columns // 2) if self.packed else columns
@@ -35,11 +36,11 @@ class RowElements:
         return -(-self.columns // self.lanes)
 
     @staticmethod
-    def of(element: str, columns: int, bits: int, wide_results: bool) -> "RowElements":
+    def of(element: str, columns: int, bits: int, wide_results: bool, level: int) -> "RowElements":
         """Those of tables of an element (see dialects/bags.py)."""
         if element == "nonzeros":
-            return Nonzeros("f32", columns, bits, True)
-        return RowElements(element, columns, bits, wide_results)
+            return Nonzeros("f32", columns, bits, True, level)
+        return RowElements(element, columns, bits, wide_results, level)
 
     def memory(self, line: Line, rows: ir.Value) -> Any:
         """The table."""
@@ -47,7 +48,7 @@ class RowElements:
 
     def fetch(self, memory: Any, row: ir.Value, first: int, last: int) -> None:
         """Starts to fetch the stored columns [first, last) of a row."""
-        fetch_row(memory, row, first, last)
+        fetch_row(memory, row, first, last, self.level)
 
     def scales(self, line: Line, rows: ir.Value) -> ir.Value | None:
         """What rows of integers are multiplied with."""
@@ -91,9 +92,9 @@ class Nonzeros(RowElements):
         """Bits and two lines of nonzeros, which more than half of all rows of 64 columns do not exceed."""
         nonzeros, bits, starts = memory
         start = signed_index(starts, row)
-        memref.prefetch(bits, [row, index(0)], False, 3, True)
+        memref.prefetch(bits, [row, index(0)], False, 4 - self.level, True)
         for further in (0, 16):
-            memref.prefetch(nonzeros, [arith.addi(start, index(further))], False, 3, True)
+            memref.prefetch(nonzeros, [arith.addi(start, index(further))], False, 4 - self.level, True)
 
     def read(self, memory: Any, row: ir.Value, tile: list[Piece]) -> list[ir.Value]:
         """Vectors of a row: nonzeros where bits are set, in their order, and 0 elsewhere."""

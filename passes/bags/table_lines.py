@@ -67,11 +67,11 @@ def tiles_of(columns: int, lanes: int) -> list[list[Piece]]:
     return [pieces[first : first + _TILE] for first in range(0, len(pieces), _TILE)]
 
 
-def fetch_row(buffer: ir.Value, row: ir.Value, first: int, last: int) -> None:
-    """Starts to fetch the columns [first, last) of a row of a matrix, to be read."""
+def fetch_row(buffer: ir.Value, row: ir.Value, first: int, last: int, level: int) -> None:
+    """Starts to fetch the columns [first, last) of a row of a matrix into the cache of a level, to be read."""
     step = _LINE // byte_width(ir.MemRefType(buffer.type).element_type)
     for column in range(first, last, step):
-        memref.prefetch(buffer, [row, index(column)], False, 3, True)
+        memref.prefetch(buffer, [row, index(column)], False, 4 - level, True)
 
 
 def lines_of(columns: int, width: int) -> int:

@@ -21,6 +21,7 @@ from gossamer.sparsity.arrays.sorting import routes_of
 from gossamer.sparsity.experts import kernels
 from gossamer.sparsity.experts.expert_weights import Weight, floats_of
 from gossamer.sparsity.experts.outer_products import outer_products
+from gossamer.sparsity.operations.autocast import as_autocast
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
 
@@ -39,9 +40,11 @@ def routed_linear(
     returns  [tokens, top, rows], or [tokens, rows] where `experts` has one dimension
 
     Experts that nobody chose cost nothing. Many LoRA adapters in one batch are the same: an expert of rank r for each.
+    Under torch.autocast, floats get its lower precision, as those of nn.Linear do.
     ArgumentError for shapes that do not fit and for an expert that does not exist.
     """
     several = experts.unsqueeze(1) if experts.dim() == 1 else experts
+    x, weight, bias = as_autocast(x), as_autocast(weight), None if bias is None else as_autocast(bias)
     y: Tensor = routed_product(x, several, weight, scales, bias)
     return y.squeeze(1) if experts.dim() == 1 else y
 

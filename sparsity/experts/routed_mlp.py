@@ -19,6 +19,7 @@ from gossamer.runtime.experts.activations import check_activation
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import transforms_active
 from gossamer.sparsity.experts.mixture import PLACES, Mixture
+from gossamer.sparsity.operations.autocast import as_autocast
 from gossamer.sparsity.operations.derivatives import Derivative
 
 
@@ -49,9 +50,12 @@ def routed_mlp(
     activation    identity, relu, relu2, sigmoid, tanh, silu, gelu, gelu_tanh or clamped_swiglu (gpt-oss)
     returns       [tokens, outputs] of the type of x; sums are those of float32 at least
 
-    If your weights are stored transposed, pass transposed views. Experts that nobody chose cost nothing.
+    If your weights are stored transposed, pass transposed views. Experts that nobody chose cost nothing. Under torch.autocast,
+    tokens, weights and biases of floats get its lower precision, as those of nn.Linear do.
     ArgumentError for shapes that do not fit and for an expert that does not exist.
     """
+    x, gate_up, down = as_autocast(x), as_autocast(gate_up), as_autocast(down)
+    gate_up_bias, down_bias = (None if each is None else as_autocast(each) for each in (gate_up_bias, down_bias))
     inputs = x, experts, scores, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias, activation, layout
     if not torch.compiler.is_compiling() and transforms_active():
         return Mixture(*inputs).composed()

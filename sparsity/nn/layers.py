@@ -18,6 +18,7 @@ from gossamer.dialects.errors import ArgumentError, GossamerError
 from gossamer.sparsity.nn.convolve import convolve_sites
 from gossamer.sparsity.nn.sparse_conv_tensor import Level, SparseConvTensor
 from gossamer.sparsity.nn.windows import Sizes, Window
+from gossamer.sparsity.operations.autocast import as_autocast
 
 Size = int | Sequence[int]
 
@@ -129,14 +130,6 @@ def convolved(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, where: 
     if weight.dtype != x.dtype:
         raise ArgumentError(f"{name}: features are {x.dtype}, the weight {weight.dtype}: use .to() or torch.autocast")
     return convolve_sites(x, weight, None if bias is None else as_autocast(bias), *where)
-
-
-def as_autocast(x: Tensor) -> Tensor:
-    """What torch.autocast makes of an operand of a product: its lower precision, but for float64."""
-    place = x.device.type
-    if not torch.is_autocast_enabled(place) or x.dtype == torch.float64 or not x.is_floating_point():
-        return x
-    return x.to(torch.get_autocast_dtype(place))
 
 
 def window_of(dimensions: int, kernel: Size, stride: Size, padding: Size, dilation: Size, transposed: bool = False) -> Window:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.backend.measuring import bag_times
 from gossamer.dialects.errors import IndexRangeError
 from gossamer.sparsity.bags.steps import unwatched
 from tests.backend.harness import assert_same, compile_and_run
@@ -161,6 +162,30 @@ def test_tables_of_floats_stay_with_torch_in_inference() -> None:
     assert "memory bounds torch's own kernel" in run.decisions[0].reason
 
 
+@pytest.mark.parametrize("ratio", [0.6, 0.99, 1.4])
+def test_tables_of_floats_go_the_way_that_was_measured_to_be_faster(ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_CALIBRATE", "1")
+    monkeypatch.setattr(bag_times.BagsOfTables, "ratio", lambda self: ratio)
+    model, faster = Recommender().eval(), ratio < 0.9
+    run = compile_and_run(model, *batch(9), regions=2 if faster else 0, min_gain=1.1)
+    together = [d for d in run.decisions if d.measured]
+    assert [d.name for d in together] == ["users.weight", "words.weight"]
+    assert all(d.gain == pytest.approx(1 / ratio) for d in together)
+    assert faster or all("torch's own kernel was measured to be as fast" in d.reason for d in together)
+    assert sum("a call takes longer" in d.reason for d in run.decisions) == 2
+    assert_same(run.output, model.double()(*batch(9)).float())
+
+
+@pytest.mark.parametrize(("kind", "weighted"), [("sum", True), ("sum", False), ("mean", False), ("max", False)])
+def test_both_ways_to_bags_give_the_same(kind: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [torch.randn(50, 16), torch.randn(9, 16)]
+    case = bag_times.BagsOfTables(tables, [3, 4], [7, 12], kind, torch.int32, weighted)
+    lists = case._drawn(torch.Generator().manual_seed(1))
+    torch.testing.assert_close(case._by_us(lists), case._by_torch(lists))
+    monkeypatch.setattr(bag_times, "kept", lambda what, key, measure, best: measure())
+    assert 0 < case.ratio() < 1e3
+
+
 def test_indices_may_be_computed_in_the_graph() -> None:
     class Hashed(nn.Module):
         def __init__(self) -> None:
@@ -222,3 +247,19 @@ def test_row_wise_adagrad_keeps_a_number_for_each_row() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_random_models_are_those_of_float64(seed: int) -> None:
     assert fuzz.problem_of(seed, direct=0.75) is None
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_under_autocast_tables_give_what_eager_code_gives_there(sparse: bool) -> None:
+    torch.manual_seed(0)
+    model = Recommender(sparse)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(*batch(9))
+        run = compile_and_run(model, *batch(9), grad=True)
+    assert sum(d.schedule == "sum-bags" for d in run.regions) == 4
+    assert run.output.dtype == expected.dtype == torch.bfloat16
+    assert_same(run.output, expected)
+    wanted = torch.autograd.grad(expected.float().sum(), list(model.parameters()))
+    for own, other in zip(torch.autograd.grad(run.output.float().sum(), list(model.parameters())), wanted, strict=True):
+        assert own.dtype == other.dtype and own.layout == other.layout
+        assert_same(own.to_dense().bfloat16(), other.to_dense().bfloat16())

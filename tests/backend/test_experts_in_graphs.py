@@ -9,6 +9,7 @@ import transformers.integrations.moe
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.backend.measuring import expert_times
 from tests.backend import harness
 from tests.backend.experts_in_models import (
     COLUMNS,
@@ -250,3 +251,72 @@ def test_the_report_names_experts_and_top() -> None:
     report = str(gossamer.explain(Sorted(), torch.randn(9, COLUMNS)))
     assert "routed rows" in report
     assert "5 experts, 2 for each" in " ".join(report.split())
+
+
+class _Apart(Sorted):
+    """Products with an activation that the operation does not have: each stays a product."""
+
+    def __init__(self) -> None:
+        super().__init__(act=F.softsign)
+
+
+@pytest.mark.parametrize("kind", [Sorted, _Apart])
+@pytest.mark.parametrize("ratio", [0.7, 1.02, 1.3])
+def test_a_few_tokens_go_the_way_that_was_measured_to_be_faster(
+    kind: type[Mixture], ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_CALIBRATE", "1")
+    monkeypatch.setattr(expert_times.FewTokens, "ratio", lambda self: ratio)
+    torch.manual_seed(0)
+    model, x, slower = kind(), torch.randn(3, COLUMNS), ratio > 1.1
+    run = compile_and_run(model, x, min_gain=1, regions=0 if slower else 2)
+    of_experts = [d for d in run.decisions if d.op == "experts"]
+    assert [d.measured for d in of_experts] == [True, True]
+    assert all(d.gain == pytest.approx(1 / ratio) for d in of_experts)
+    assert all(("measured to be slower" in d.reason) is slower for d in of_experts)
+    assert_near(run.output, exact(model, x).double())
+
+
+@pytest.mark.parametrize(("tokens", "given"), [(3, {"dynamic": True}), (9, {}), (3, {"grad": True})])
+def test_what_is_not_close_is_not_measured(tokens: int, given: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_CALIBRATE", "1")
+    monkeypatch.setattr(expert_times.FewTokens, "ratio", lambda self: 1 / 0)
+    run = compile_and_run(Sorted(), torch.randn(tokens, COLUMNS), regions=2, **given)
+    assert not any(d.measured for d in run.regions)
+
+
+@pytest.mark.parametrize("down", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_ways_of_a_few_tokens_give_the_same(down: bool, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = lambda *shape: torch.randn(*shape).mT.contiguous().mT if turned else torch.randn(*shape)
+    case = expert_times.FewTokens(
+        torch.ops.transformers.grouped_mm_fallback, 3, 2, stored(5, 32, 24), stored(5, 24, 16) if down else None,
+        "silu" if down else "identity", "halves" if down else "up",
+    )  # fmt: skip
+    x, chosen = torch.randn(3, 24), torch.tensor([[1, 4], [0, 1], [4, 2]])
+    own, theirs = case._by_us(x, chosen), case._by_torch(x, chosen)
+    if not down:
+        theirs = torch.empty_like(theirs).index_copy(0, chosen.flatten().argsort(), theirs).view(3, 2, -1)
+    assert_near(own, theirs.double())
+    monkeypatch.setattr(expert_times, "kept", lambda what, key, measure, best: measure())
+    assert 0 < case.ratio() < 1e3
+
+
+@pytest.mark.parametrize("kind", [*WHOLE, SortedAndAssigned])
+@pytest.mark.parametrize("grad", [False, True])
+def test_under_autocast_a_layer_gives_what_eager_code_gives_there(kind: type[Mixture], grad: bool) -> None:
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(9, COLUMNS, requires_grad=grad)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.set_grad_enabled(grad):
+            expected = model(x)
+        regions = 2 if issubclass(kind, Sorted) else 0  # others convert their weights, as torch does
+        run = compile_and_run(model, x, grad=grad, regions=regions)
+    assert run.output.dtype == expected.dtype
+    torch.testing.assert_close(run.output, expected, rtol=3e-2, atol=3e-2)
+    if grad:
+        leaves = [x, *model.parameters()]
+        own, wanted = (torch.autograd.grad(y.float().sum(), leaves) for y in (run.output, expected))
+        for each, other in zip(own, wanted, strict=True):
+            assert each.dtype == other.dtype
+            torch.testing.assert_close(each, other, rtol=5e-2, atol=5e-2)

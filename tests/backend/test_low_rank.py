@@ -371,3 +371,22 @@ def test_the_adapters_of_peft() -> None:
     y, decisions = run(model, x)
     assert beside(decisions) == 2
     close(y, model(x).detach())
+
+
+@pytest.mark.parametrize("make", [lambda: Adapted(pruned(384, 256)), lambda: Sum(384, 256)])
+@pytest.mark.parametrize("trained", [False, True])
+def test_under_autocast_it_gives_what_eager_code_gives_there(make: Callable[[], nn.Module], trained: bool) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(64, 256)
+    compiled = torch.compile(model, backend="sparse", fullgraph=True, options=OPTIONS | {"min_gain": 0})
+    with torch.autocast("cpu", dtype=torch.bfloat16), collect() as found, torch.set_grad_enabled(trained):
+        expected, y = model(x), compiled(x)
+    assert any(each.sparse for each in found.decisions)
+    assert y.dtype == expected.dtype == torch.bfloat16
+    close(y.detach(), expected.detach(), 2e-2)
+    if trained:
+        leaves = [each for each in model.parameters() if each.requires_grad]
+        own, wanted = (torch.autograd.grad(each.float().square().sum(), leaves) for each in (y, expected))
+        for each, other in zip(own, wanted, strict=True):
+            assert each.dtype == other.dtype
+            close(each, other, 4e-2)

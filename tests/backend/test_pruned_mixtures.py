@@ -15,10 +15,11 @@ import transformers.integrations.moe
 from torch import Tensor
 
 from gossamer.backend import sparse
-from gossamer.backend.run import pruned_mixture
+from gossamer.backend.run import expert_regions, pruned_mixture
 from gossamer.backend.run.pruned_mixture import PrunedMixture
 from tests.backend.experts_in_models import Mixture, Sorted, SortedAndAdded, SortedTwice, exact, grouped
 from tests.backend.harness import Run, assert_same, compile_and_run
+from tests.sparsity.made import team_of
 
 assert transformers.integrations.moe  # has defined the product with offsets
 
@@ -217,3 +218,29 @@ print(sorted({part for part in compiler if any(name.startswith(part) for name in
     cold, warm = found
     assert cold[0] == "3 0" and "torch_mlir" in cold[1]
     assert warm[:2] == ["3 1", "[]"]
+
+
+@pytest.mark.parametrize("tokens", [3, 200])
+def test_any_team_gives_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = pruned_model(), torch.randn(tokens, 24)
+    run = compiled(model)
+    called, original = list[bool](), expert_regions.run_at_once
+    monkeypatch.setattr(expert_regions, "run_at_once", lambda *given: called.append(original(*given)) or called[-1])
+    found = []
+    for threads in (1, 2, 5):
+        with team_of(threads), torch.no_grad():
+            found.append(run.function(x))
+    assert all(torch.equal(each, found[0]) for each in found)
+    assert_same(found[0], exact(model, x))
+    assert called[0], "one thread takes all experts"
+
+
+@pytest.mark.parametrize("tokens", [3, 200])
+def test_tokens_that_all_choose_one_expert_are_shared_by_the_team(tokens: int) -> None:
+    model = pruned_model(top=1)
+    run = compiled(model)
+    with torch.no_grad():
+        model.router.weight.zero_()
+        x = torch.randn(tokens, 24)
+        with team_of(4):
+            assert_same(run.function(x), exact(model, x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from benchmarks.measure import race
 from benchmarks.models import PrunedModel
 from benchmarks.registry import Case, Contender, Problem, Settings
-from benchmarks.workloads import attention, autoencoder, einsum, ffn, startup
+from benchmarks.workloads import attention, autoencoder, einsum, ffn, lora, startup
 
 
 def test_autoencoders_are_mirrored() -> None:
@@ -20,6 +21,22 @@ def test_autoencoders_are_mirrored() -> None:
     problem = autoencoder.build("small", 0.9, 3)
     with torch.no_grad():
         assert problem.model(*problem.inputs).shape == (3, 784)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_adapters_are_in_the_type_of_their_layer(dtype: str) -> None:
+    options = argparse.ArgumentParser()
+    lora.add_arguments(options)
+    given = options.parse_args(["--shapes", "32x48", "--tokens", "5", "--dtype", dtype])
+    for case, rank in zip(lora.cases(given), (0, 16), strict=True):
+        problem = case.build()
+        assert isinstance(problem, PrunedModel)
+        assert problem.precision == dtype
+        with torch.no_grad():
+            y = problem.model(*problem.inputs)
+        assert problem.error(y, problem.reference()[0]) <= problem.tolerance[dtype]
+        names = [name for name, _ in problem.model.named_parameters()]
+        assert (names[-2:] == ["a.weight", "b.weight"]) is (rank > 0)
 
 
 def test_the_chain_is_compared_with_its_layers() -> None:

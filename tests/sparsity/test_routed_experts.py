@@ -250,3 +250,24 @@ def test_what_does_not_fit_is_refused() -> None:
         gossamer.routed_mlp(experts=experts, **{**operands, "gate_up": operands["gate_up"].to(torch.int8)})
     with pytest.raises(ArgumentError, match=r"x is \[6, 2, 24\], must be \[6, columns\] or \[6, 3, columns\]"):
         gossamer.routed_linear(torch.randn(6, 2, 24), experts, operands["gate_up"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_gives_what_it_gives_for_linear_layers(dtype: torch.dtype, compiled: bool) -> None:
+    operands, experts = in_type(layer(9), torch.float32), routing(9)
+    leaves = {name: operands[name].requires_grad_() for name in ("x", "gate_up", "down")}
+    call = torch.compile(gossamer.routed_mlp, backend="aot_eager", fullgraph=True) if compiled else gossamer.routed_mlp
+    with torch.autocast("cpu", dtype=dtype):
+        found, expected = call(experts=experts, **operands), by_tokens(experts=experts, **operands)
+        product = gossamer.routed_linear(operands["x"], experts, operands["gate_up"])
+        assert found.dtype == product.dtype == dtype
+        close(product, linear_by_tokens(operands["x"], experts, operands["gate_up"]).double(), dtype)
+    close(found, expected.double(), dtype)
+    own = torch.autograd.grad(found.float().sum(), leaves.values())
+    for each, wanted in zip(own, torch.autograd.grad(expected.sum(), leaves.values()), strict=True):
+        assert each.dtype == torch.float32
+        close(each.to(dtype), wanted.double(), dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        doubles = in_type(operands, DOUBLE)
+        assert gossamer.routed_mlp(experts=experts, **doubles).dtype == DOUBLE
