@@ -17,6 +17,7 @@ from gossamer.backend.chains.build_chain import signature_of
 from gossamer.backend.chains.chain_cost import ChainCosts
 from gossamer.backend.chains.dense_chain import attend
 from gossamer.backend.chains.find_chains import Chain
+from gossamer.backend.devices import pace
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE, believable
@@ -49,15 +50,22 @@ def measured_costs(
     key = [content_hash(signature_of(chain), json.dumps(pattern)), batch, length, threads]
 
     @cache
-    def times() -> Mapping[str, float]:
+    def times() -> tuple[Mapping[str, float], float | None]:
         operands = _operands(chain, leaves, batch, length)
         together: Any = built.region
         with torch.no_grad():
             calls: dict[str, Call] = {_CHAIN: partial(together, operands), DENSE: _densely(chain, leaves, batch, length)}
-            return fastest(calls, threads, _ROUNDS)
+            before = pace.noted()
+            return fastest(calls, threads, _ROUNDS), pace.since(before)
+
+    def time_of(name: str) -> float:
+        found, beside = times()
+        if beside is not None:
+            pace.note(beside)  # both are of one measurement, each is kept for itself
+        return found[name]
 
     with budget.spend():
-        together, dense = (kept(f"chain-{name}", key, lambda name=name: times()[name]) for name in (_CHAIN, DENSE))  # type: ignore[misc]
+        together, dense = (kept(f"chain-{name}", key, partial(time_of, name)) for name in (_CHAIN, DENSE))
     dense += predicted.between
     if predicted.known and not believable(dense / together, predicted.dense / predicted.together):
         budget.settled = False

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from gossamer.backend.devices import calibrated
+from gossamer.backend.devices import calibrated, pace
 from gossamer.backend.devices.others import Others
 from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime import cache_files
@@ -42,7 +42,7 @@ class Budget:
 
     everything  whether all that is promising is measured (mode="max-autotune")
     uncertain   whether the calibration that predictions go by is in doubt
-    seconds     of this thread's work that are left: more pass where it has to wait for others
+    seconds     of this thread's work that are left, at the machine's best: more pass where others slow it down
     settled     whether all that was close has been measured, and nobody else used the machine: then another process would
                 decide alike
     """
@@ -87,5 +87,5 @@ class Budget:
         try:
             yield
         finally:
-            self.seconds -= time.thread_time() - began
+            self.seconds -= (time.thread_time() - began) / pace.slowness(others.beside)
             self.settled &= not (decides and others.disturb)

@@ -29,6 +29,9 @@ _SLOWER = 1.35
 _WRONG = 1.5
 """The same for what was measured already: the least of the loop falls a little with every measurement."""
 
+_MOST_SLOWER = 2.5
+"""What others slow it down by at most, while this process has its core."""
+
 _NEWS = 0.97
 """How far below the record a time has to be to replace it."""
 
@@ -70,6 +73,11 @@ def is_quiet(us: float) -> bool:
 def counts(us: float) -> bool:
     """Whether what was measured beside a loop of so many microseconds counts."""
     return us <= _WRONG * _Least.of().us
+
+
+def slowness(us: float | None) -> float:
+    """How many times slower than at its best the machine is where the loop takes so many microseconds; 1 if none was timed."""
+    return 1.0 if us is None else min(max(us / _Least.of().us, 1.0), _MOST_SLOWER)
 
 
 def learn(us: float) -> None:

@@ -38,7 +38,7 @@ class Scored:
 
 def scored(weight: Any, token: fx.Node | None) -> Scored | None:
     """What a value has the scores of, [.., 1]: those of these tokens, or of all."""
-    if not isinstance(weight, fx.Node):
+    if not _is_tensor(weight):
         return None
     weight = plain(weight)
     if token is None:
@@ -64,8 +64,6 @@ def scored(weight: Any, token: fx.Node | None) -> Scored | None:
 
 def _flat(root: fx.Node, views: list[fx.Node]) -> Layout | None:
     """That of a column, if views leave one value for each token."""
-    if not isinstance(root.meta.get("val"), torch.Tensor):
-        return None
     layout = follow(Layout.contiguous(root.meta["val"].shape), views)
     if layout is None or layout.offset:
         return None
@@ -85,6 +83,8 @@ def _of_slots(inner: Any, token: fx.Node, slot: Any) -> Scored | None:
 
 def _in_shape_of(scores: Any, experts: fx.Node) -> fx.Node | None:
     """The value before views that has a score for each pair in the shape of the experts; None if they are in another order."""
+    if not _is_tensor(scores):
+        return None
     whole, shape = path(scores), experts.meta["val"].shape
     if not equal_sizes(whole[0].meta["val"].shape, shape):
         return None
@@ -173,6 +173,11 @@ def _one_hot(mask: Any, tokens: int) -> tuple[fx.Node, int] | None:
         return None
     experts: Any = same(found["column"]).args[0]
     return (experts, arguments(mask)[2]) if experts.meta["val"].dim() == 2 else None
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a factor is a tensor, and no number or size."""
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def plain(node: Any) -> Any:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from gossamer.sparsity.compiler.compile_kernel import compile_region
 log = logging.getLogger("gossamer")
 
 _ROUNDS, _SAMPLE_S, _MOST_CALLS = 9, 1e-3, 10_000
+_AT_MOST = 6  # times as many rounds, where the minima of undisturbed samples differ
 _HOPELESS = 3.0  # times the fastest, after which a contender is timed no more
 _AGREE = 1.25  # how far apart the minima of two halves of the rounds may be
 
@@ -99,9 +101,9 @@ def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel
 def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> dict[str, float]:
     """Microseconds of a call of each contender: the minimum over rounds of samples of at least a millisecond.
 
-    There are more rounds, up to three times as many, until the minima of every other round are those of the others. Samples of
-    one thread count if nobody slowed down the machine meanwhile (see `pace`). If a contender has none of these, there are a few
-    rounds more, and then all samples of all contenders count.
+    There are more rounds, up to three times as many, until the minima of every other round are those of the others. Of one
+    thread, these are minima of samples during which nobody slowed down the machine (see `pace`). As long as they differ, there
+    are some more rounds; a single sample may have been slowed down although the loops before and after it were not.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
     times = {name: _repetitions(call, clock) for name, call in calls.items()}
@@ -111,8 +113,10 @@ def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> d
     while True:
         if number >= rounds and all(found[name].agree for name in promising):
             break
-        if number >= 3 * rounds and (all(found[name].quiet() for name in promising) or not pace.waited()):
-            break
+        if number >= 3 * rounds:
+            known = all(found[name].quiet() for name in promising)
+            if (known and (before is None or number >= _AT_MOST * rounds)) or not pace.waited():
+                break
         for name in promising:
             us, after = _timed(calls[name], times[name], clock), pace.loop_us() if threads == 1 else None
             beside = math.nan if before is None or after is None else (before + after) / 2
@@ -121,12 +125,9 @@ def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> d
         number += 1
         slowest = _HOPELESS * min(each.least for each in found.values())
         promising = [name for name in calls if number < 2 or found[name].least <= slowest]
-    undisturbed = all(found[name].quiet() for name in promising)
-    best = {name: min((each.quiet() if undisturbed else None) or each.all) for name, each in found.items()}
-    loops = [best[name].beside if undisturbed else min(s.beside for s in found[name].all) for name in promising]
-    if loops and not math.isnan(loops[0]):
-        pace.note(max(loops))
-    return {name: sample.us for name, sample in best.items()}
+    if before is not None:
+        pace.note(max(found[name].beside for name in promising))
+    return {name: each.least for name, each in found.items()}
 
 
 class _Sample(NamedTuple):
@@ -155,8 +156,13 @@ class _Samples:
 
     @property
     def least(self) -> float:
-        """The least microseconds of all."""
+        """The least microseconds of all: whoever disturbs makes nothing faster."""
         return min(sample.us for sample in self.all)
+
+    @property
+    def beside(self) -> float:
+        """What the loop took beside the best sample that nobody disturbed; if these differ, beside most of all samples."""
+        return min(self.quiet()).beside if self.agree else median(sample.beside for sample in self.all)
 
     @property
     def agree(self) -> bool:

@@ -202,7 +202,7 @@ def test_what_is_measured_takes_from_the_time(monkeypatch: pytest.MonkeyPatch) -
     times = iter([1.0, 3.5])
     monkeypatch.setattr(budget.time, "thread_time", lambda: next(times))
     spent = Budget()
-    monkeypatch.setattr(budget, "Others", lambda: type("Quiet", (), {"disturb": False}))
+    monkeypatch.setattr(budget, "Others", lambda: type("Quiet", (), {"disturb": False, "beside": None}))
     with spent.spend():
         pass
     assert spent.seconds == budget._SECONDS - 2.5 and spent.settled and spent.allows()

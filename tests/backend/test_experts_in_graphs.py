@@ -246,6 +246,18 @@ def test_few_rows_of_gathered_weights_are_left_to_torch() -> None:
     assert all("so few rows leave no gain" in d.reason for d in run.decisions)
 
 
+def test_a_size_times_a_result_is_no_score() -> None:
+    layer = harness.prune_(nn.Linear(32, 32))
+
+    def scaled(x: Tensor) -> Tensor:
+        y = layer(x)
+        return y + y * x.shape[0]
+
+    x = torch.randn(7, 32)
+    run = harness.compile_and_run(scaled, x, dynamic=True)
+    harness.assert_same(run.output, scaled(x))
+
+
 def test_the_report_names_experts_and_top() -> None:
     torch.manual_seed(0)
     report = str(gossamer.explain(Sorted(), torch.randn(9, COLUMNS)))

@@ -86,11 +86,33 @@ def loops(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 def test_samples_beside_a_slow_loop_do_not_count(clock: Clock, loops: Callable[[Iterator[float]], None]) -> None:
-    """In the slow phase the first one looks 2.5 times as fast as the other."""
+    """In the slow phase both look as if they took as long."""
     learn(10.0)
-    loops(then([18.0] * 5, 10.0))
-    a, b = clock.call(then([0.01] * 4, 0.02)), clock.call(then([0.025] * 4, 0.03))
+    loops(then([18.0] * 9, 10.0))
+    a, b = clock.call(then([0.05] * 6, 0.02)), clock.call(then([0.05] * 6, 0.03))
     assert fastest({"a": a, "b": b}, 1, rounds=4) == pytest.approx({"a": 2e4, "b": 3e4})
+    assert pace.since(0) == 10.0
+
+
+def test_a_sample_that_was_slowed_down_between_loops_is_not_believed(
+    clock: Clock, loops: Callable[[Iterator[float]], None]
+) -> None:
+    """Of all rounds but the last ones a single one lies between quick loops, and others slow down the call all the same."""
+    learn(10.0)
+    loops(then([18.0] * 4 + [10.0] * 2 + [18.0] * 8, 10.0))
+    assert fastest({"a": clock.call(then([0.05] * 15, 0.02))}, 1, rounds=4) == pytest.approx({"a": 2e4})
+    assert pace.since(0) == 10.0
+
+
+def test_samples_that_never_agree_end_and_are_noted(clock: Clock, loops: Callable[[Iterator[float]], None]) -> None:
+    def alternating() -> Iterator[float]:
+        while True:
+            yield from (0.1, 0.5)
+
+    learn(10.0)
+    loops(steady(10.0))
+    assert fastest({"a": clock.call(alternating())}, 1, rounds=2) == pytest.approx({"a": 1e5})
+    assert clock.calls == 2 + 2 * measure._AT_MOST
     assert pace.since(0) == 10.0
 
 
