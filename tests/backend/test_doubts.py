@@ -405,6 +405,8 @@ def test_in_training_a_measured_convolution_packs_new_values_at_every_call(
     monkeypatch.setattr(time_convolution, "fastest", fastest)
     monkeypatch.setattr(cost, "torch_us", lambda *_, **__: 100.0)
     monkeypatch.setattr(time_convolution, "torch_us", lambda *_, **__: 100.0)
+    for place in ("filter_gradients", "planar"):
+        monkeypatch.setattr(f"gossamer.backend.convolution.{place}.filter_gradient_us", lambda *_, **__: None)
     with torch.set_grad_enabled(training):
         found = gossamer.explain(model, torch.randn(2, 32, 14, 14)).decisions
     assert [(each.sparse, each.measured) for each in found] == [(True, True)]
