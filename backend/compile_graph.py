@@ -7,20 +7,17 @@
 A pass that fails with anything but an error of ours is left out, and the graph goes on as it was before the first one: a bug
 in one pass costs what that pass would have gained. Passes, MLIR and LLVM are loaded from here, when the first graph is there
 to be compiled.
-
-Some passes only spell a graph so that others find more in it. Where nothing comes of that, the graph goes back to what torch
-traced: what stays dense is to run as Inductor alone would have it.
 """
 
 import time
 import warnings
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
 from torch import fx
 
 from gossamer.backend.checking.reproducer import write_reproducer
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import in_training, is_ours
+from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.snapshot import Snapshot
 from gossamer.backend.graph_cache import Rewritten
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
@@ -47,20 +44,11 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
             left_out.add(failure.name)
             before.restore(graph)
             _warn(failure, context)
-    changed = _gains(graph, decisions)
-    if not changed:
-        before.restore(graph)
     lasting = left_out == set(context.options.disable) and not any(FAILED in decision.reason for decision in decisions)
     regions = region_op.used_in(graph)
     kernels = [kernel.key for region in regions.values() for kernel in region.kernels]
     modules = sorted({defined_in(name) for name in _operations(graph) & KERNELS.keys()})
-    structures, training = computed.used_in(graph), in_training(graph)
-    return Rewritten(regions, structures, modules, decisions, kernels, seconds, lasting, training, changed=changed)
-
-
-def _gains(graph: fx.Graph, decisions: Iterable[Decision]) -> bool:
-    """Whether a rewritten graph has operations of ours, or products that were found to take less time another way."""
-    return any(map(is_ours, graph.nodes)) or any(decision.schedule is not None for decision in decisions)
+    return Rewritten(regions, computed.used_in(graph), modules, decisions, kernels, seconds, lasting, in_training(graph))
 
 
 def _operations(graph: fx.Graph) -> set[str]:

@@ -55,7 +55,6 @@ class Rewritten:
     lasting     whether it would come to the same in another process
     training    whether the graph has gradients
     impurity    why the graph may be computed once only (see `purity`); None if it may be computed twice
-    changed     whether the graph is another one than torch traced
     """
 
     regions: Mapping[str, Callee]
@@ -67,7 +66,6 @@ class Rewritten:
     lasting: bool
     training: bool = False
     impurity: str | None = None
-    changed: bool = False
 
 
 def version() -> str:

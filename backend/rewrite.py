@@ -53,7 +53,9 @@ class SparseRewrite(CustomGraphPass):
             raise Impure(self._impurity)
         self._seen = True
         with disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
+            traced, before = orders_of_results(graph), set(graph.nodes)
             self._rewrite(graph, self._inputs)
+            restore_results(graph, traced, before)
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
         try:
@@ -68,12 +70,7 @@ class SparseRewrite(CustomGraphPass):
             from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
 
             budget = Budget.of(self._measuring)
-            traced, before = orders_of_results(graph), set(graph.nodes)
             rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
-            if rewritten.changed:
-                restore_results(graph, traced, before)
-            else:
-                statics = inputs.match(graph)  # of nodes that are new
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         names = {node: static.name for node, static in statics.items()}
         flow = partial(flow_of, graph, names, rewritten.regions)

@@ -16,7 +16,6 @@ from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.snapshot import Snapshot
 from gossamer.backend.graph_passes import GRAPH_PASSES, graph_pass
 from gossamer.backend.report.report import Decision
-from gossamer.backend.rewrite import SparseRewrite
 from gossamer.backend.weights.sparse_weights import SparseWeights
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
@@ -84,31 +83,6 @@ def test_the_graph_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch, grad: bool
         model(x).square().sum().backward()
         assert compiled is not None and model.first.weight.grad is not None
         assert_same(compiled, model.first.weight.grad)
-
-
-@pytest.mark.parametrize("density", [0.2, 1.0])
-def test_where_nothing_gains_the_graph_stays_as_it_was_traced(monkeypatch: pytest.MonkeyPatch, density: float) -> None:
-    graphs, rewrite = list[list[object]](), SparseRewrite.__call__
-
-    def watched(self: SparseRewrite, graph: fx.Graph) -> None:
-        graphs.append(_calls(graph))
-        rewrite(self, graph)
-        graphs.append(_calls(graph))
-
-    monkeypatch.setattr(SparseRewrite, "__call__", watched)
-    model = nn.Sequential(prune_(nn.Linear(64, 96), density), nn.SiLU(), nn.Linear(96, 32))
-    x = torch.randn(8, 64, requires_grad=True)
-    run = compile_and_run(model, x, grad=True, min_gain=1e9, regions=0)
-    before, after = graphs
-    assert len(before) > 10 and after == before, "silu-gradients changes it, for regions that are not there"
-    (given,) = torch.autograd.grad(run.output.square().sum(), x)
-    assert_same(given, torch.autograd.grad(model(x).square().sum(), x)[0])
-
-
-def _calls(graph: fx.Graph) -> list[object]:
-    """What a graph calls, each with the numbers of the nodes that it reads."""
-    numbers = {node: number for number, node in enumerate(graph.nodes)}
-    return [(node.target, [numbers[each] for each in node.all_input_nodes]) for node in graph.nodes]
 
 
 def test_strict_raises_what_it_raised(monkeypatch: pytest.MonkeyPatch) -> None:
