@@ -135,7 +135,8 @@ def test_products_that_are_too_dense_by_themselves_are_tried_in_a_chain(pays: bo
     monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: pays)
     module, x = model(Ffn()), torch.randn(100, D)
     run = compile_and_run(module, x, min_gain=1.1, regions=2 if pays else 0)
-    assert [d.reason for d in run.decisions] == ["in a chain of 2" if pays else "too dense for a gain of 1.1x"] * 2
+    taken = "in a chain of 2; gain of the whole kernel, predicted"
+    assert [d.reason for d in run.decisions] == [taken if pays else "too dense for a gain of 1.1x"] * 2
     assert_same(run.output, module(x))
 
 
