@@ -84,7 +84,7 @@ class RegionKernel:
         return None if self.tiles else self._kernel
 
     def alone(self, operands: _Operands, out: torch.Tensor | Memory) -> tuple[Kernel, list[int | Given], int]:
-        """What a call on one thread is: the code, its words, and the bytes of its workspace."""
+        """A call on one thread: the code, its words, and the bytes of its workspace."""
         rows, needed = out.shape[0], self.workspace
         if self.tiles:
             tokens, shared, scratch = self.tiles

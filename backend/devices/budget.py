@@ -42,7 +42,7 @@ class Budget:
 
     everything  whether all that is promising is measured (mode="max-autotune")
     uncertain   whether the calibration that predictions go by is in doubt
-    seconds     of this thread's work that are left, at the machine's best: more pass where others slow it down
+    seconds     that are left for this thread's work, counted as if nobody slowed the machine down
     settled     whether all that was close has been measured, and nobody else used the machine: then another process would
                 decide alike
     """

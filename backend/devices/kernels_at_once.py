@@ -21,7 +21,7 @@ from gossamer.runtime.target import host
 from gossamer.runtime.watching.calls import watched
 
 _EVEN = 1.5
-"""Times the average that the longest list may take: otherwise threads share the work of each call better."""
+"""How many times the average the longest list may take. Above this, threads better share the work of each call."""
 
 _CODE = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -146,8 +146,10 @@ class Call:
 
 
 def run_at_once(calls: Sequence[Call], threads: int) -> bool:
-    """Runs calls that write to different places, on so many threads. Returns False, and runs none, if one of them is so long
-    that the others would have to wait."""
+    """Runs calls that write to different places, on so many threads.
+
+    Returns False, and runs none, if the threads would have to wait for one long call.
+    """
     lists = _shared(calls, threads)
     if max(sum(each.work for each in own) for own in lists) * threads > _EVEN * sum(each.work for each in calls):
         return False

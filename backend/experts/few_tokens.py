@@ -18,7 +18,7 @@ from gossamer.backend.measuring.expert_times import FewTokens
 from gossamer.runtime.elements import FLOATS
 
 _SLOTS = 2
-"""Of an average expert, up to which reading weights takes most of the time."""
+"""Rows of an average expert. Up to this number, reading weights takes most of the time."""
 
 
 def measured_layer(layer: Layer, statics: Mapping[fx.Node, Static], budget: Budget | None) -> float | None:

@@ -16,7 +16,7 @@ _MOST = 0.9
 
 
 _NO_PRODUCTS = {"embedding", "embedding_bag", "add", "iadd", "sub"}
-"""Functions and methods that take no time for an element that it would save if it were zero."""
+"""Functions and methods that take as long for a zero as for any other value."""
 
 _SPREADS = {"getitem", "expand", "expand_as", "view", "reshape", "unsqueeze", "squeeze", "repeat", "to", "contiguous"}
 """Functions and methods with the same values as their operand."""

@@ -20,10 +20,10 @@ from gossamer.sparsity.experts.routed_linear import routed_linear
 from gossamer.sparsity.experts.routed_mlp import routed_mlp
 
 CLEAR = 1.05
-"""How far ahead torch's own has to be; closer ones change places from one run to the next."""
+"""How many times as fast torch's way has to be. Closer ways change places from one run to the next."""
 
 _ROUNDS = 3
-_ROUTINGS = 4  # that a sample goes through: what one of them reads, the next one mostly does not
+_ROUTINGS = 4  # in a sample: the next routing reads mostly other experts
 
 _Way = Callable[[Tensor, Tensor], object]
 

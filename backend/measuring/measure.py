@@ -161,7 +161,7 @@ class _Samples:
 
     @property
     def beside(self) -> float:
-        """What the loop took beside the best sample that nobody disturbed; if these differ, beside most of all samples."""
+        """The time of the loop beside the best undisturbed sample, or its median beside all samples if undisturbed ones differ."""
         return min(self.quiet()).beside if self.agree else median(sample.beside for sample in self.all)
 
     @property

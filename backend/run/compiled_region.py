@@ -156,8 +156,10 @@ class CompiledRegion:
         return out
 
     def prepared(self, operands: Sequence[Any], out: Memory, work: int, copied: Copied | None = None) -> Call | None:
-        """The call that computes matrices into `out`, and runs with others; operands but leaves may be `Memory`. None where it
-        is dense now, or no such kernel computes it."""
+        """A call that computes matrices into `out`, to run beside other calls. Operands may be `Memory`, except leaves.
+
+        None if the region is dense now, or runs on another kind of kernel.
+        """
         plan = self._plans.get(operands[0].shape) or self._planned(operands[0].shape)
         if plan.view is not None or not isinstance(plan.kernel, RegionKernel):
             return None

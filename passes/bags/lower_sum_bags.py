@@ -13,9 +13,9 @@ after    scf.parallel (%part) = ...                       // as many bags of eve
 Nothing but the indices says which row is read next, so no prefetcher of a processor does it: with tables of 100,000 rows, rows
 that are fetched ahead make the kernel 2.5 times as fast (Zen 5). Small tables, which stay near the core, go without.
 
-Rows go to the first-level cache where a processor fetches fastest past its second level what is read once. Elsewhere, they go
-to the second level, which has more places for lines that are on their way: on Emerald Rapids, rows of 256 bytes come 1.4 times
-as fast as into the first level, and as fast as memory is read from front to back.
+Rows go to the first-level cache if the processor reads memory fastest past its second level (`streams`). Otherwise they go to
+the second level, which has more places for lines that are on their way. On Emerald Rapids, rows of 256 bytes come 1.4 times as
+fast into the second level as into the first, and as fast as memory is read from front to back.
 
 Runs on functions whose storage is exposed (expose-storage).
 """
@@ -42,8 +42,8 @@ _UNDER_WAY = 256  # lines of caches that are fetched at a time
 
 @dataclass(frozen=True)
 class LowerSumBags:
-    """`bits` is the width of the target's vectors; `streams` says that it fetches fastest past its second-level cache what is
-    read once."""
+    """`bits` is the width of the target's vectors. `streams` says whether the target reads memory fastest past its second-level
+    cache."""
 
     name: ClassVar[str] = "lower-sum-bags"
     bits: int = 512
@@ -56,7 +56,7 @@ class LowerSumBags:
 
 
 class _Sum:
-    """One op; rows are fetched into the cache of a `level`."""
+    """Lowers one op. Rows are fetched into the cache of this level."""
 
     def __init__(self, op: Any, bits: int, level: int) -> None:
         self.storage = storage_of(op.operation)

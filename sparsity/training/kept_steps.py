@@ -3,7 +3,7 @@
     loss.backward()         the gradient of a weight under a mask is 0 where the mask is
     optimizer.step()        parameter, gradient and state of the kept entries → vectors → the step of its class → back
 
-Of the optimizers that most models train with, one kernel does all of that (see one_pass.py).
+For Adam and AdamW, one kernel does all of that (see one_pass.py).
 
 What the mask hides is left as it is, in the parameter and in the state. A parameter is stepped as a whole, as torch does, where
 its gradient has anything that the mask hides, where the mask keeps much of it, and by other optimizers.
