@@ -161,7 +161,7 @@ class _Samples:
 
     @property
     def beside(self) -> float:
-        """The time of the loop beside the best undisturbed sample, or its median beside all samples if undisturbed ones differ."""
+        """The time of the loop beside the best undisturbed sample, or its median beside all if undisturbed samples differ."""
         return min(self.quiet()).beside if self.agree else median(sample.beside for sample in self.all)
 
     @property
