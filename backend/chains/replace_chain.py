@@ -44,12 +44,20 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
     for views in chain.leaving:
         node, y = views[-1], given[views[0]]
         for before, view in pairwise(views):
-            y = emit(view.target, *fx.map_arg(view.args, partial(_instead, before, y)), **view.kwargs)
+            y = _viewed(view, before, y, emit)
         for user in [user for user in node.users if user not in inside]:
             user.replace_input_with(node, y)
         replaced[node] = y
         delivered.add(y)
     _move_behind(output, delivered)
+
+
+def _viewed(view: fx.Node, before: fx.Node, y: fx.Node, emit: Emitter) -> fx.Node:
+    """The view of another value than the one before; a part of it where that was split."""
+    whole: Any = view.args[0]
+    if view.target is operator.getitem and whole is not before:
+        return emit(operator.getitem, _viewed(whole, before, y, emit), view.args[1])
+    return emit(view.target, *fx.map_arg(view.args, partial(_instead, before, y)), **view.kwargs)
 
 
 def _instead(old: fx.Node, new: fx.Node, argument: fx.Node) -> fx.Node:

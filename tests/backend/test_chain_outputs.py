@@ -1,5 +1,7 @@
 """Chains whose values are used elsewhere: what a prefill returns for its cache, residuals, hidden states of every layer."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,6 +61,59 @@ def test_keys_and_values_leave_the_chain_of_all_layers(dynamic: bool) -> None:
             assert_same(one, other)
     nothing = [torch.full_like(first[0], float("nan")), *first[1:]]
     assert all(leaf.isnan().all() for leaf in tree_leaves(run.function(*nothing)))
+
+
+class Joint(nn.Module):
+    """A layer as in GPT-2, whose keys and values, parts of one product, are returned."""
+
+    def __init__(self, cut: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.project, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.up, self.down = nn.Linear(D, 48), nn.Linear(48, D)
+        self.norm, self.cut = nn.LayerNorm(D), cut
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        b, s, _ = x.shape
+        parts = self.cut(self.project(self.norm(x)))
+        q, k, v = (t.reshape(b, s, HEADS, D // HEADS).transpose(1, 2) for t in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, D))
+        return x + self.down(F.gelu(self.up(x))), k, v
+
+
+class Layers(nn.Module):
+    """Two of them, and all that they return."""
+
+    def __init__(self, cut: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.first, self.second = Joint(cut), Joint(cut)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x, *kept = self.first(x)
+        return *self.second(x), *kept
+
+
+CUTS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
+    "split": lambda t: t.split(D, dim=-1),
+    "chunk": lambda t: t.chunk(3, -1),
+    "split_with_sizes": lambda t: t.split([D, D, D], -1),
+    "unbind": lambda t: t.unflatten(-1, (3, D)).unbind(-2),
+    "slices": lambda t: [t[..., n * D : (n + 1) * D] for n in range(3)],
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_parts_of_a_product_that_leave_a_chain_are_computed_once(cut: Callable[[Tensor], Sequence[Tensor]]) -> None:
+    """Else all that comes before them runs a second time, in torch."""
+    module, x = model(Layers(cut)), torch.randn(2, 24, D)
+    run = compile_and_run(module, x, regions=8)
+    assert {d.reason for d in run.regions} == {"in a chain of 8"}
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        found = run.function(x)
+    products = {"aten::addmm", "aten::mm", "aten::linear", "aten::scaled_dot_product_attention"}
+    assert products.isdisjoint(event.key for event in profile.key_averages())
+    for one, other in zip(found, module(x), strict=True):
+        assert_same(one, other)
 
 
 def _inputs(batch: int, length: int) -> list[Tensor]:
