@@ -112,6 +112,9 @@ PRIVATE = {
     "disable_current_modes": Private(
         "torch.utils._python_dispatch:_disable_current_modes", "real numbers while a graph is traced", REGIONS, nullcontext
     ),
+    "no_python_dispatcher": Private(
+        "torch._dispatch.python:no_python_dispatcher", "times of operations while a graph is traced", REGIONS, nullcontext
+    ),
     "LocalSource": Private("torch._dynamo.source:LocalSource", "whether an input is captured", CAPTURED, Absent),
     "GlobalSource": Private("torch._dynamo.source:GlobalSource", "whether it is a global", CAPTURED, Absent),
     "statically_known_true": Private(

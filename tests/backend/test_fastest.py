@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch._dispatch.python import enable_python_dispatcher
 
 from gossamer.backend.devices import pace
 from gossamer.backend.measuring import measure
@@ -142,3 +144,17 @@ def test_the_least_of_the_loop_is_kept(loops: Callable[[Iterator[float]], None],
     assert pace.quiet_now() is True
     loops(steady(None))  # type: ignore[arg-type]
     assert pace.quiet_now() is None
+
+
+def test_operations_are_timed_without_the_dispatcher_of_tracing() -> None:
+    """It makes each of them take 9 to 15 us more, and products of small layers take less."""
+    seen = list[bool]()
+
+    def call() -> None:
+        seen.append(torch._C._dispatch_tls_is_dispatch_key_included("PythonDispatcher"))
+
+    with enable_python_dispatcher():
+        call()
+        fastest({"a": call}, 1, rounds=1)
+        call()
+    assert seen[0] and seen[-1] and not any(seen[1:-1])
