@@ -25,6 +25,9 @@ _AT_ONCE = 64
 _ANOTHER = 1.15
 """How much faster a schedule for fewer tokens has to be to be compiled, too."""
 
+_LEAST_US = 0.1
+"""Microseconds that a product takes at least."""
+
 
 def predicted_gain(contraction: Contraction, density: float | None = None) -> float:
     """How many times faster than dense the contraction is with a weight of this density (its own by default).
@@ -33,6 +36,12 @@ def predicted_gain(contraction: Contraction, density: float | None = None) -> fl
     """
     found = predicted(contraction, contraction.tokens, density)
     return found.dense_us / (found.sparse_us + transposes_us(contraction))
+
+
+def gain_without_call(contraction: Contraction) -> float:
+    """How many times faster than dense the contraction is where it shares its call with others, as in a chain."""
+    found, call_us = predicted(contraction, contraction.tokens), device_of(contraction.weight.device).call_us
+    return found.dense_us / max(found.sparse_us - call_us + transposes_us(contraction), _LEAST_US)
 
 
 def transposes_us(contraction: Contraction) -> float:

@@ -18,6 +18,7 @@ from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.stored_matrix import StoredMatrix
 from gossamer.backend.regions.build_region import Built, build_region
 from gossamer.backend.regions.contractions import Contraction
+from gossamer.backend.regions.cost import gain_without_call
 from gossamer.backend.regions.decide import judge, stays_dense, taken
 from gossamer.backend.regions.details import details_of, end_of
 from gossamer.backend.regions.grow_region import Region, grow
@@ -84,7 +85,7 @@ class _Planner:
         self.options, self.dump, self.budget = context.options, context.dump, context.measuring
         self.sparse: dict[fx.Node, Contraction] = {}
         self.nearly: dict[fx.Node, Contraction] = {}
-        """Those that are too dense by themselves, but may gain enough in a chain."""
+        """Those that are too dense or too small by themselves, but may gain enough in a chain."""
         self.decisions: dict[fx.Node, Decision] = {}
         self.factors: dict[fx.Node, Decision] = {}
         """Those about the factors of low ranks."""
@@ -99,8 +100,7 @@ class _Planner:
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
         refusal, gain = judge(contraction, self.options, self._renewed(contraction))
-        share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY if self.budget is None else _NEARLY_MEASURED
-        nearly = gain is not None and share * self.options.min_gain <= gain < self.options.min_gain
+        nearly = gain is not None and gain < self.options.min_gain and self._may_chain(contraction, gain)
         if refusal is not None and not nearly:
             self.decisions[contraction.node] = self._dense(contraction, refusal, gain)
             return
@@ -109,6 +109,15 @@ class _Planner:
                 fix_sizes(leaf)
         self._gains[contraction.node], self._refusals[contraction.node] = gain, refusal
         (self.sparse if refusal is None else self.nearly)[contraction.node] = contraction
+
+    def _may_chain(self, contraction: Contraction, gain: float) -> bool:
+        """Whether a product that gains too little by itself may gain enough in a chain, where small ones share a call.
+
+        In training each also renews its values at every step, which a chain does not share.
+        """
+        share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY if self.budget is None else _NEARLY_MEASURED
+        reached = gain if in_training(contraction.node.graph) else gain_without_call(contraction)
+        return reached >= share * self.options.min_gain
 
     def consider(self, chain: Chain) -> None:
         """Compile a chain that pays; if that fails, its contractions are left to be taken one by one.
