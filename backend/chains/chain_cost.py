@@ -3,17 +3,24 @@
 import math
 from dataclasses import dataclass
 
-from gossamer.backend.chains.find_chains import Chain, few_tokens
-from gossamer.backend.devices.device import device_of
+from gossamer.backend.chains.find_chains import Chain, Stage, few_tokens
+from gossamer.backend.devices.device import Device, device_of
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.backend.regions.cost import lasting_tokens, matrix_of, predicted, usual_tokens
 from gossamer.passes.chains.products import gain_in_chain, runs_in_chains
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
 
-_STAGE_US = 10.0
-"""Microseconds that it takes to call attention or a sweep over rows outside of a chain; and its tensors go through memory,
-four matrices of attention and two of a sweep."""
+AROUND_US = 12.0
+"""Microseconds that a graph takes around the call of a chain: views, memory for its results, and what Inductor cannot fuse past
+it."""
+
+_ATTENTION_US, _SWEEP_US = 10.0, 2.0
+"""Microseconds that it takes to call attention, or Inductor's sweep over rows, outside of a chain; and its tensors go through
+memory, four matrices of attention and two of a sweep."""
+
+_CACHED_BYTES, _CACHED = 1 << 20, 0.4
+"""Up to how many bytes a sweep finds in the cache, and the share of the time from memory that it then takes."""
 
 _PRODUCT_US = 3.0
 """Microseconds that it takes to call a product of low rank outside of a chain; and its result goes through memory."""
@@ -80,7 +87,7 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
     """What a chain is predicted to cost."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
-    few, together, apart, dense, between = is_sequence(chain), device.call_us, 0.0, 0.0, 0.0
+    few, together, apart, dense, between = is_sequence(chain), device.call_us + AROUND_US, 0.0, 0.0, 0.0
     for stage in chain.stages:
         if stage.contraction is not None:
             found = predicted(stage.contraction, tokens)
@@ -89,8 +96,7 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
             apart += min(found.sparse_us, found.dense_us) if min_gain > 0 else found.sparse_us
             dense += found.dense_us
         else:
-            moved = (4 if stage.attention is not None else 2) * tokens * stage.columns
-            us = _STAGE_US + device.transpose_us(moved * stage.output.meta["val"].dtype.itemsize)
+            us = _stage_us(stage, tokens, device)
             apart, dense = apart + us, dense + us
             between += us if stage.attention is None else 0.0
     for inner in chain.low_rank:
@@ -102,6 +108,14 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
         apart, dense = apart + us + around, dense + us + around
         between += us + around
     return ChainCosts(together, apart, dense, between)
+
+
+def _stage_us(stage: Stage, tokens: int, device: Device) -> float:
+    """Microseconds that attention or a sweep over rows takes outside of a chain."""
+    size = tokens * stage.columns * stage.output.meta["val"].dtype.itemsize
+    if stage.attention is not None:
+        return _ATTENTION_US + device.transpose_us(4 * size)
+    return _SWEEP_US + device.transpose_us(2 * size) * (_CACHED if 2 * size <= _CACHED_BYTES else 1)
 
 
 def _chained_us(contraction: Contraction, chain: Chain) -> float:
