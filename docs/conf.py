@@ -36,6 +36,7 @@ templates_path = ["templates"]
 highlight_language = "text"  # commands and output have no colours
 
 myst_heading_anchors = 3
+smartquotes = False  # quotes in docstrings are code
 default_role = "code"  # docstrings write names in single backticks
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

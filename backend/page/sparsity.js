@@ -81,7 +81,7 @@ const Sparsity = (() => {
         title: name, onclick: () => { selected = name; draw(); }, onkeydown: key },
         el("div", { class: "frame" }, picture(pattern)),
         el("div", { class: "caption" }, el("span", { class: "path" }, el("bdi", {}, name)),
-          el("span", { class: "muted" }, `${percent(1 - pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]))} zeros, ${decision?.sparse ? "sparse" : "dense"}`)));
+          el("span", { class: "muted" }, `${zerosText(1 - pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]))} zeros, ${decision?.sparse ? "sparse" : "dense"}`)));
     }));
     const pattern = DATA.patterns[selected];
     if (!pattern) {
@@ -93,11 +93,17 @@ const Sparsity = (() => {
     put(byId("pattern"),
       el("h2", { class: "code-text" }, selected),
       el("p", { class: "muted" }, `${shape(pattern.shape)}, ${plural(pattern.nonzeros, "nonzero")}${decision?.pattern ? `, ${decision.pattern}` : ""}. ` +
-        `A cell of the picture stands for about ${Math.ceil(pattern.shape[0] / pattern.picture.height)} × ${Math.ceil(pattern.shape[1] / pattern.picture.width)} elements; cells of a stronger colour have more nonzeros.`),
+        cellText(pattern)),
       el("div", { class: "figures-grid" },
         el("figure", { class: "large" }, el("figcaption", {}, "Density"), picture(pattern)),
         el("div", { class: "stack" }, histogram("Nonzeros in a row", pattern.rows, "row"), histogram("Nonzeros in a column", pattern.columns, "column")),
         fill(pattern), groups(pattern), levels(decision), balance(pattern)));
+  }
+
+  function cellText({ shape: [rows, columns], picture: { height, width } }) {
+    const cell = [Math.ceil(rows / height), Math.ceil(columns / width)];
+    return cell.every((size) => size === 1) ? "A cell of the picture is one element; those that are not zero have a colour."
+      : `A cell of the picture stands for about ${shape(cell)} elements; cells of a stronger colour have more nonzeros.`;
   }
 
   function key(event) {
