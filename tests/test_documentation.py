@@ -1,6 +1,7 @@
 """The documents say what is so: options are those of `Options`, figures those of the recorded runs, and code runs."""
 
 import ast
+import inspect
 import re
 import runpy
 import sys
@@ -130,6 +131,19 @@ def test_the_navigation_of_the_site_has_all_pages() -> None:
     navigation = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
     pages = {str(page.relative_to(ROOT).with_suffix("")) for page in (*PAGES, ROOT / "CHANGELOG.md")}
     assert sorted(name for names in navigation.values() for name in names) == sorted(pages - {"README"})
+
+
+def test_the_site_shows_all_words_of_docstrings_and_arguments_as_lists() -> None:
+    as_rst = runpy.run_path(str(ROOT / "docs" / "docstrings.py"))["as_rst"]
+    for name in gossamer.__all__:
+        docstring = inspect.getdoc(getattr(gossamer, name)) or ""
+        lines = as_rst(docstring)
+        shown = re.sub(r"``|\\ ?|\.\. code-block:: python", "", "\n".join(lines))
+        assert re.findall(r"\w+", shown) == re.findall(r"\w+", docstring), name
+        assert not any(re.search(r"\S {3,}\S", line) for line in lines if not line.startswith("    ")), name
+    lines = as_rst(inspect.getdoc(gossamer.sparsify) or "")
+    at = lines.index("``only, skip``")
+    assert lines[at + 1].startswith("    which layers: a name") and '    ``"nm" n=2, m=4``' in lines
 
 
 def _texts(tree: ast.AST) -> list[str]:
