@@ -64,7 +64,8 @@ def _zeros(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     small = [each for each in decisions if not each["sparse"] and each["reason"].startswith(_TOO_SMALL)]
     if small:
         text = (
-            f"{_are(len(small), 'weight')} too small for {_tokens(small[0]['details'])}: the call of a kernel takes as long as the dense product. A larger batch may change that."
+            f"{_are(len(small), 'weight')} too small for {_tokens(small[0]['details'])}: the call of a kernel "
+            "takes as long as the dense product. A larger batch may change that."
         )
         yield _advice("Use larger batches", text, small)
 
