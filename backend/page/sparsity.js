@@ -5,6 +5,11 @@ const Sparsity = (() => {
   const names = Object.keys(DATA.patterns);
   let selected = names[0] || null, query = "";
 
+  // What all names begin with, up to a dot, is left out below the small pictures.
+  const steps = names.map((name) => name.split(".").slice(0, -1));
+  const same = names.length > 1 ? steps[0].findIndex((step, at) => steps.some((other) => other[at] !== step)) : 0;
+  const short = (name) => name.split(".").slice(Math.max(0, same)).join(".").replace(/\.weight$/, "");
+
   // The density of each cell as a canvas; empty cells have the colour of the ground.
   function picture(pattern, size) {
     const { height, width, levels } = pattern.picture;
@@ -33,11 +38,12 @@ const Sparsity = (() => {
   function fill(pattern) {
     if (!pattern.fill) return null;
     const density = pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]);
+    const strength = (share) => Math.max(0, (share - density) / (1 - density || 1));
     return el("figure", {}, el("figcaption", {}, "Fill of blocks: the share of nonzeros in blocks that have any"),
       el("div", { class: "scroll" }, el("table", { class: "heat" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "rows \\ columns"), DATA.blocks.map((size) => el("th", { scope: "col" }, String(size))))),
         el("tbody", {}, pattern.fill.map((row, at) => el("tr", {}, el("th", { scope: "row" }, String(DATA.blocks[at])),
-          row.map((share) => el("td", { class: share > 0.55 ? "strong" : null, style: `--share:${Math.max(0, (share - density) / (1 - density || 1)).toFixed(3)}` }, percent(share)))))))));
+          row.map((share) => el("td", { class: strength(share) > 0.65 ? "strong" : null, style: `--share:${strength(share).toFixed(3)}` }, percent(share)))))))));
   }
 
   function groups(pattern) {
@@ -80,7 +86,7 @@ const Sparsity = (() => {
       return el("div", { class: "thumbnail", role: "option", tabindex: name === selected ? 0 : -1, "aria-selected": String(name === selected), "data-name": name,
         title: name, onclick: () => { selected = name; draw(); }, onkeydown: key },
         el("div", { class: "frame" }, picture(pattern)),
-        el("div", { class: "caption" }, el("span", { class: "path" }, el("bdi", {}, name)),
+        el("div", { class: "caption" }, el("span", { class: "short" }, short(name)),
           el("span", { class: "muted" }, `${zerosText(1 - pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]))} zeros, ${decision?.sparse ? "sparse" : "dense"}`)));
     }));
     const pattern = DATA.patterns[selected];

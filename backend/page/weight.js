@@ -52,7 +52,7 @@ const Weight = (() => {
       ["Pattern", decision.pattern || (decision.sparse ? "anywhere" : null)],
       ["Stored as", decision.format], ["Schedule", decision.schedule],
       ["Bytes", decision.packed_bytes ? `${bytes(decision.packed_bytes)}, dense ${bytes(decision.dense_bytes)}` : null]];
-    return el("dl", { class: "facts" }, list.filter(([, value]) => value).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+    return el("dl", { class: "facts" }, list.filter(([, value]) => value && value !== "-").map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
   }
 
   function draw(decision) {
