@@ -3,6 +3,7 @@
 [{"title": "Prune further", "text": "42 % of classifier.weight are zeros. From 55 % on ...", "weights": [...], "gain": 1.4}]
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ def _on(kernels: int) -> str:
 
 def _breaks(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for reason in report["breaks"]:
-        yield _advice("Remove a graph break", f"{reason.removesuffix('.')}. No kernel and no chain crosses this line.")
+        text = re.sub(r"^\S+:\d+(?=: )|(?<= Write )[^`]+?(?= before you compile)", r"`\g<0>`", reason).removesuffix(".")
+        yield _advice("Remove a graph break", f"{text}. No kernel and no chain crosses this line.")
 
 
 def _gradients(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

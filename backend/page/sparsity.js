@@ -86,7 +86,7 @@ const Sparsity = (() => {
       return el("div", { class: "thumbnail", role: "option", tabindex: name === selected ? 0 : -1, "aria-selected": String(name === selected), "data-name": name,
         title: name, onclick: () => { selected = name; draw(); }, onkeydown: key },
         el("div", { class: "frame" }, picture(pattern)),
-        el("div", { class: "caption" }, el("span", { class: "short" }, short(name)),
+        el("div", { class: "caption" }, el("span", { class: "short" }, short(name).split(/(?<=\.)/).flatMap((step) => [step, el("wbr")])),
           el("span", { class: "muted" }, `${zerosText(1 - pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]))} zeros, ${decision?.sparse ? "sparse" : "dense"}`)));
     }));
     const pattern = DATA.patterns[selected];
