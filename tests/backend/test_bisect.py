@@ -132,8 +132,9 @@ def test_results_are_those_of_the_compiled_graph_and_one_warning_says_what_diffe
     model = Layers().eval()
     compiled = torch.compile(model, backend="sparse", options={**ALL, "check": True})
     with torch.no_grad():
-        with pytest.warns(UserWarning, match="differs from torch in result 0"):
+        with pytest.warns(UserWarning, match="differs from torch in result 0") as told:
             found = compiled(x)
+        assert Path(__file__).name in {Path(each.filename).name for each in told}  # which has the line of the model
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             compiled(x)
