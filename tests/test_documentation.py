@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import re
 import runpy
 import sys
@@ -35,6 +36,7 @@ RUN = [
     *(f"docs/{p.parent.name}/{p.name}" for p in PAGES if p.parent.name in ("migrate", "tutorials")),
 ]
 MESSAGES = re.sub(r"^```.*?^```", "", (ROOT / "docs" / "troubleshooting.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+_NUMBERS = itertools.count()
 ROOMS = ("gossamer", "backend", "sparsity", "passes", "runtime", "dialects")
 
 
@@ -54,9 +56,12 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def run(program: str, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a program as a module, so that Dynamo finds its globals; without g++, which takes its time."""
-    module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)
+    """Runs a program as a module, so that Dynamo finds its globals; without g++, which takes its time.
+
+    Torch 2.11 remembers modules by their names, so each program has a name of its own.
+    """
+    module = ModuleType(f"page_{next(_NUMBERS)}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("gossamer.backend.compile_module.has_cpp_compiler", lambda: False)
     torch._dynamo.reset()
     torch.manual_seed(0)
