@@ -162,6 +162,5 @@ class CheckedGraph:
             raise GossamerError(str(difference))
         else:
             at = re.match(r'File "(.+)", line (\d+)', place.line if place else "")
-            warnings.warn_explicit(
-                f"gossamer: {difference}", UserWarning, *((at[1], int(at[2])) if at else ("torch.compile", 1))
-            )
+            name, line = (at[1], int(at[2])) if at else ("torch.compile", 1)
+            warnings.warn_explicit(f"gossamer: {difference}", UserWarning, name, line)
