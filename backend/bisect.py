@@ -46,9 +46,9 @@ def bisect(
 ) -> Bisection:
     """Calls `model(*inputs, **kwargs)` compiled and as torch runs it, compares, and finds the layer and the pass at fault.
 
-    model                       a module or a function that is not compiled
-    inputs                      example inputs that show the fault
-    options, fullgraph, dynamic as for torch.compile(model, backend="sparse")
+    model                        a module or a function that is not compiled
+    inputs                       example inputs that show the fault
+    options, fullgraph, dynamic  as for torch.compile(model, backend="sparse")
 
     If gradients are enabled, gradients of random tangents are compared, too. The model, the inputs and their gradients stay as
     they are. Dense parts run op by op. For each difference there is a file with a small program that shows it alone, in the

@@ -5,10 +5,14 @@ Sphinx reads Markdown by MyST, from the root of the repository, so that links wo
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import gossamer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from docstrings import as_rst  # type: ignore[import-not-found]
 
 project, author, copyright = "Gossamer", "The Gossamer authors", "the Gossamer authors"
 version = release = gossamer.__version__
@@ -20,15 +24,19 @@ html_theme = "pydata_sphinx_theme"
 html_title = "Gossamer"
 html_show_sourcelink = False
 html_theme_options = {
-    "header_links_before_dropdown": 3,
+    "navbar_center": ["navigation.html"],
     "show_prev_next": False,
     "navigation_with_keys": True,
     "footer_end": [],
 }
 html_sidebars = {"**": []}
-html_static_path = html_css_files = ["site.css"]
+html_static_path = ["site.css", "site.js"]
+html_css_files, html_js_files = ["site.css"], ["site.js"]
+templates_path = ["templates"]
+highlight_language = "text"  # commands and output have no colours
 
 myst_heading_anchors = 3
+smartquotes = False  # quotes in docstrings are code
 default_role = "code"  # docstrings write names in single backticks
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
@@ -67,12 +75,22 @@ def _with_navigation(app: Any, page: str, source: list[str]) -> None:
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
 
 
-def _as_written(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
-    """Shows a docstring as it is written: its first paragraph as text, and what follows in its columns."""
-    first, _, rest = "\n".join(lines).strip().partition("\n\n")
-    lines[:] = first.splitlines()
-    if rest:
-        lines += ["", ".. code-block:: text", "", *(f"    {line}" for line in rest.splitlines())]
+def _for_templates(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Gives the menus of the header the title of each page, and a link to it from this page."""
+    titles = app.env.titles
+    context["menus"] = {
+        caption: [(titles[name].astext(), context["pathto"](name), name == page) for name in pages]
+        for caption, pages in NAVIGATION.items()
+    }
+
+
+def _as_rst(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = as_rst("\n".join(lines))
+
+
+def _short_defaults(app: Any, what: str, name: str, of: Any, options: Any, signature: str | None, returns: Any) -> Any:
+    """Shortens defaults that nobody would type. Properties have no signature."""
+    return signature and (re.sub(r"<factory>|<object object[^>]*>|Format\.parse\('[^']*'\)", "…", signature), returns)
 
 
 def _known_languages(app: Any, page: str, source: list[str]) -> None:
@@ -89,5 +107,7 @@ def _as_index(app: Any, error: Exception | None) -> None:
 def setup(app: Any) -> None:
     app.connect("source-read", _with_navigation)
     app.connect("source-read", _known_languages)
-    app.connect("autodoc-process-docstring", _as_written)
+    app.connect("html-page-context", _for_templates)
+    app.connect("autodoc-process-docstring", _as_rst)
+    app.connect("autodoc-process-signature", _short_defaults)
     app.connect("build-finished", _as_index)

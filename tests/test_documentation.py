@@ -1,6 +1,8 @@
 """The documents say what is so: options are those of `Options`, figures those of the recorded runs, and code runs."""
 
 import ast
+import inspect
+import itertools
 import re
 import runpy
 import sys
@@ -34,6 +36,7 @@ RUN = [
     *(f"docs/{p.parent.name}/{p.name}" for p in PAGES if p.parent.name in ("migrate", "tutorials")),
 ]
 MESSAGES = re.sub(r"^```.*?^```", "", (ROOT / "docs" / "troubleshooting.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+_NUMBERS = itertools.count()
 ROOMS = ("gossamer", "backend", "sparsity", "passes", "runtime", "dialects")
 
 
@@ -53,9 +56,12 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def run(program: str, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a program as a module, so that Dynamo finds its globals; without g++, which takes its time."""
-    module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)
+    """Runs a program as a module, so that Dynamo finds its globals; without g++, which takes its time.
+
+    Torch 2.11 remembers modules by their names, so each program has a name of its own.
+    """
+    module = ModuleType(f"page_{next(_NUMBERS)}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("gossamer.backend.compile_module.has_cpp_compiler", lambda: False)
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -130,6 +136,19 @@ def test_the_navigation_of_the_site_has_all_pages() -> None:
     navigation = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
     pages = {str(page.relative_to(ROOT).with_suffix("")) for page in (*PAGES, ROOT / "CHANGELOG.md")}
     assert sorted(name for names in navigation.values() for name in names) == sorted(pages - {"README"})
+
+
+def test_the_site_shows_all_words_of_docstrings_and_arguments_as_lists() -> None:
+    as_rst = runpy.run_path(str(ROOT / "docs" / "docstrings.py"))["as_rst"]
+    for name in gossamer.__all__:
+        docstring = inspect.getdoc(getattr(gossamer, name)) or ""
+        lines = as_rst(docstring)
+        shown = re.sub(r"``|\\ ?|\.\. code-block:: python", "", "\n".join(lines))
+        assert re.findall(r"\w+", shown) == re.findall(r"\w+", docstring), name
+        assert not any(re.search(r"\S {3,}\S", line) for line in lines if not line.startswith("    ")), name
+    lines = as_rst(inspect.getdoc(gossamer.sparsify) or "")
+    at = lines.index("``only, skip``")
+    assert lines[at + 1].startswith("    which layers: a name") and '    ``"nm" n=2, m=4``' in lines
 
 
 def _texts(tree: ast.AST) -> list[str]:

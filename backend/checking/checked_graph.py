@@ -1,5 +1,6 @@
 """What option `check` makes of a compiled graph: it runs as torch runs it, too, and both are compared."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -160,4 +161,6 @@ class CheckedGraph:
         elif self._strict:
             raise GossamerError(str(difference))
         else:
-            warnings.warn(f"gossamer: {difference}", stacklevel=2)
+            at = re.match(r'File "(.+)", line (\d+)', place.line if place else "")
+            name, line = (at[1], int(at[2])) if at else ("torch.compile", 1)
+            warnings.warn_explicit(f"gossamer: {difference}", UserWarning, name, line)

@@ -24,7 +24,7 @@ class Place:
 
     part    the smallest part found that is wrong by itself
     node    the node whose value, or whose gradient, is wrong
-    culprit the first graph pass with which the part is wrong; None if it is wrong without passes
+    culprit the first graph pass with which the part is wrong; None if it is wrong without passes, or not each time
     kernel  whether the part is right with the schedule "reference"
     """
 
@@ -70,7 +70,7 @@ def locate(module: fx.GraphModule, inputs: Sequence[Any], ways: Ways, gradients:
     if found == len(ends):
         return None
     end = ends[found]
-    start = end - bisect_left(range(end + 1), True, key=lambda length: wrong(end - length, end))
+    start = end - bisect_left(range(end), True, key=lambda length: wrong(end - length, end))
     part = Part.of(module, values, nodes[start : end + 1])
 
     def right(**changed: Any) -> bool:
@@ -80,4 +80,5 @@ def locate(module: fx.GraphModule, inputs: Sequence[Any], ways: Ways, gradients:
         return right(disable=[*ways.options.disable, *ways.steps[steps:]])
 
     steps = bisect_left(range(len(ways.steps) + 1), True, key=lambda steps: not right_with(steps))
-    return Place(part, nodes[end], ways.steps[steps - 1] if steps else None, right(schedule="reference"))
+    culprit = ways.steps[steps - 1] if 0 < steps <= len(ways.steps) else None  # beyond: the fault has not come again
+    return Place(part, nodes[end], culprit, right(schedule="reference"))

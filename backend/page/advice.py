@@ -3,6 +3,7 @@
 [{"title": "Prune further", "text": "42 % of classifier.weight are zeros. From 55 % on ...", "weights": [...], "gain": 1.4}]
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,9 +27,14 @@ def _are(count: int, what: str) -> str:
     return f"1 {what} is" if count == 1 else f"{count} {what}s are"
 
 
+def _on(kernels: int) -> str:
+    return "1 kernel" if kernels == 1 else f"{kernels} kernels"
+
+
 def _breaks(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for reason in report["breaks"]:
-        yield _advice("Remove a graph break", f"{reason} No kernel and no chain crosses this line.")
+        text = re.sub(r"^\S+:\d+(?=: )|(?<= Write )[^`]+?(?= before you compile)", r"`\g<0>`", reason).removesuffix(".")
+        yield _advice("Remove a graph break", f"{text}. No kernel and no chain crosses this line.")
 
 
 def _gradients(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -37,7 +43,7 @@ def _gradients(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield _advice(
             "Compile for inference",
             f"This report is about training. In inference, that is in eval() mode or under torch.no_grad(), {other['sparse']} "
-            f"weights are sparse on {other['kernels']} kernels. Here {report['sparse']} are sparse on {report['kernels']}.",
+            f"weights are sparse on {_on(other['kernels'])}. Here {report['sparse']} are sparse on {_on(report['kernels'])}.",
         )
 
 
@@ -60,10 +66,15 @@ def _zeros(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     small = [each for each in decisions if not each["sparse"] and each["reason"].startswith(_TOO_SMALL)]
     if small:
         text = (
-            f"{_are(len(small), 'weight')} too small for {small[0]['details']['tokens'] if small[0]['details'] else 'so few'} "
-            "tokens: the call of a kernel takes as long as the dense product. A larger batch may change that."
+            f"{_are(len(small), 'weight')} too small for {_tokens(small[0]['details'])}: the call of a kernel "
+            "takes as long as the dense product. A larger batch may change that."
         )
         yield _advice("Use larger batches", text, small)
+
+
+def _tokens(details: Mapping[str, Any] | None) -> str:
+    count = details and details["tokens"]
+    return "1 token" if count == 1 else f"{count or 'so few'} tokens"
 
 
 def _failures(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -60,7 +60,8 @@ const Code = (() => {
     byId("code-note").textContent = hint();
   }
 
-  const hint = () => (kernel?.graph ? "The graph before and after each graph pass. Kernels are in the list of kernels."
+  const hint = () => (kernel?.graph ? `The graph before and after each graph pass. ${kernels.every((each) => each.graph)
+    ? "No kernel was compiled with it: kernels of sparse tensors and of edge lists are compiled when the model is called." : "Kernels are in the list of kernels."}`
     : "Select a line to see where it comes from, and what it becomes.");
 
   const quoted = (text) => (/^[\w./=-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);

@@ -127,11 +127,15 @@ const Flow = (() => {
     const chooser = flows.length > 1 ? el("label", {}, "Graph ", el("select", { onchange: (event) => { shown = Number(event.target.value); draw(); } },
       flows.map((_, at) => el("option", { value: at, selected: at === shown }, `${at + 1} of ${flows.length}`)))) : null;
     const reset = opened[shown].size > folds.size ? el("button", { onclick: () => { opened[shown] = folds; draw(); } }, "Fold again") : null;
+    const nodes = graph.nodes().map((name) => graph.node(name)), sparse = calls(flows[shown]);
     put(byId("flow"), el("h3", {}, "How the calls lead to each other"),
-      el("p", { class: "muted" }, `${plural(calls(flows[shown]), "sparse call")}. Grey boxes are the code that Inductor compiles. A box with ▸ is a module: press it to unfold it.`,
+      el("p", { class: "muted" }, sparse ? `${plural(sparse, "sparse call")}. ` : "No call is sparse. ", "Grey boxes are the code that Inductor compiles.",
+        nodes.some((node) => node.folded) ? " A box with ▸ is a module: press it to unfold it." : "",
         flows[shown].some((part) => part.backward) ? " Results that are only kept for the backward pass are not drawn." : ""),
       chooser || reset ? el("div", { class: "bar" }, chooser, reset) : null, el("div", { class: "flow-view scroll" }, picture(graph)));
-    return graph.nodes().filter((name) => matches(graph.node(name))).length;
+    const view = byId("flow").querySelector(".flow-view"), first = nodes.find((node) => node.kind === "input") || nodes[0];
+    view.scrollLeft = first.x - view.clientWidth / 2;
+    return nodes.filter(matches).length;
   }
 
   on("weight", (decision) => { selected = decision; draw(); });

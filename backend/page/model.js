@@ -89,7 +89,7 @@ const Model = (() => {
         el("td", { role: "gridcell", class: "wide figures" }, shape(decision.shape)),
         el("td", { role: "gridcell", class: "zeros figures" }, el("span", { class: "meter", "aria-hidden": "true" },
           el("span", { style: `width:${zeros * 100}%` })), zerosText(zeros)),
-        el("td", { role: "gridcell", class: "figures" }, decision.gain === null ? "" :
+        el("td", { role: "gridcell", class: "figures" }, decision.sparse ? "" : el("b", { class: "dense narrow" }, "dense "), decision.gain === null ? "" :
           el("span", { class: `gain ${gainClass(decision.gain)}`, title: decision.measured ? "measured" : "predicted" }, gainText(decision.gain))),
         el("td", { role: "gridcell", class: "verdict" }, verdict(decision))];
     }

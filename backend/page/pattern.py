@@ -136,7 +136,7 @@ def _groups(mask: Array, density: float) -> list[dict[str, Any]]:
             held = float(counts[: n + 1].sum() / counts.sum())
             by_chance = (1 - chance) * counts.sum() < _CHANCE
             verdict = ("by chance" if by_chance else "found") if held == 1 else ""
-            if not verdict and held >= _NEARLY and held - chance > (1 - chance) / 2:
+            if not verdict and chance < _NEARLY <= held and held - chance > (1 - chance) / 2:
                 verdict = "nearly"
             found.append({"n": n, "m": size, "held": held, "chance": chance, "verdict": verdict})
     return found

@@ -28,14 +28,17 @@ const Run = (() => {
   function rows() {
     const shown = run.parts.filter((part) => part.label.toLowerCase().includes(query));
     const most = Math.max(...run.parts.map((part) => part.us));
-    const head = ["Part", "Time", "Share", "Kernel", "Call", "Packing", "Weights", "Other bytes", "Roofline"];
+    const columns = [["Time", (part) => micros(part.us)], ["Share", (part) => percent(part.us / total())],
+      ["Kernel", (part) => micros(part.kernel_us)], ["Call", (part) => micros(part.call_us)],
+      ["Packing", (part) => (part.packing_us ? micros(part.packing_us) : "")],
+      ["Weights", (part) => (part.weights ? bytes(part.weights) : "")], ["Other bytes", (part) => bytes(part.activations)],
+      ["Roofline", (part) => (part.roofline === null ? "" : percent(part.roofline))]].filter(([, text]) => run.parts.some(text));
     return [shown, el("div", { class: "scroll" }, el("table", { class: "grid compact", "aria-label": "Sparse operations in the order in which they run" },
-      el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col", class: at ? "figures" : null }, name)))),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part"), columns.map(([name]) => el("th", { scope: "col", class: "figures" }, name)))),
       el("tbody", {}, shown.map((part, at) => el("tr", { tabindex: at === focused ? 0 : -1, "data-at": at },
         el("td", {}, el("div", { class: "code-text" }, part.label), el("span", { class: "run-bar", style: `width:${(100 * part.us) / most}%`, "aria-hidden": "true" }),
           part.dense ? el("div", { class: "muted" }, "torch computes it: its weight has lost its zeros, or changes at every call") : null),
-        [micros(part.us), percent(part.us / total()), micros(part.kernel_us), micros(part.call_us), part.packing_us ? micros(part.packing_us) : "",
-          bytes(part.weights), bytes(part.activations), part.roofline === null ? "" : percent(part.roofline)].map((figure) => el("td", { class: "figures" }, figure))))))) ];
+        columns.map(([, text]) => el("td", { class: "figures" }, text(part)))))))) ];
   }
 
   function draw() {
@@ -61,7 +64,7 @@ const Run = (() => {
 
   function start() {
     put(byId("run"), el("div", { id: "run-summary" }), strip(), el("section", {}, el("h3", {}, "Sparse operations, in the order in which they run"),
-      el("p", { class: "muted" }, "Roofline: the time that this machine needs at best for the nonzeros and the bytes, as a share of the kernel's."), el("div", { id: "run-parts" })));
+      !run.parts.some((part) => part.roofline !== null) ? null : el("p", { class: "muted" }, "Roofline: the time that this machine needs at best for the nonzeros and the bytes, as a share of the kernel's."), el("div", { id: "run-parts" })));
     byId("run-parts").addEventListener("keydown", key);
     draw();
   }

@@ -5,6 +5,11 @@ const Sparsity = (() => {
   const names = Object.keys(DATA.patterns);
   let selected = names[0] || null, query = "";
 
+  // What all names begin with, up to a dot, is left out below the small pictures.
+  const steps = names.map((name) => name.split(".").slice(0, -1));
+  const same = names.length > 1 ? steps[0].findIndex((step, at) => steps.some((other) => other[at] !== step)) : 0;
+  const short = (name) => name.split(".").slice(Math.max(0, same)).join(".").replace(/\.weight$/, "");
+
   // The density of each cell as a canvas; empty cells have the colour of the ground.
   function picture(pattern, size) {
     const { height, width, levels } = pattern.picture;
@@ -33,11 +38,12 @@ const Sparsity = (() => {
   function fill(pattern) {
     if (!pattern.fill) return null;
     const density = pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]);
+    const strength = (share) => Math.max(0, (share - density) / (1 - density || 1));
     return el("figure", {}, el("figcaption", {}, "Fill of blocks: the share of nonzeros in blocks that have any"),
       el("div", { class: "scroll" }, el("table", { class: "heat" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "rows \\ columns"), DATA.blocks.map((size) => el("th", { scope: "col" }, String(size))))),
         el("tbody", {}, pattern.fill.map((row, at) => el("tr", {}, el("th", { scope: "row" }, String(DATA.blocks[at])),
-          row.map((share) => el("td", { class: share > 0.55 ? "strong" : null, style: `--share:${Math.max(0, (share - density) / (1 - density || 1)).toFixed(3)}` }, percent(share)))))))));
+          row.map((share) => el("td", { class: strength(share) > 0.65 ? "strong" : null, style: `--share:${strength(share).toFixed(3)}` }, percent(share)))))))));
   }
 
   function groups(pattern) {
@@ -80,8 +86,8 @@ const Sparsity = (() => {
       return el("div", { class: "thumbnail", role: "option", tabindex: name === selected ? 0 : -1, "aria-selected": String(name === selected), "data-name": name,
         title: name, onclick: () => { selected = name; draw(); }, onkeydown: key },
         el("div", { class: "frame" }, picture(pattern)),
-        el("div", { class: "caption" }, el("span", { class: "path" }, el("bdi", {}, name)),
-          el("span", { class: "muted" }, `${percent(1 - pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]))} zeros, ${decision?.sparse ? "sparse" : "dense"}`)));
+        el("div", { class: "caption" }, el("span", { class: "short" }, short(name).split(/(?<=\.)/).flatMap((step) => [step, el("wbr")])),
+          el("span", { class: "muted" }, `${zerosText(1 - pattern.nonzeros / (pattern.shape[0] * pattern.shape[1]))} zeros, ${decision?.sparse ? "sparse" : "dense"}`)));
     }));
     const pattern = DATA.patterns[selected];
     if (!pattern) {
@@ -93,11 +99,17 @@ const Sparsity = (() => {
     put(byId("pattern"),
       el("h2", { class: "code-text" }, selected),
       el("p", { class: "muted" }, `${shape(pattern.shape)}, ${plural(pattern.nonzeros, "nonzero")}${decision?.pattern ? `, ${decision.pattern}` : ""}. ` +
-        `A cell of the picture stands for about ${Math.ceil(pattern.shape[0] / pattern.picture.height)} × ${Math.ceil(pattern.shape[1] / pattern.picture.width)} elements; cells of a stronger colour have more nonzeros.`),
+        cellText(pattern)),
       el("div", { class: "figures-grid" },
         el("figure", { class: "large" }, el("figcaption", {}, "Density"), picture(pattern)),
         el("div", { class: "stack" }, histogram("Nonzeros in a row", pattern.rows, "row"), histogram("Nonzeros in a column", pattern.columns, "column")),
         fill(pattern), groups(pattern), levels(decision), balance(pattern)));
+  }
+
+  function cellText({ shape: [rows, columns], picture: { height, width } }) {
+    const cell = [Math.ceil(rows / height), Math.ceil(columns / width)];
+    return cell.every((size) => size === 1) ? "A cell of the picture is one element; those that are not zero have a colour."
+      : `A cell of the picture stands for about ${shape(cell)} elements; cells of a stronger colour have more nonzeros.`;
   }
 
   function key(event) {

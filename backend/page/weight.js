@@ -7,10 +7,10 @@ const Weight = (() => {
     if (!known.length) return null;
     known.sort(([, a], [, b]) => a - b);
     const dense = known.find(([each]) => each.name === "dense");
-    const limit = Math.max(dense ? dense[1] : 0, known[0][1]) * 1.25;
     const chosen = new Set((decision.schedule || "").split(", "));
     const shown = known.slice(0, 8);
     if (dense && !shown.includes(dense)) shown.push(dense);
+    const limit = Math.min(shown.at(-1)[1], 5 * (dense || known[0])[1]); // far slower ones would hide the differences
     const rows = shown.map(([each, us]) => bar(each.name, us / limit,
       [micros(us), el("span", { class: "muted" }, each.measured_us !== null ? " measured" : " predicted"),
         chosen.has(each.name) || (each.name === "dense" && !decision.sparse) ? el("span", { class: "chosen" }, "taken") : null],
@@ -52,7 +52,7 @@ const Weight = (() => {
       ["Pattern", decision.pattern || (decision.sparse ? "anywhere" : null)],
       ["Stored as", decision.format], ["Schedule", decision.schedule],
       ["Bytes", decision.packed_bytes ? `${bytes(decision.packed_bytes)}, dense ${bytes(decision.dense_bytes)}` : null]];
-    return el("dl", { class: "facts" }, list.filter(([, value]) => value).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+    return el("dl", { class: "facts" }, list.filter(([, value]) => value && value !== "-").map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
   }
 
   function draw(decision) {

@@ -74,19 +74,21 @@ def _pays_from(question: Question) -> float | None:
 
 def end_of(output: fx.Node) -> str:
     """Why a kernel that computes `output` ends there: who takes its result."""
-    takers, waiting, seen = list[str](), [output], {output}
+    returned, takers, waiting, seen = False, list[str](), [output], {output}
     while waiting:
         for user in waiting.pop().users:
             if user in seen:
                 continue
             seen.add(user)
             if user.op == "output":
-                takers.append("the graph returns its result")
+                returned = True
             elif is_view(user) or user.target is operator.getitem:
                 waiting.append(user)
             else:
-                takers.append(f"its result goes to `{getattr(user.target, '__name__', user.target)}`")
-    text = ", ".join(dict.fromkeys(takers)) or "nobody reads its result"
+                takers.append(f"`{getattr(user.target, '__name__', user.target)}`")
+    goes = " and ".join(dict.fromkeys(takers))
+    said = ["the graph returns its result"] * returned + [f"its result goes to {goes}"] * bool(goes)
+    text = " and ".join(said) or "nobody reads its result"
     if in_training(output.graph):
         return f"{text}; with gradients, a kernel ends at each value that the backward pass reads"
     return text

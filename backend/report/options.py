@@ -35,7 +35,7 @@ class Options:
     schedule  the schedule of the sparse kernels. "auto" takes the one that is predicted to be fastest; "reference" is MLIR's
               own sparsifier, slow and simple, for comparisons; docs/guide.md lists the others. A layer stays dense if its
               device has no such schedule
-    min_gain  predicted speed-up that a layer needs to become sparse; 0 replaces every layer with a static weight
+    min_gain  predicted speed-up that a layer needs to become sparse; with 0 every layer becomes sparse, even if that is slower
     max_autotune  measure the schedules of every sparse layer, and the dense product, instead of predicting. The same as
               mode="max-autotune", which torch.compile does not accept together with options
     dump_ir   folder for the text of every compilation stage; default: the environment variable GOSSAMER_DUMP_IR

@@ -3,6 +3,7 @@
 encoder.layer.0.attention.self.query to output.dense + softmax, gelu, layer_norm, chain of 6
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,8 +53,8 @@ def modules_of(region: object, operands: Sequence[Tensor]) -> list[str]:
 
 
 def module_of(name: str) -> str:
-    """The module of a parameter; the parameter itself if it has another name than most weights."""
-    return name.removesuffix(".weight")
+    """The module of a parameter, or of its mask; the parameter itself if it has another name than most weights."""
+    return re.sub(r"\.(parametrizations\.weight\..*|weight(_orig|_mask)?)$", "", name)
 
 
 def label(region: object, operands: Sequence[Tensor]) -> str:

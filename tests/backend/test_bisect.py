@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.backend.checking.differences import difference
+from gossamer.backend.checking.part import Part
 from gossamer.backend.graph_passes import GRAPH_PASSES
 from gossamer.backend.run.compiled_region import CompiledRegion
 from tests.backend.harness import compile_and_run, prune_
@@ -92,6 +93,16 @@ def test_the_program_shows_the_difference_alone(
     assert "differs from torch in result 0" in capsys.readouterr().out
 
 
+def test_a_fault_that_does_not_come_again_is_told(x: Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A layer may be sparse in one compilation and dense in the next, if its gain is close."""
+    faulty(monkeypatch, has_head)
+    answers = iter([False])
+    monkeypatch.setattr(Part, "is_right", lambda *_: next(answers, True))
+    with torch.no_grad():
+        (only,) = gossamer.bisect(Layers().eval(), x, options={**ALL, "dump_ir": str(tmp_path)}).differences
+    assert only.values[0][0] == "result 0" and only.place is not None and only.place.culprit is None
+
+
 def test_a_model_that_is_one_graph_under_fullgraph_alone_is_compared(x: Tensor) -> None:
     layers = Layers().eval()
 
@@ -121,8 +132,9 @@ def test_results_are_those_of_the_compiled_graph_and_one_warning_says_what_diffe
     model = Layers().eval()
     compiled = torch.compile(model, backend="sparse", options={**ALL, "check": True})
     with torch.no_grad():
-        with pytest.warns(UserWarning, match="differs from torch in result 0"):
+        with pytest.warns(UserWarning, match="differs from torch in result 0") as told:
             found = compiled(x)
+        assert Path(__file__).name in {Path(each.filename).name for each in told}  # which has the line of the model
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             compiled(x)

@@ -1,16 +1,22 @@
 """Message passing over an edge list becomes products with a sparse matrix: what was recognised, and eager torch's numbers."""
 
 import gc
+import json
+import re
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+import gossamer
 from gossamer.backend.run import message_ops
 from gossamer.dialects.errors import FormatError
 from gossamer.runtime.remembered import Remembered
@@ -318,3 +324,25 @@ def test_training_with_degrees_that_a_graph_writes_to() -> None:
     assert_same(run.output, expected)
     assert_same(leaves[0].grad, leaves[1].grad)
     assert_same(scales[0], scales[1])
+
+
+def test_one_layer_is_one_kernel_and_its_page_says_so(tmp_path: Path) -> None:
+    """The numbers are those of the layer's paper (Kipf and Welling, 2017), by SciPy in float64."""
+    layer = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed").GCNConv(12, 8).eval()
+    x, index = torch.randn(NODES, 12), edges()
+    options: dict[str, Any] = {"disable": ["sparse-weights"]}  # which would decide on the weight, too
+    run = compile_and_run(layer, x, index, regions=1, **options)
+    assert operations(run) == ["aggregation"] and not counters["graph_break"]
+    from_node, to = index[:, index[0] != index[1]].numpy()
+    adjacency = scipy.sparse.coo_matrix((np.ones(len(to)), (to, from_node)), (NODES, NODES)) + scipy.sparse.identity(NODES)
+    scale = scipy.sparse.diags_array(np.asarray(adjacency.sum(1)).ravel() ** -0.5)
+    weight, bias = layer.lin.weight.detach().double().numpy(), layer.bias.detach().double().numpy()
+    expected = scale @ adjacency @ scale @ x.double().numpy() @ weight.T + bias
+    np.testing.assert_allclose(run.output.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+    with torch.no_grad():
+        report = gossamer.explain(layer, x, index, fullgraph=True, options={"dense": "eager", "min_gain": 0, **options})
+    assert [(each.name, each.op) for each in report.sparse] == [("edge_index", "aggregation")]
+    report.save(tmp_path / "report.html")
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', (tmp_path / "report.html").read_text(), re.DOTALL)[0])
+    assert (data["sparse"], data["dense"], data["kernels"], data["breaks"]) == (1, 0, 1, [])

@@ -133,9 +133,12 @@ def test_advice_names_graph_breaks_gradients_and_ends_of_chains() -> None:
         )
         for name in "ab"
     ]
-    report = Report(ends, ["model.py:3: print"], 2, training=True, other=Report(ends, kernels=1))
+    report = Report(
+        ends, ["model.py:3: print. Write x = True before you compile."], 2, training=True, other=Report(ends, kernels=1)
+    )
     found = texts(report)
-    assert "model.py:3: print" in found and "In inference" in found and "One kernel ends here: it goes to a." in found
+    assert "`model.py:3`: print. Write `x = True` before you compile." in found and "on 1 kernel." in found
+    assert "In inference" in found and "One kernel ends here: it goes to a." in found
 
 
 def test_an_unpruned_model_is_told_to_prune() -> None:
