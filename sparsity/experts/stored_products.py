@@ -22,7 +22,7 @@ from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Bound, dense
 from gossamer.sparsity.operations.batches import batched_one_by_one
-from gossamer.sparsity.operations.dense_results import einsum, sample, total
+from gossamer.sparsity.operations.dense_results import densified, einsum, sample, total
 from gossamer.sparsity.operations.derivatives import Derivative
 
 _FORMATS = {(a, b): Format.CSR.with_widths(8 * a, 8 * b) for a in (4, 8) for b in (4, 8)}
@@ -186,3 +186,48 @@ stored_sample = Operation(
     Derivative("left right ends positions coordinates", _sample_gradients, _sample_tangent),
     batched_one_by_one,
 ).register()
+
+
+# What graphs have of them before they become regions
+
+
+def _expert(
+    positions: Tensor, coordinates: Tensor, values: Tensor, expert: int, experts: int, columns: int, turned: bool
+) -> Tensor:
+    weight = densified(_Pattern.of(positions, experts).matrix(expert, coordinates, values, columns)).values
+    return weight.t() if turned else weight
+
+
+def _fake_expert(
+    positions: Tensor, coordinates: Tensor, values: Tensor, expert: int, experts: int, columns: int, turned: bool
+) -> Tensor:
+    weight = values.new_empty((positions.shape[0] - 1) // experts, columns)
+    return weight.t() if turned else weight
+
+
+def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    out = x.new_zeros(x.shape[0], weight.shape[2])
+    for expert, begin, end in _hit(ends, x.shape[0]):
+        out[begin:end] = x[begin:end] @ weight[expert]
+    return out
+
+
+def _fake_grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2])
+
+
+stored_expert = Operation(
+    "stored_expert(Tensor positions: i[lines+1], Tensor coordinates: i[entries], Tensor values: f[entries], int expert,"
+    " int experts, int columns, bool turned) -> Tensor",
+    _expert,
+    _expert,
+    _fake_expert,
+).register()
+"""All elements of the weight of one expert, [rows, columns], or its transpose."""
+grouped_rows = Operation(
+    "grouped_rows(Tensor x: F[slots columns], Tensor weight: F[experts columns rows], Tensor ends: i[experts]) -> Tensor",
+    _grouped,
+    _grouped,
+    _fake_grouped,
+).register()
+"""The product of sorted rows with dense weights: graphs have it while passes look for experts."""

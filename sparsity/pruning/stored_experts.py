@@ -78,7 +78,7 @@ class StoredExperts(nn.Module):
         each = each * scores.unsqueeze(-1)
         back = torch.empty_like(order)
         back[order] = torch.arange(order.shape[0], device=order.device)
-        return each[back].view(tokens, top, -1).sum(1).to(hidden_states.dtype)
+        return each[back].view(tokens, top, each.shape[1]).sum(1).to(hidden_states.dtype)
 
     def _product(self, name: str, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         """Rows that are sorted by expert times the weight of this name, with its bias."""
