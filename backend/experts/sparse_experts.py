@@ -109,8 +109,8 @@ class Judged:
     @property
     def weights(self) -> fx.Node:
         """Those of all experts, [experts, columns, rows]."""
-        found: Any = self.node.args[1]
-        return found  # type: ignore[no-any-return]
+        found: fx.Node = arguments(self.node)[1]
+        return found
 
     def dense(self, reason: str) -> Decision:
         """The decision where it stays as it is."""

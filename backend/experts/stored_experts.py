@@ -37,8 +37,9 @@ class StoredProducts:
         found = [] if in_training(graph) else graph.find_nodes(op="call_function", target=ours.stored_product.default)
         self._was: dict[fx.Node, fx.Node] = {}
         for node in found:
-            x, columns = node.args[0], node.args[6]
-            arrays = [same(each) for each in node.args[2:5]]
+            given = arguments(node)
+            x, columns = given[0], given[6]
+            arrays = [same(each) for each in given[2:5]]
             if x.meta["val"].is_cpu and isinstance(columns, int) and all(each in statics for each in arrays):
                 self._was[_as_grouped(node, arrays)] = node
 
@@ -53,7 +54,8 @@ class StoredProducts:
 
 
 def _as_grouped(node: fx.Node, arrays: list[fx.Node]) -> fx.Node:
-    x, ends, rows, columns, turned = (node.args[place] for place in (0, 1, 5, 6, 7))
+    given = arguments(node)
+    x, ends, rows, columns, turned = (given[place] for place in (0, 1, 5, 6, 7))
     emit = Emitter(node)
     count = ends.meta["val"].shape[0]
     spec = Spec((Operand("emk", _format(arrays)),), Operand("emk"))
