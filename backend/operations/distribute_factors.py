@@ -178,8 +178,9 @@ def _terms(value: fx.Node, scale: float = 1.0) -> list[tuple[fx.Node, float]]:
     if value.target in (aten.add.Tensor, aten.sub.Tensor):
         alike = all(isinstance(each, fx.Node) and same_shape(each, value) and same_dtype(each, value) for each in given)
         if alike:
-            sign = -1.0 if value.target is aten.sub.Tensor else 1.0
-            return [*_terms(given[0], scale), *_terms(given[1], scale * sign * float(value.kwargs.get("alpha", 1)))]
+            factor: Any = value.kwargs.get("alpha", 1)
+            sign = -factor if value.target is aten.sub.Tensor else factor
+            return [*_terms(given[0], scale), *_terms(given[1], scale * sign)]
     if value.target is aten.mul.Tensor and isinstance(given[1], int | float) and same_dtype(given[0], value):
         return _terms(given[0], scale * given[1])
     return [(value, scale)]
