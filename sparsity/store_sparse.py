@@ -2,6 +2,7 @@
 
 layer.parametrizations.weight = [Mask(mask)], original    →    layer.weight = Parameter(SparseTensor, CSR)
 layer.weight, dense, with zeros                           →    layer.weight = Parameter(SparseTensor, CSR)
+experts.gate_up_proj, dense, with zeros                   →    experts.gate_up_proj = Parameter(SparseTensor, CSR each)
 """
 
 import warnings
@@ -15,9 +16,10 @@ from torch import nn
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.modules.when_held import say_held
 from gossamer.runtime.packers.nonzeros import count_nonzeros
-from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, weight_names
+from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of, parametrize_pruned
 from gossamer.sparsity.pruning.parametrizations import remove_parametrizations
+from gossamer.sparsity.pruning.stored_experts import StoredExperts
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.quantization.stored_tables import NONZEROS, TABLES, Shared, become_stored, why_no_table
 from gossamer.sparsity.tensor.sparse_tensor import from_entries
@@ -31,7 +33,9 @@ _NAMED = 4  # in a message
 
 
 def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None = None, skip: Layers = ()) -> Model:
-    """Replaces the pruned weights of a model's linear layers by SparseTensor parameters, in place, and returns the model.
+    """Replaces the pruned weights of a model's linear layers and experts by SparseTensor parameters, in place.
+
+    It returns the model.
 
     Call it before you create the optimizer, because the parameters are new objects. Gradients, momentum and weight decay exist
     only for stored elements. So a training step costs what the nonzeros cost, and pruned weights stay zero with any optimizer.
@@ -40,7 +44,9 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     - A weight with a mask stores what the mask keeps, also zeros, which train on. Other weights store their nonzeros.
     - The format is CSR with 32-bit integers: 8 bytes for each stored element, instead of 4 for each element of a dense weight.
     - Linear layers that share a weight still share it. A weight that another kind of module uses, such as an embedding, stays.
-    - Convolutions, and experts of transformers, keep plain weights. A warning names those that are pruned.
+    - Experts of transformers store the weights of all experts, such as `gate_up_proj`, in one SparseTensor of the same shape.
+      They are experts of another class then; `gossamer.finalize` makes them what they were.
+    - Convolutions keep plain weights. A warning names those that are pruned.
     - Tables of nn.Embedding and nn.EmbeddingBag that `only` names, in float32 or less, become buffers: their nonzeros in
       float32, and a bit for each element. They have no gradient any more. See `StoredEmbeddingBag`.
 
@@ -52,7 +58,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     parametrize_pruned(model)
     stored = 0
     layers = chosen_layers(model, only, skip, _CONVOLUTIONS, tied=True, experts=True)
-    stored += _store_tables(layers, densest)
+    stored += _store_tables(layers, densest) + _store_experts(model, layers, densest)
     chosen = [layer for layer in layers if isinstance(layer, nn.Linear)]
     plain = _left_plain(model, layers, densest)
     uses, among_chosen = _uses(model.modules()), _uses(chosen)
@@ -82,7 +88,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
             shared[id(own)] = made
         stored += 1
     if not stored:
-        of_others = f"; convolutions and experts cannot be stored, and keep plain weights ({plain})" if plain else ""
+        of_others = f"; convolutions cannot be stored, and keep plain weights ({plain})" if plain else ""
         asked = " or table that was asked for" if any(isinstance(layer, TABLES) for layer in layers) else ""
         raise OptionError(
             f"no linear layer{asked} has {1 - densest:.0%} of zeros or more, so nothing is stored sparse: prune the model "
@@ -90,7 +96,7 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
         )
     if plain:
         warnings.warn(
-            f"gossamer.store_sparse stores only linear layers. Pruned convolutions and experts keep plain weights: {plain}. "
+            f"gossamer.store_sparse stores only linear layers and experts. Pruned convolutions keep plain weights: {plain}. "
             "Masks hold their zeros in training (gossamer.sparsify or torch.nn.utils.prune).",
             stacklevel=2,
         )
@@ -113,16 +119,37 @@ def _store_tables(layers: Iterable[nn.Module], densest: float) -> int:
     return stored
 
 
+def _store_experts(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> int:
+    """Stores the weights of experts among the layers that have few nonzeros. Returns how many layers are stored."""
+    experts = [layer for layer in layers if expert_weights(layer)]
+    uses, among, made = _uses(model.modules()), _uses(experts), dict[int, nn.Parameter]()
+    found = [each for each in experts if not is_stored(each)]
+    stored = len(experts) - len(found)
+    for each in found:
+        masked = {name: is_masked(each, name) for name in expert_weights(each)}
+        own = [each._parameters.get(name) for name, under_masks in masked.items() if not under_masks]
+        if any(type(weight) is not nn.Parameter or uses[id(weight)] > among[id(weight)] for weight in own):
+            continue
+        kept = {
+            name: kept_by_masks(each, name) if under_masks else getattr(each, name).detach() != 0
+            for name, under_masks in masked.items()
+        }
+        if sum(map(count_nonzeros, kept.values())) > densest * sum(where.numel() for where in kept.values()):
+            continue
+        for name in (name for name, under_masks in masked.items() if under_masks):
+            remove_parametrizations(each, name)
+        StoredExperts.become(each, kept, made)
+        stored += 1
+    return stored
+
+
 def _left_plain(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> str:
-    """The names of those of the layers that are convolutions, or experts, with as many zeros as a linear layer would be stored
-    with."""
+    """The names of those of the layers that are convolutions with as many zeros as a linear layer would be stored with."""
     names = {module: name for name, module in model.named_modules()}
-    kept = [layer for layer in layers if isinstance(layer, _CONVOLUTIONS) or expert_weights(layer)]
-    weights = [(layer, [getattr(layer, name).detach() for name in weight_names(layer)]) for layer in kept]
     found = [
         names.get(layer, type(layer).__name__)
-        for layer, own in weights
-        if sum(map(count_nonzeros, own)) <= densest * sum(each.numel() for each in own)
+        for layer in layers
+        if isinstance(layer, _CONVOLUTIONS) and count_nonzeros(layer.weight.detach()) <= densest * layer.weight.numel()
     ]
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 

@@ -19,7 +19,7 @@ from gossamer.backend.graph.nodes import equal, equal_sizes
 
 aten = torch.ops.aten
 
-GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default", "gossamer.grouped_rows.default")
 
 
 @dataclass(frozen=True, eq=False)

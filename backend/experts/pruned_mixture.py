@@ -21,6 +21,7 @@ from gossamer.backend.experts.gates import Gate
 from gossamer.backend.experts.layers import Layer
 from gossamer.backend.experts.replace_experts import put_region
 from gossamer.backend.experts.sparse_experts import Judged, expert_at, regions_of
+from gossamer.backend.experts.stored_experts import expert_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Static
@@ -97,7 +98,7 @@ def _chain(
         made.append(emit(target, *args, **options))
         return made[-1]
 
-    first, second = (add(aten.select.int, each.node.args[1], 0, number) for each in products)
+    first, second = (add(*expert_of(each.weights, number)) for each in products)
     pieces = [add(aten.slice.Tensor, first, 1, *part) for part in _parts(layer.gate.layout, layer.up.outputs)]
     begin = len(made)
     sums = [add(aten.mm.default, products[0].node.args[0], piece) for piece in pieces]

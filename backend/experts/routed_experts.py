@@ -20,9 +20,10 @@ from gossamer.backend.experts.products import GROUPED, Product
 from gossamer.backend.experts.pruned_mixture import is_taken, put_pruned
 from gossamer.backend.experts.replace_experts import check, layer_backward, listed, product_backward, put_layer, put_product
 from gossamer.backend.experts.sparse_experts import Judged, judged, main_weight
+from gossamer.backend.experts.stored_experts import StoredProducts
 from gossamer.backend.graph.backward_part import JointGraph
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import density, zero_heavy
+from gossamer.backend.graph.inputs import Static, density, zero_heavy
 from gossamer.backend.graph.nodes import hint, in_training
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
@@ -38,14 +39,17 @@ class RoutedExperts:
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """A decision for each weight of experts."""
+        statics = context.inputs.match(graph)
+        stored = StoredProducts(graph, {} if context.exported else statics)
         mixtures = Mixtures(graph)
-        taking = _Taking(graph, context)
+        taking = _Taking(graph, context, statics, stored)
         unrolled = loops(graph)
         for layer in (*mixtures.layers, *unrolled):
             taking.take_layer(layer)
         for product in mixtures.products:
             taking.take_product(product)
         taking.leave_others()
+        stored.put_back()
         if taking.decisions or unrolled:
             graph.eliminate_dead_code()
         if unrolled:
@@ -56,9 +60,9 @@ class RoutedExperts:
 class _Taking:
     """The replacements in one graph."""
 
-    def __init__(self, graph: fx.Graph, context: GraphContext) -> None:
+    def __init__(self, graph: fx.Graph, context: GraphContext, statics: dict[fx.Node, Static], stored: StoredProducts) -> None:
         self.decisions: list[Decision] = []
-        self._context, self._statics = context, context.inputs.match(graph)
+        self._context, self._statics, self._stored = context, statics, stored
         self._joint = JointGraph(graph) if in_training(graph) else None
         self._measuring = context.measuring if self._joint is None and not context.exported else None
         grouped = [node for node in graph.nodes if str(node.target) in GROUPED]
@@ -76,6 +80,8 @@ class _Taking:
             return
         if any(self._is_sparse(product) or self._is_loop_of_sparse(product) for product in products):
             return
+        if any(product.bare in self._stored for product in products):
+            return  # whose operation is faster than one on all elements
         try:
             for product in products:
                 check(product)
@@ -109,6 +115,8 @@ class _Taking:
             return
         if self._is_sparse(product):
             self.decisions.append(self._pruned.pop(product.bare).put(self._statics, self._context))
+            return
+        if product.bare in self._stored:
             return
         try:
             check(product)

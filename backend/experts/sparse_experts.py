@@ -10,11 +10,13 @@ has one; there are kernels for few and for many tokens, because how many an expe
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from gossamer.backend.experts.stored_experts import expert_of, stored_density, stored_sizes
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -65,13 +67,33 @@ def judged(node: fx.Node, statics: Mapping[fx.Node, Static], context: GraphConte
     weight: Any = node.args[1]
     static = main_weight(weight, statics) if weight.meta["val"].dim() == 3 else None
     values = {node: static.tensor for node, static in statics.items()}
-    if static is None or not (zero_heavy(static.tensor) or (context.options.min_gain == 0 and density(static.tensor) <= 0.9)):
+    if static is None:
+        return None
+    stored = stored_density(weight)
+    seen = Seen.of(static) if stored is None else Seen(static.name, stored_sizes(weight) or (), stored, static.tensor.itemsize)
+    all_are_asked_for = context.options.min_gain == 0 and seen.density <= 0.9
+    if stored is None and not (zero_heavy(static.tensor) or all_are_asked_for):
         return None
     reason, gain = _refused(node), None
     experts = _experts(node, values) if reason is None else []
     if reason is None:
         reason, gain = _judged(experts, context)
-    return Judged(node, static, experts, reason, gain)
+    return Judged(node, seen, experts, reason, gain)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a report says of the weights of experts; `itemsize` is the bytes of an element."""
+
+    name: str
+    shape: tuple[int, ...]
+    density: float
+    itemsize: int
+
+    @classmethod
+    def of(cls, static: Static) -> "Seen":
+        """Those that are a tensor."""
+        return cls(static.name, tuple(static.tensor.shape), density(static.tensor), static.tensor.itemsize)
 
 
 @dataclass(frozen=True)
@@ -79,14 +101,20 @@ class Judged:
     """A grouped product with pruned weights: why it stays dense, or None, and the gain that is predicted."""
 
     node: fx.Node
-    static: Static
+    seen: Seen
     experts: list[Expert]
     reason: str | None
     gain: float | None
 
+    @property
+    def weights(self) -> fx.Node:
+        """Those of all experts, [experts, columns, rows]."""
+        found: fx.Node = arguments(self.node)[1]
+        return found
+
     def dense(self, reason: str) -> Decision:
         """The decision where it stays as it is."""
-        return _decision(self.static, reason, self.gain, [])
+        return _decision(self.seen, reason, self.gain, [])
 
     def put(self, statics: Mapping[fx.Node, Static], context: GraphContext) -> Decision:
         """Replaces it by a region for each expert, or says that one of them failed to compile."""
@@ -97,7 +125,7 @@ class Judged:
             if context.options.strict:
                 raise
             warnings.warn(f"{error}\nThese experts stay dense.", stacklevel=3)
-            return _decision(self.static, FAILED, self.gain, [])
+            return _decision(self.seen, FAILED, self.gain, [])
         finally:
             self.forget()
         _replace(self.node, leaves, built)
@@ -115,7 +143,7 @@ class Judged:
 
     def sparse(self, built: list[Built], how: str = "") -> Decision:
         """The decision where it is regions, and how they are put together."""
-        return _decision(self.static, None, self.gain, built, how)
+        return _decision(self.seen, None, self.gain, built, how)
 
     def forget(self) -> None:
         """Takes the nodes of `_experts` out of the graph."""
@@ -137,8 +165,9 @@ def main_weight(weight: fx.Node, statics: Mapping[fx.Node, Static]) -> Static | 
             behind.append(each)
         else:
             pending += each.all_input_nodes
-    order = lambda node: (statics[node].tensor.numel(), isinstance(statics[node].tensor, torch.nn.Parameter))  # before masks
-    largest = max(behind, key=order, default=None)
+    # A parameter before its mask, and values before their coordinates.
+    order = lambda each: (each.numel(), isinstance(each, torch.nn.Parameter), each.is_floating_point())
+    largest = max(behind, key=lambda node: order(statics[node].tensor), default=None)
     return None if largest is None else statics[largest]
 
 
@@ -160,7 +189,7 @@ def _experts(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> list[Expert]
     """The product of each expert with all tokens, as nodes that are to go again."""
     x, weights = arguments(node)[:2]
     emit, count = Emitter(node), weights.meta["val"].shape[0]
-    products = [emit(aten.mm.default, x, emit(aten.select.int, weights, 0, number)) for number in range(count)]
+    products = [emit(aten.mm.default, x, emit(*expert_of(weights, number))) for number in range(count)]
     return [expert_at(product, values, count) for product in products]
 
 
@@ -200,13 +229,12 @@ def regions_of(built: Sequence[Built]) -> tuple[CompiledRegion, ...]:
     return regions
 
 
-def _decision(static: Static, reason: str | None, gain: float | None, built: list[Built], how: str = "") -> Decision:
-    shape, share = tuple(static.tensor.shape), density(static.tensor)
+def _decision(seen: Seen, reason: str | None, gain: float | None, built: list[Built], how: str = "") -> Decision:
     if reason is not None:
-        return Decision.dense(static.name, "experts", shape, share, reason, gain)
+        return Decision.dense(seen.name, "experts", seen.shape, seen.density, reason, gain)
     kernels = dict.fromkeys((each.format, each.schedule) for each in built)
     formats, schedules = (", ".join(dict.fromkeys(names)) for names in zip(*kernels, strict=True))
     return Decision(
-        static.name, "experts", shape, share, formats, schedules, True, f"a region for each of {len(built)}{how}", gain, False,
-        static.tensor.nbytes, sum(sum(each.packed_bytes) for each in built),
+        seen.name, "experts", seen.shape, seen.density, formats, schedules, True, f"a region for each of {len(built)}{how}",
+        gain, False, prod(seen.shape) * seen.itemsize, sum(sum(each.packed_bytes) for each in built),
     )  # fmt: skip

@@ -4,7 +4,8 @@
     %y = mm(%x, %w)                        →    %q = mm(mm(%x, %u), %v)            rank x (rows + columns) multiply-adds a token
                                                 %y = add(%p, %q)
 
-The sum has no zeros, and was dense. Its parts are what `sparse-weights` computes in one kernel.
+The sum has no zeros, and was dense. Its parts are what `sparse-weights` computes in one kernel. A sum may have several sparse
+terms and several low ranks, with signs and factors: those of merged adapters.
 """
 
 from dataclasses import dataclass, field
@@ -51,29 +52,52 @@ class DistributeFactors:
             pays = gain >= context.options.min_gain
             (split.finish if pays else split.undo)()
             reason = f"x (S + U V) as x S + (x U) V, rank {split.rank}" if pays else _AS_WRITTEN
-            shape = tuple(int(size) for size in split.sparse.meta["val"].shape)
-            decisions.append(Decision(name, "low rank", shape, 1.0, None, None, False, reason, gain))
+            decisions.append(Decision(name, "low rank", split.shape, 1.0, None, None, False, reason, gain))
         graph.eliminate_dead_code()
         return decisions
+
+
+@dataclass(frozen=True)
+class _LowRank:
+    """A term of a sum: two factors, and the scale of their product."""
+
+    first: fx.Node
+    second: fx.Node
+    scale: float
+
+    @classmethod
+    def at(cls, term: fx.Node, scale: float) -> "_LowRank | None":
+        """That of a term; None for others."""
+        if term.target is not aten.mm.default:
+            return None
+        first, second = arguments(term)
+        sizes = first.meta["val"].shape[1], *term.meta["val"].shape
+        narrow = all(isinstance(size, int) and size > 0 for size in sizes) and sizes[0] <= WIDEST
+        return cls(first, second, scale) if narrow and 2 * sizes[0] < min(sizes[1:]) else None
+
+    @property
+    def rank(self) -> int:
+        """Columns of the first factor."""
+        return int(self.first.meta["val"].shape[1])
 
 
 @dataclass
 class _Split:
     """A product with a sum.
 
-    node           the product, of `x`
-    sparse         the matrix that may be sparse; `transposed`: x is multiplied with the transpose of the sum
-    first, second  the factors of the low rank, and the `scale` of their product
-    made           what `distribute` has added
+    node        the product, of `x`
+    shape       of the sum; `transposed`: x is multiplied with its transpose
+    others      the terms that may be sparse, and their factors
+    low         the other terms
+    made        what `distribute` has added
     """
 
     node: fx.Node
     x: fx.Node
-    sparse: fx.Node
+    shape: tuple[int, ...]
     transposed: bool
-    first: fx.Node
-    second: fx.Node
-    scale: float
+    others: list[tuple[fx.Node, float]]
+    low: list[_LowRank]
     made: list[fx.Node] = field(default_factory=list)
 
     @classmethod
@@ -83,39 +107,35 @@ class _Split:
         turned = False
         while w.target in (aten.permute.default, aten.t.default):
             w, turned = w.all_input_nodes[0], not turned
-        if w.target is not aten.add.Tensor or not all(isinstance(each, fx.Node) for each in w.args):
+        terms = _terms(w)
+        found = [_LowRank.at(*each) for each in terms]
+        low = [each for each in found if each is not None]
+        others = [each for each, narrow in zip(terms, found, strict=True) if narrow is None]
+        shape = w.meta["val"].shape
+        if not (low and others) or 2 * sum(each.rank for each in low) >= min(shape):
             return None
-        left, right = arguments(w)
-        for sparse, low, scale in ((left, right, float(w.kwargs.get("alpha", 1))), (right, left, 1.0)):
-            if low.target is aten.mul.Tensor and not isinstance(low.args[1], fx.Node):
-                low, scale = low.args[0], scale * low.args[1]
-            if low.target is not aten.mm.default or (sparse is right and w.kwargs):
-                continue
-            if not all(same_shape(each, w) and same_dtype(each, w) for each in (sparse, low)):
-                continue
-            first, second = arguments(low)
-            sizes = first.meta["val"].shape[1], *sparse.meta["val"].shape
-            whole = all(isinstance(size, int) and size > 0 for size in sizes) and len(sizes) == 3
-            if whole and sizes[0] <= WIDEST and 2 * sizes[0] < min(sizes[1:]):
-                return cls(node, x, sparse, turned, first, second, scale)
-        return None
+        return cls(node, x, tuple(map(int, shape)), turned, others, low)
 
     @property
     def rank(self) -> int:
-        """Columns of the first factor."""
-        return int(self.first.meta["val"].shape[1])
+        """That of all low ranks together."""
+        return sum(each.rank for each in self.low)
 
     def distribute(self, values: dict[fx.Node, torch.Tensor], names: dict[fx.Node, str]) -> tuple[str, float | None]:
         """Adds the parts to the graph, without a use; the name of the sparse one, and the gain, None if there is no kernel."""
         emit = self._emit(Emitter(self.node))
-        first, second = (self.second, self.first) if self.transposed else (self.first, self.second)
-        product = emit(aten.mm.default, self.x, self._turned(emit, self.sparse))
-        narrow = emit(aten.mm.default, self.x, self._turned(emit, first))
-        low = emit(aten.mm.default, narrow, self._turned(emit, second))
-        if self.scale != 1:
-            low = emit(aten.mul.Tensor, low, self.scale)
-        bias = [emit(aten.add.Tensor, product, arguments(self.node)[0])] if self.node.target is aten.addmm.default else []
-        self.sum = emit(aten.add.Tensor, (bias or [product])[0], low)
+        scaled = lambda value, scale: value if scale == 1 else emit(aten.mul.Tensor, value, scale)
+        (sparse, *more) = [scaled(*each) for each in self.others]
+        for each in more:
+            sparse = emit(aten.add.Tensor, sparse, each)
+        product = self.sum = emit(aten.mm.default, self.x, self._turned(emit, sparse))
+        if self.node.target is aten.addmm.default:
+            self.sum = emit(aten.add.Tensor, product, arguments(self.node)[0])
+        for each in self.low:
+            first, second = (each.second, each.first) if self.transposed else (each.first, each.second)
+            narrow = emit(aten.mm.default, self.x, self._turned(emit, first))
+            wide = emit(aten.mm.default, narrow, self._turned(emit, second))
+            self.sum = emit(aten.add.Tensor, self.sum, scaled(wide, each.scale))
         contraction = contraction_at(product, values)
         if contraction is None or refusal(contraction) is not None:
             self.undo()
@@ -150,3 +170,17 @@ class _Split:
         for node in reversed(self.made):
             self.node.graph.erase_node(node)
         self.made = []
+
+
+def _terms(value: fx.Node, scale: float = 1.0) -> list[tuple[fx.Node, float]]:
+    """The terms of a sum of matrices of one type, and their factors; a value that is no sum is its only term."""
+    given = arguments(value)
+    if value.target in (aten.add.Tensor, aten.sub.Tensor):
+        alike = all(isinstance(each, fx.Node) and same_shape(each, value) and same_dtype(each, value) for each in given)
+        if alike:
+            factor: Any = value.kwargs.get("alpha", 1)
+            sign = -factor if value.target is aten.sub.Tensor else factor
+            return [*_terms(given[0], scale), *_terms(given[1], scale * sign)]
+    if value.target is aten.mul.Tensor and isinstance(given[1], int | float) and same_dtype(given[0], value):
+        return _terms(given[0], scale * given[1])
+    return [(value, scale)]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
-from gossamer.sparsity.pruning.stored_layers import is_stored
+from gossamer.sparsity.pruning.stored_experts import StoredExperts
+from gossamer.sparsity.pruning.stored_layers import stored_parameters
 from gossamer.sparsity.tensor.layouts import in_layout_of, is_torch_sparse
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -25,9 +26,13 @@ ARRAY = "sparse_"
 
 
 def stored_weights(model: nn.Module) -> set[str]:
-    """The names of weights of linear layers that store their nonzeros alone, which a file has as those of dense layers."""
+    """The names of weights of linear layers and experts that store their nonzeros alone, which a file has as those of dense
+    layers."""
     layers = model.named_modules(remove_duplicate=False)
-    return {f"{name}.weight".lstrip(".") for name, layer in layers if isinstance(layer, nn.Linear) and is_stored(layer)}
+    kinds = nn.Linear, StoredExperts
+    return {
+        f"{name}.{part}".lstrip(".") for name, layer in layers if isinstance(layer, kinds) for part in stored_parameters(layer)
+    }
 
 
 def arrays_of(tensor: Tensor) -> dict[str, Tensor]:

@@ -92,6 +92,8 @@ def cheaper_order(operands: Sequence[Sketch], result: str, *, sparse: bool, kept
     sparse  whether the result is
     kept    the operand that gives a sparse result its pattern, which therefore is in no pair
     """
+    if not all(size for each in operands for size in each.sizes.values()):
+        return None  # no elements, no order
     at_once = cost_at_once(operands, result, sparse)
     plan = _Plan(result, sparse, kept is not None)
     listed = [*operands]
@@ -196,7 +198,7 @@ def _pairs(operands: Sequence[Sketch]) -> float:
         if own is not None and theirs is not None:
             total *= float(own @ theirs) / max(1.0, float(theirs.sum()))
         else:
-            total *= each.entries / prod(each.sizes[letter] for letter in shared)
+            total *= each.entries / prod(max(1, each.sizes[letter]) for letter in shared)  # of no elements: 0
         holders |= dict.fromkeys(each.sizes, each)
     return total
 

@@ -1,8 +1,9 @@
-"""Linear layers whose weight is a SparseTensor parameter (see store_sparse.py): which they are, and the way back."""
+"""Layers whose weights are SparseTensor parameters (see store_sparse.py): which they are, and the way back."""
 
 from torch import nn
 
 from gossamer.dialects.format import Format
+from gossamer.sparsity.pruning.stored_experts import StoredExperts, stored_names
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 FORMAT = Format.CSR.with_widths(32, 32)
@@ -13,16 +14,28 @@ DENSEST = 0.5
 
 
 def is_stored(layer: nn.Module) -> bool:
-    """Whether a layer's weight stores its nonzeros alone."""
-    return isinstance(layer._parameters.get("weight"), SparseTensor)
+    """Whether a layer's weights store their nonzeros alone."""
+    return bool(stored_parameters(layer))
+
+
+def stored_parameters(layer: nn.Module) -> list[str]:
+    """The names of those weights: of a linear layer, or of experts."""
+    return ["weight"] if isinstance(layer._parameters.get("weight"), SparseTensor) else stored_names(layer)
 
 
 def make_dense(model: nn.Module) -> None:
-    """Makes the stored weights of linear layers dense parameters with zeros, in place; shared ones go on being shared."""
-    dense: dict[int, nn.Parameter] = {}
+    """Makes the stored weights of linear layers and experts dense parameters with zeros, in place; shared ones go on being
+    shared."""
+    made: dict[int, nn.Parameter] = {}
+
+    def dense(weight: nn.Parameter) -> nn.Parameter:
+        if id(weight) not in made:
+            made[id(weight)] = nn.Parameter(weight.detach().to_dense(), weight.requires_grad)
+        return made[id(weight)]
+
     for layer in model.modules():
         weight = layer._parameters.get("weight")
-        if isinstance(layer, nn.Linear) and isinstance(weight, SparseTensor):
-            if id(weight) not in dense:
-                dense[id(weight)] = nn.Parameter(weight.detach().to_dense(), weight.requires_grad)
-            layer._parameters["weight"] = dense[id(weight)]
+        if isinstance(layer, StoredExperts):
+            layer.become_plain(dense)
+        elif isinstance(layer, nn.Linear) and isinstance(weight, SparseTensor):
+            layer._parameters["weight"] = dense(weight)

@@ -208,8 +208,10 @@ def _kept_groups(layer: nn.Module) -> float:
 
 def _is_pruned(module: nn.Module) -> bool:
     """Whether a module has weights with enough zeros to be quantized without having been asked for."""
+    if is_stored(module):
+        return True
     if has_weight(module):
-        return is_stored(module) or is_sparse(module.weight.detach())  # type: ignore[operator]
+        return is_sparse(module.weight.detach())  # type: ignore[operator]
     return any(p is not None and p.dim() >= 2 and is_sparse(p) for p in module._parameters.values())
 
 

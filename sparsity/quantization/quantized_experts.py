@@ -31,7 +31,7 @@ def why_no_experts(module: nn.Module, bits: int, grouped: bool) -> str:
         return "no experts of transformers"
     weights = [module._parameters.get(name) for name in names]
     if not all(type(weight) is nn.Parameter and weight.is_cpu for weight in weights):
-        return "the weights of its experts are masked, sharded or not on a CPU"
+        return "the weights of its experts are masked, stored as nonzeros, sharded or not on a CPU"
     if _activation_of(module) is None:
         return "its activation is none that experts have"
     columns = [weight.shape[1 if module.is_transposed else 2] for weight in weights if weight is not None]

@@ -57,6 +57,8 @@ class Cuttlefish:
         chosen = [layer for layer in chosen_layers(model, only, skip) if type(layer) is nn.Linear and layer.weight.numel()]
         if not chosen:
             raise OptionError(f"there is no layer to watch: {none_chosen(model, only, skip)}")
+        if self.model in chosen:
+            raise OptionError("the model is a linear layer itself, so nothing has a place for two: give nn.Sequential(layer)")
         names = {module: name for name, module in self.model.named_modules()}
         self._watched = [_Watched(names[layer], layer, stable_rank(layer.weight.detach())) for layer in chosen]
 
@@ -83,9 +85,10 @@ class Cuttlefish:
         return switched
 
     def _switch(self, watched: _Watched, rank: int) -> None:
-        layer, (parent, _, own) = watched.layer, watched.name.rpartition(".")
-        factors = factored(layer, rank)
-        setattr(self.model.get_submodule(parent), own, factors)
+        layer, factors = watched.layer, factored(watched.layer, rank)
+        for parent in self.model.modules():
+            for own in [own for own, module in parent._modules.items() if module is layer]:
+                setattr(parent, own, factors)
         for group in self.optimizer.param_groups if self.optimizer is not None else []:
             places = [n for n, parameter in enumerate(group["params"]) if parameter is layer.weight]
             for place in places:
@@ -100,7 +103,29 @@ def stable_rank(weight: Tensor) -> float:
     return float(values.square().sum()) / largest**2 if largest else 0.0
 
 
-def factored(layer: nn.Linear, rank: int) -> nn.Sequential:
+class FactoredLinear(nn.Sequential):
+    """Two linear layers in the place of one. Code that reads the attributes of that one finds them."""
+
+    @property
+    def in_features(self) -> int:
+        return self[0].in_features  # type: ignore[return-value]
+
+    @property
+    def out_features(self) -> int:
+        return self[1].out_features  # type: ignore[return-value]
+
+    @property
+    def weight(self) -> Tensor:
+        """The product of both, computed when it is asked for; torch's encoder layers in inference and T5 read it."""
+        product: Tensor = self[1].weight @ self[0].weight  # type: ignore[operator]
+        return product
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self[1].bias  # type: ignore[return-value]
+
+
+def factored(layer: nn.Linear, rank: int) -> FactoredLinear:
     """Two linear layers for one, of the nearest weight of this rank; the second has its bias, the same object."""
     u, s, vh = torch.linalg.svd(layer.weight.detach().float(), full_matrices=False)
     roots = s[:rank].sqrt()
@@ -114,4 +139,4 @@ def factored(layer: nn.Linear, rank: int) -> nn.Sequential:
     for part in (first, second):
         part.weight.requires_grad_(layer.weight.requires_grad)
         part.train(layer.training)
-    return nn.Sequential(first, second)
+    return FactoredLinear(first, second)

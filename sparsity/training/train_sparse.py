@@ -22,6 +22,7 @@ from gossamer.runtime.modules.when_held import say_held
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.pruning.layers import Layer, layers_of
 from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain, original_of
+from gossamer.sparsity.pruning.stored_experts import StoredExperts
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
 from gossamer.sparsity.training.masked import Masked
@@ -339,6 +340,11 @@ def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight 
     """The layer as one whose weight stores its nonzeros alone, if it is one. OptionError for a recipe that needs the others."""
     if not is_stored(layer.module):
         return None
+    if isinstance(layer.module, StoredExperts):
+        raise OptionError(
+            f"'{layer.name}' stores only its nonzeros, which train without a recipe: `skip` it, or call "
+            "gossamer.finalize(model) first, which makes weights plain"
+        )
     if not _lives_on_nonzeros(recipe):
         raise OptionError(
             f'\'{layer.name}\' stores only its nonzeros, and this recipe also needs the zeros: take "fixed", "one-shot", '

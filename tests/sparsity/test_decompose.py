@@ -3,10 +3,12 @@
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import T5Config, T5EncoderModel
 
 import gossamer
 from gossamer.backend.report.report import collect
@@ -176,6 +178,43 @@ def test_factors_of_full_rank_compute_the_same() -> None:
     torch.testing.assert_close(made(x), expected, atol=1e-5, rtol=1e-5)
 
 
+def switch(made: nn.Module, **options: Any) -> None:
+    """Replaces linear layers whose weights are of rank 1."""
+    factors = gossamer.Cuttlefish(made, patience=1, change=1.0, **options)
+    with torch.no_grad():
+        for layer in [module for module in made.modules() if type(module) is nn.Linear]:
+            layer.weight.copy_(torch.outer(torch.randn(layer.out_features), torch.randn(layer.in_features)) / 8)
+    factors.epoch()
+    assert factors.epoch()
+
+
+def test_a_layer_in_two_places_has_its_factors_in_both() -> None:
+    shared = nn.Linear(64, 64)
+    made = nn.Sequential(shared, nn.ReLU(), shared)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    switch(made, optimizer=optimizer)
+    assert made[0] is made[2] and made[0] is not shared
+    assert {*map(id, optimizer.param_groups[0]["params"])} == {*map(id, made.parameters())}
+
+
+def test_modules_that_read_a_weight_find_that_of_the_factors() -> None:
+    """torch's encoder layers read weights in inference, T5 their types."""
+    made, x = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval(), torch.randn(3, 9, 64)
+    switch(made)
+    with torch.no_grad():
+        expected = made.double()(x.double())
+        torch.testing.assert_close(made.float()(x), expected.float(), atol=1e-5, rtol=1e-4)
+    layer: Any = made.linear1
+    assert (layer.in_features, layer.out_features, layer.weight.shape) == (64, 128, (128, 64))
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias), atol=1e-5, rtol=1e-4)
+    config = T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    text = T5EncoderModel(config).eval()
+    switch(text, only="*DenseReluDense.*")
+    assert text(torch.arange(9)[None]).last_hidden_state.isfinite().all()
+
+
 def test_cuttlefish_says_what_it_cannot_watch() -> None:
+    with pytest.raises(gossamer.OptionError, match="the model is a linear layer itself"):
+        gossamer.Cuttlefish(nn.Linear(8, 8))
     with pytest.raises(gossamer.OptionError, match="no layer to watch"):
         gossamer.Cuttlefish(nn.Sequential(nn.ReLU()))

@@ -195,3 +195,11 @@ def test_entries_of_an_operand_are_counted_once(monkeypatch: pytest.MonkeyPatch)
         y = gossamer.einsum("ij,jk,kl->il", left, right, c)
         torch.testing.assert_close(y, left.to_dense() @ right.to_dense() @ c)
     assert counted == [(60, 50), (50, 40), (50, 40)]
+
+
+def test_products_without_elements() -> None:
+    a, b, c = sparse(60, 50), sparse(50, 40), torch.randn(40, 7)
+    for first, rows in ((a.to_dense()[:0], 0), (a.to_dense()[:, :0], 60)):
+        second = b.to_dense()[: first.shape[1]]
+        given = SparseTensor.from_dense(first), SparseTensor.from_dense(second), c
+        assert torch.equal(gossamer.einsum("ij,jk,kl->il", *given), torch.zeros(rows, 7))

@@ -207,16 +207,3 @@ def test_experts_that_integers_cannot_hold_stay_floats() -> None:
         experts_of(model).down_proj[2, 0, 0] = torch.nan
     with pytest.raises(gossamer.GossamerError, match=r"'model\.layers\.0\.mlp\.experts\.down_proj' of shape"):
         gossamer.quantize(model, only="*.experts")
-
-
-def test_stored_models_keep_plain_experts_and_name_them() -> None:
-    model, batch = model_of("mixtral"), batches(1)[0]
-    gossamer.prune(model, batches(), sparsity=0.8)
-    with torch.no_grad():
-        before = model(**batch).logits
-        with pytest.warns(UserWarning, match=r"and experts keep plain weights: model\.layers\.0\.mlp\.experts"):
-            gossamer.store_sparse(model)
-        assert type(experts_of(model).gate_up_proj) is nn.Parameter
-        torch.testing.assert_close(model(**batch).logits, before, rtol=1e-4, atol=1e-5)
-    with pytest.raises(gossamer.GossamerError, match="experts cannot be stored, and keep plain weights"):
-        gossamer.store_sparse(model, only="*.experts")

@@ -127,13 +127,13 @@ class Mixed(nn.Module):
 
 def test_convolutions_are_said_to_stay_plain() -> None:
     model = Mixed()
-    with pytest.warns(UserWarning, match="Pruned convolutions and experts keep plain weights: conv\\."):
+    with pytest.warns(UserWarning, match="Pruned convolutions keep plain weights: conv\\."):
         gossamer.store_sparse(model)
     assert isinstance(model.head.weight, gossamer.SparseTensor) and type(model.conv.weight) is nn.Parameter
 
 
 def test_a_network_of_convolutions_alone_is_told_why_nothing_is_stored() -> None:
-    with pytest.raises(gossamer.GossamerError, match="and experts cannot be stored, and keep plain weights \\(0\\)"):
+    with pytest.raises(gossamer.GossamerError, match="convolutions cannot be stored, and keep plain weights \\(0\\)"):
         gossamer.store_sparse(nn.Sequential(Mixed().conv))
 
 
