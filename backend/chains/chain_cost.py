@@ -11,9 +11,9 @@ from gossamer.passes.chains.products import gain_in_chain, runs_in_chains
 from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
 
-AROUND_US = 12.0
-"""Microseconds that a graph takes around the call of a chain: views, memory for its results, and what Inductor cannot fuse past
-it."""
+_AROUND_US, _RESULT_US = 6.0, 6.0
+"""Microseconds that a graph takes around the call of a chain, and for each of its results: views, memory, and what Inductor
+cannot fuse past it."""
 
 _ATTENTION_US, _SWEEP_US = 10.0, 2.0
 """Microseconds that it takes to call attention, or Inductor's sweep over rows, outside of a chain; and its tensors go through
@@ -87,7 +87,7 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
     """What a chain is predicted to cost."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
-    few, together, apart, dense, between = is_sequence(chain), device.call_us + AROUND_US, 0.0, 0.0, 0.0
+    few, together, apart, dense, between = is_sequence(chain), device.call_us + around_us(chain), 0.0, 0.0, 0.0
     for stage in chain.stages:
         if stage.contraction is not None:
             found = predicted(stage.contraction, tokens)
@@ -108,6 +108,11 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
         apart, dense = apart + us + around, dense + us + around
         between += us + around
     return ChainCosts(together, apart, dense, between)
+
+
+def around_us(chain: Chain) -> float:
+    """Microseconds that a graph takes around the call of a chain."""
+    return _AROUND_US + _RESULT_US * len(chain.results)
 
 
 def _stage_us(stage: Stage, tokens: int, device: Device) -> float:

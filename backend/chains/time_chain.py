@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.chains.build_chain import signature_of
-from gossamer.backend.chains.chain_cost import AROUND_US, ChainCosts
+from gossamer.backend.chains.chain_cost import ChainCosts, around_us
 from gossamer.backend.chains.dense_chain import attend
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.devices import pace
@@ -66,7 +66,7 @@ def measured_costs(
 
     with budget.spend():
         together, dense = (kept(f"chain-{name}", key, partial(time_of, name)) for name in (_CHAIN, DENSE))
-    together, dense = together + AROUND_US, dense + predicted.between
+    together, dense = together + around_us(chain), dense + predicted.between
     if predicted.known and not believable(dense / together, predicted.dense / predicted.together):
         budget.settled = False
         return predicted
