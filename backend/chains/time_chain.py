@@ -92,14 +92,15 @@ def _operands(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int
 
 
 def _input(operand: Extra, chain: Chain, batch: int, length: int) -> torch.Tensor:
-    """A value for an input: random numbers, or a mask that hides nothing."""
+    """A value for an input, or what a stage gives to the next: random numbers, or a mask that hides nothing."""
     value, tokens = operand.node.meta["val"], batch * length
     if operand.kind == "mask":
         rows = batch if chain.attention is not None and chain.attention.key_mask else batch * length
         return torch.full((rows, length), value.dtype is torch.bool, dtype=value.dtype)
     if operand.kind == "factor":
         return random(*value.shape, dtype=value.dtype)
-    width = hint(value.shape[-1]) or 1 if value.dim() else 1
+    given = next((stage for stage in chain.stages if stage.output is operand.node), None)
+    width = given.columns if given is not None else hint(value.shape[-1]) or 1 if value.dim() else 1
     shapes = {"scalar": (), "vector": (width,), "column": (tokens, 1), "matrix": (tokens, width), "position": (tokens, width)}
     return random(*shapes[operand.kind], dtype=value.dtype)
 

@@ -19,12 +19,17 @@ from gossamer.passes.schedules.machine_speed import Machine
 from gossamer.runtime import records
 from gossamer.runtime.target import host
 from tests.backend.harness import learn, prune_
+from tests.backend.test_chain_outputs import Decoder
+from tests.backend.test_chains import HEADS, D, model
 
 
-def test_both_have_the_loop_beside_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Else the second one counts as disturbed, and every process measures it again."""
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Everything is in doubt, and chains turn out fast."""
 
     def timed(calls: Mapping[str, Callable[[], object]], *_: object) -> dict[str, float]:
+        for call in calls.values():
+            call()
         pace.note(12.0)
         return {name: 400.0 if name == "chain" else 2000.0 for name in calls}
 
@@ -38,10 +43,22 @@ def test_both_have_the_loop_beside_them(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for module in (tune, time_chain):
         monkeypatch.setattr(module, "fastest", timed)
     learn(11.0)
-    model = nn.Sequential(prune_(nn.Linear(512, 512), 0.3), nn.GELU(), prune_(nn.Linear(512, 256), 0.3)).eval()
+
+
+def test_both_have_the_loop_beside_them(measured: None) -> None:
+    """Else the second one counts as disturbed, and every process measures it again."""
+    module = nn.Sequential(prune_(nn.Linear(512, 512), 0.3), nn.GELU(), prune_(nn.Linear(512, 256), 0.3)).eval()
     with torch.no_grad():
-        found = gossamer.explain(model, torch.randn(64, 512), options={"dense": "eager"}).decisions
+        found = gossamer.explain(module, torch.randn(64, 512), options={"dense": "eager"}).decisions
     assert [decision.sparse for decision in found] == [True] * 2 and "in a chain of 2" in found[0].reason
     lines = [line for name in ("chain", DENSE) for line in records.lines(f"chain-{name}-{identity()}")]
     assert len(lines) == 2
     assert all(isinstance(line, dict) and line["beside"] == 12.0 and "disturbed" not in line for line in lines)
+
+
+def test_heads_that_are_turned_one_by_one_are_measured_with_the_others(measured: None) -> None:
+    """What attention takes from them is a matrix of all heads, although the graph has it head by head."""
+    module, x = model(Decoder(1)), [torch.randn(2, 40, D), *torch.randn(2, 1, 40, D // HEADS)]
+    with torch.no_grad():
+        found = gossamer.explain(module, *x, options={"dense": "eager", "strict": True}).decisions
+    assert len(found) == 7 and all("in a chain of 7; gain of the whole kernel, measured" in each.reason for each in found)
