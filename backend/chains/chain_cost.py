@@ -12,7 +12,7 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
 
 _AROUND_US, _RESULT_US = 6.0, 6.0
-"""Microseconds that a graph takes around the call of a chain, and for each of its results: views, memory, and what Inductor
+"""Microseconds that a graph takes around the call of a region, and for each of its results: views, memory, and what Inductor
 cannot fuse past it."""
 
 _ATTENTION_US, _SWEEP_US = 10.0, 2.0
@@ -92,8 +92,9 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
         if stage.contraction is not None:
             found = predicted(stage.contraction, tokens)
             together += found.sparse_us - device.call_us if few else _chained_us(stage.contraction, chain)
+            alone = found.sparse_us + _around_us(1)
             # With a minimal gain of 0 all is to be sparse, and dense is no way to do it.
-            apart += min(found.sparse_us, found.dense_us) if min_gain > 0 else found.sparse_us
+            apart += min(alone, found.dense_us) if min_gain > 0 else alone
             dense += found.dense_us
         else:
             us = _stage_us(stage, tokens, device)
@@ -112,7 +113,11 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
 
 def around_us(chain: Chain) -> float:
     """Microseconds that a graph takes around the call of a chain."""
-    return _AROUND_US + _RESULT_US * len(chain.results)
+    return _around_us(len(chain.results))
+
+
+def _around_us(results: int) -> float:
+    return _AROUND_US + _RESULT_US * results
 
 
 def _stage_us(stage: Stage, tokens: int, device: Device) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.sparsity.tensor.grouped_products import LINES, grouped_product
+from gossamer.sparsity.pruning.grouped_products import LINES, grouped_product
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 from gossamer.sparsity.torch_functions.open_experts import expert_weights
 

@@ -132,6 +132,7 @@ def test_the_products_of_a_chain_have_the_schedule_that_suits_them(
 @pytest.mark.parametrize("pays", [True, False])
 def test_products_that_are_too_dense_by_themselves_are_tried_in_a_chain(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.backend.weights.plan.judge", lambda *_: ("too dense for a gain of 1.1x", 1.0))
+    monkeypatch.setattr("gossamer.backend.weights.plan.gain_without_call", lambda *_: 1.0)
     monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: pays)
     module, x = model(Ffn()), torch.randn(100, D)
     run = compile_and_run(module, x, min_gain=1.1, regions=2 if pays else 0)
