@@ -193,11 +193,11 @@ def test_a_region_that_fails_to_compile_stays_dense(monkeypatch: pytest.MonkeyPa
 def test_small_layers_share_the_call_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of a kernel takes longer than each of these products, and all of them together longer than a call."""
     usual = Machine.usual(host().vector_bits)
-    monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", lambda: replace(usual, call_us=20.0))
-    model = nn.Sequential(*(prune_(nn.Linear(128, 128), 0.02) for _ in range(12))).eval()
+    monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", lambda: replace(usual, call_us=100.0))
+    model = nn.Sequential(*(prune_(nn.Linear(128, 128), 0.02) for _ in range(32))).eval()
     x = torch.randn(128, 128)
     alone = compile_and_run(model[0], x, min_gain=1.1, regions=0)
     assert only(alone.decisions).reason == "too small for a gain of 1.1x"
-    run = compile_and_run(model, x, min_gain=1.1, regions=12)
-    assert all(d.reason.startswith("in a chain of 12; gain of the whole kernel, predicted") for d in run.regions)
+    run = compile_and_run(model, x, min_gain=1.1, regions=32)
+    assert all(d.reason.startswith("in a chain of 32; gain of the whole kernel, predicted") for d in run.regions)
     assert_same(run.output, model(x).detach())
