@@ -12,15 +12,15 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
 
 _AROUND_US, _RESULT_US = 6.0, 6.0
-"""Microseconds that a graph takes around the call of a region, and for each of its results: views, memory, and what Inductor
-cannot fuse past it."""
+"""Microseconds that a graph takes around the call of a region, and for each of its results. It makes views and allocates
+memory, and Inductor cannot fuse what comes before the call with what follows it."""
 
 _ATTENTION_US, _SWEEP_US = 10.0, 2.0
-"""Microseconds that it takes to call attention, or Inductor's sweep over rows, outside of a chain; and its tensors go through
-memory, four matrices of attention and two of a sweep."""
+"""Microseconds of a call outside of a chain: of attention, or of the code that Inductor makes for a sweep over rows. Their
+tensors also go through memory: four matrices of attention, two of a sweep."""
 
 _CACHED_BYTES, _CACHED = 1 << 20, 0.4
-"""Up to how many bytes a sweep finds in the cache, and the share of the time from memory that it then takes."""
+"""A sweep over at most so many bytes finds them in the cache. Then it takes this share of the time that memory would take."""
 
 _PRODUCT_US = 3.0
 """Microseconds that it takes to call a product of low rank outside of a chain; and its result goes through memory."""
@@ -87,12 +87,12 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
     """What a chain is predicted to cost."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
-    few, together, apart, dense, between = is_sequence(chain), device.call_us + around_us(chain), 0.0, 0.0, 0.0
+    few, together, apart, dense, between = is_sequence(chain), device.call_us + around_us(len(chain.results)), 0.0, 0.0, 0.0
     for stage in chain.stages:
         if stage.contraction is not None:
             found = predicted(stage.contraction, tokens)
             together += found.sparse_us - device.call_us if few else _chained_us(stage.contraction, chain)
-            alone = found.sparse_us + _around_us(1)
+            alone = found.sparse_us + around_us(1)
             # With a minimal gain of 0 all is to be sparse, and dense is no way to do it.
             apart += min(alone, found.dense_us) if min_gain > 0 else alone
             dense += found.dense_us
@@ -111,12 +111,8 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
     return ChainCosts(together, apart, dense, between)
 
 
-def around_us(chain: Chain) -> float:
-    """Microseconds that a graph takes around the call of a chain."""
-    return _around_us(len(chain.results))
-
-
-def _around_us(results: int) -> float:
+def around_us(results: int) -> float:
+    """Microseconds that a graph takes around the call of a region with so many results."""
     return _AROUND_US + _RESULT_US * results
 
 

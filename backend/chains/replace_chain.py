@@ -53,7 +53,7 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
 
 
 def _viewed(view: fx.Node, before: fx.Node, y: fx.Node, emit: Emitter) -> fx.Node:
-    """The view of another value than the one before; a part of it where that was split."""
+    """The view of `y` that `view` is of `before`. Where `view` is a part of `before` after a split, `y` is split, too."""
     whole: Any = view.args[0]
     if view.target is operator.getitem and whole is not before:
         return emit(operator.getitem, _viewed(whole, before, y, emit), view.args[1])

@@ -66,7 +66,7 @@ def measured_costs(
 
     with budget.spend():
         together, dense = (kept(f"chain-{name}", key, partial(time_of, name)) for name in (_CHAIN, DENSE))
-    together, dense = together + around_us(chain), dense + predicted.between
+    together, dense = together + around_us(len(chain.results)), dense + predicted.between
     if predicted.known and not believable(dense / together, predicted.dense / predicted.together):
         budget.settled = False
         return predicted
@@ -92,15 +92,16 @@ def _operands(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int
 
 
 def _input(operand: Extra, chain: Chain, batch: int, length: int) -> torch.Tensor:
-    """A value for an input, or what a stage gives to the next: random numbers, or a mask that hides nothing."""
+    """A value for what a stage reads, an input or the output of a stage: random numbers, or a mask that hides nothing."""
     value, tokens = operand.node.meta["val"], batch * length
     if operand.kind == "mask":
         rows = batch if chain.attention is not None and chain.attention.key_mask else batch * length
         return torch.full((rows, length), value.dtype is torch.bool, dtype=value.dtype)
     if operand.kind == "factor":
         return random(*value.shape, dtype=value.dtype)
-    given = next((stage for stage in chain.stages if stage.output is operand.node), None)
-    width = given.columns if given is not None else hint(value.shape[-1]) or 1 if value.dim() else 1
+    width = hint(value.shape[-1]) or 1 if value.dim() else 1
+    # A graph may have heads one by one; the stage that turned them gives a matrix of all.
+    width = next((stage.columns for stage in chain.stages if stage.output is operand.node), width)
     shapes = {"scalar": (), "vector": (width,), "column": (tokens, 1), "matrix": (tokens, width), "position": (tokens, width)}
     return random(*shapes[operand.kind], dtype=value.dtype)
 

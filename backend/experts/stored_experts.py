@@ -5,8 +5,8 @@
     %w = gossamer::einsum([%pos, %crd, %values])               all elements [experts, rows, columns]
     %y = gossamer::grouped_rows(%x, permute(%w), %ends)
 
-Regions pack the weight of one expert after the other. A product that becomes no region becomes what it was, so that nothing is
-ever computed from all elements.
+Each expert becomes a region, which packs the weight of this expert. Products that do not become regions are put back as they
+were. So nothing is ever computed from all elements.
 """
 
 from collections.abc import Container
@@ -23,15 +23,13 @@ from gossamer.backend.graph.nodes import arguments, in_training, same
 from gossamer.dialects.format import Format
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Spec
-from gossamer.sparsity.experts import stored_products as _  # noqa: F401  # defines the operations
+from gossamer.sparsity.experts.stored_products import LINES  # its module defines the operations
 
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
-_LINES = Format.parse("#sparse_tensor.encoding<{ map = (e, m, k) -> (e : dense, m : dense, k : compressed) }>")
-
 
 class StoredProducts:
-    """Those of one graph, in inference: what they are now, and what they were."""
+    """The products of one graph in inference. It spells them as grouped products, and remembers how they were spelled."""
 
     def __init__(self, graph: fx.Graph, statics: Container[fx.Node]) -> None:
         found = [] if in_training(graph) else graph.find_nodes(op="call_function", target=ours.stored_product.default)
@@ -47,7 +45,7 @@ class StoredProducts:
         return node in self._was
 
     def put_back(self) -> None:
-        """Has those be what they were that are no region."""
+        """Spells the products that did not become regions as they were."""
         for node, was in self._was.items():
             if not node._erased:
                 node.replace_all_uses_with(was)
@@ -66,11 +64,11 @@ def _as_grouped(node: fx.Node, arrays: list[fx.Node]) -> fx.Node:
 
 
 def _format(arrays: list[fx.Node]) -> Format:
-    return _LINES.with_widths(*(8 * each.meta["val"].dtype.itemsize for each in arrays[:2]))
+    return LINES.with_widths(*(8 * each.meta["val"].dtype.itemsize for each in arrays[:2]))
 
 
 def stored_sizes(weights: Any) -> tuple[int, int, int] | None:
-    """The sizes [experts, rows, columns] of a value that is the stored weights of experts, or their transposes."""
+    """The sizes [experts, rows, columns] of stored weights, of which the value may be the transposes; None for other values."""
     call = call_at(path(weights)[0], ours.einsum.default)
     if call is None or len(call.operands) != 1 or call.operands[0].letters != "emk":
         return None
@@ -88,7 +86,7 @@ def expert_of(weights: fx.Node, number: int) -> tuple[Any, ...]:
 
 
 def stored_density(weights: fx.Node) -> float | None:
-    """The share of elements that stored weights have; None for others."""
+    """The share of all elements that stored weights keep; None for other values."""
     sizes = stored_sizes(weights)
     if sizes is None:
         return None

@@ -111,9 +111,9 @@ class _Planner:
         (self.sparse if refusal is None else self.nearly)[contraction.node] = contraction
 
     def _may_chain(self, contraction: Contraction, gain: float) -> bool:
-        """Whether a product that gains too little by itself may gain enough in a chain, where small ones share a call.
+        """Whether a product that gains too little by itself may gain enough in a chain, where all products share one call.
 
-        In training each also renews its values at every step, which a chain does not share.
+        In training, each weight is also packed anew at every step. Chains do not save that.
         """
         share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY if self.budget is None else _NEARLY_MEASURED
         reached = gain if in_training(contraction.node.graph) else gain_without_call(contraction)

@@ -25,6 +25,9 @@ from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.dense_results import densified, einsum, sample, total
 from gossamer.sparsity.operations.derivatives import Derivative
 
+LINES = Format.parse("#sparse_tensor.encoding<{ map = (e, m, k) -> (e : dense, m : dense, k : compressed) }>")
+"""The weights of all experts in one tensor: a matrix in CSR for each."""
+
 _FORMATS = {(a, b): Format.CSR.with_widths(8 * a, 8 * b) for a in (4, 8) for b in (4, 8)}
 
 

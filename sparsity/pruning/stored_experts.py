@@ -2,8 +2,8 @@
 
 gate_up_proj [experts, rows, columns], dense, with zeros    →    gate_up_proj [experts, rows, columns], a SparseTensor
 
-Rows are sorted by expert, as `experts_implementation="grouped_mm"` of transformers sorts them, in the same spelling: so graphs
-show what they are (see backend/experts).
+The forward pass sorts rows by expert with the same operations as `experts_implementation="grouped_mm"` of transformers. So the
+passes of backend/experts recognise it in graphs.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.sparsity.pruning.grouped_products import LINES, grouped_product
+from gossamer.sparsity.experts.stored_products import LINES
+from gossamer.sparsity.pruning.grouped_products import grouped_product
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 from gossamer.sparsity.torch_functions.open_experts import expert_weights
 
@@ -20,9 +21,9 @@ _FORMAT = LINES.with_widths(32, 32)
 
 
 class StoredExperts(nn.Module):
-    """Experts whose weights, parameters of the same names and shapes, are SparseTensors.
+    """Experts whose weights are SparseTensors, in parameters of the same names and shapes as before.
 
-    Their parameters, buffers and modules are those of the experts that they were, and so is their activation.
+    Biases, buffers, modules and the activation are those of the plain experts.
     """
 
     _was: Any

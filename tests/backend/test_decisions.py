@@ -191,7 +191,7 @@ def test_a_region_that_fails_to_compile_stays_dense(monkeypatch: pytest.MonkeyPa
 
 
 def test_small_layers_share_the_call_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of a kernel takes longer than each of these products, and all of them together longer than a call."""
+    """One call of a kernel takes longer than each of these products. All products together take longer than one call."""
     usual = Machine.usual(host().vector_bits)
     monkeypatch.setattr("gossamer.backend.devices.cpu.this_machine", lambda: replace(usual, call_us=100.0))
     model = nn.Sequential(*(prune_(nn.Linear(128, 128), 0.02) for _ in range(32))).eval()

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from gossamer import SparseTensor
 from gossamer.dialects.errors import ArgumentError
-from gossamer.sparsity.pruning.grouped_products import LINES, grouped_product
+from gossamer.sparsity.experts.stored_products import LINES
+from gossamer.sparsity.pruning.grouped_products import grouped_product
 
 ENDS = [[1, 2, 3, 7], [0, 0, 7, 7], [2, 2, 2, 4], [0, 0, 0, 0], [7, 7, 7, 7]]
 
