@@ -9,8 +9,16 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.backend.report.report import Decision, collect
+from gossamer.runtime.target import host
 
-OPTIONS = {"strict": True, "dense": "eager"}
+OPTIONS = {"strict": True, "dense": "eager", "min_gain": 0.01}
+"""Small layers are sparse on every machine, and factors without zeros, which `min_gain` of 0 would take too, are not."""
+
+
+@pytest.fixture(autouse=True)
+def always_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer and its adapter are one kernel, whatever the machine is predicted to gain by it."""
+    monkeypatch.setattr("gossamer.backend.weights.plan.chain_pays", lambda *_: True)
 
 
 class Adapted(nn.Module):
@@ -65,7 +73,8 @@ def test_the_adapter_is_in_the_kernel_of_the_quantized_layer(weights: str, token
     with torch.set_grad_enabled(grad):
         got, decisions = run(model, x)
         close(got, outcome(model, model, x))
-    assert together(decisions) == kernels
+    in_chains = weights == "int4" or "bytedots" in host().instructions  # chains need dot products of bytes
+    assert together(decisions) == (kernels if in_chains else 0)
     assert sum(each.sparse for each in decisions) == 1 + grad
 
 
