@@ -49,14 +49,21 @@ def with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite, mode: str | None
 ) -> Callable[..., Any]:
     """Compiles the module with Inductor; `rewrite` sees each inference or joint graph first, unless torch has it cached."""
-    from gossamer.runtime.torch_internals import compile_fx, inductor_config, list_mode_options
+    from gossamer.runtime.torch_internals import compile_fx, compile_fx_inner, inductor_config, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
-    patches["layout_optimization"] = inductor_config.layout_optimization  # as it is, for the pass `convolutions` may end it
+
+    def inner(*graph: Any, **how: Any) -> Any:
+        """Compiles a forward, backward or inference graph. Inductor would have channels innermost in all images, and at every
+        call copy the weights and images of sparse convolutions to and fro. Beside these, images keep pixels innermost."""
+        with inductor_config.patch(layout_optimization=inductor_config.layout_optimization and not rewrite.planar):
+            return compile_fx_inner(*graph, **how)
 
     def compile_(cached: bool) -> Callable[..., Any]:
         with functorch_config.patch(enable_autograd_cache=cached):
-            compiled: Any = compile_fx(module, inputs, config_patches=patches, decompositions=inductor_table())
+            compiled: Any = compile_fx(
+                module, inputs, inner_compile=inner, config_patches=patches, decompositions=inductor_table()
+            )
         return compiled
 
     cached = functorch_config.enable_autograd_cache and rewrite.keep()

@@ -51,14 +51,14 @@ GRAPH_PASSES = {
     "silu-gradients": "weights.silu_gradients:SiluGradients",
     # the first that takes dense products, with chains and what follows them
     "sparse-weights": "weights.sparse_weights:SparseWeights",
-    # after it: the gradient of a weight is the product of its layer that is no region
-    "masked-gradients": "weights.masked_gradients:MaskedGradients",
     # reads FlexAttention alone, which no other pass takes
     "flex-attention": "attention.flex_attention:FlexAttention",
     # reads look-ups alone, which no other pass takes; before `tall-products` reads what is left
     "embedding-bags": "embeddings.embedding_bags:EmbeddingBags",
     # reads convolutions alone; regions of products are there already
     "convolutions": "convolution.convolutions:Convolutions",
+    # after `sparse-weights` and `convolutions`: the gradient of a weight is the product of its layer that is no region
+    "masked-gradients": "weights.masked_gradients:MaskedGradients",
     # joins what `convolutions` made
     "convolutions-in-a-row": "convolution.convolutions_in_a_row:ConvolutionsInARow",
     # attention that no chain took; before `masked-attention`, which would take it with its mask

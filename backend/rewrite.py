@@ -31,6 +31,7 @@ class SparseRewrite(CustomGraphPass):
     """Rewrites the graphs of one compilation in place, and records the decisions about them.
 
     fingerprint  a hash of what they depend on, once `keep` has been called; None if they are not kept on disk
+    planar       whether a sparse convolution is in them: its images have pixels innermost
 
     What is in doubt is measured, where that is allowed; with `measuring` (mode="max-autotune") all that promises something.
     With `pure`, raises Impure for a graph that may not be computed a second time.
@@ -43,6 +44,7 @@ class SparseRewrite(CustomGraphPass):
         self._seen = False
         self._impurity: str | None = None
         self.fingerprint: str | None = None
+        self.planar = False
         self._called: list[object] = []
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -67,10 +69,11 @@ class SparseRewrite(CustomGraphPass):
         if reason := stays_dense(inputs.values, self._options):
             rewritten = graph_cache.Rewritten({}, {}, [], _all_dense(inputs, reason), [], {}, True, in_training(graph))
         else:
-            from gossamer.backend.compile_graph import compile_graph  # with all of the compiler behind it
+            from gossamer.backend.compile_graph import compile_graph, region_op  # with all of the compiler behind it
 
             budget = Budget.of(self._measuring)
             rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
+            self.planar = region_op.takes_images(graph)
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         names = {node: static.name for node, static in statics.items()}
         flow = partial(flow_of, graph, names, rewritten.regions)

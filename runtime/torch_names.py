@@ -130,6 +130,7 @@ PRIVATE = {
     "check_in_graph": Private("torch:_check", "what is to hold when a graph runs", DYNAMIC, lambda condition: None),
     # Who compiles the rest
     "compile_fx": Private("torch._inductor.compile_fx:compile_fx", "compilation of the rest", INDUCTOR),
+    "compile_fx_inner": Private("torch._inductor.compile_fx:compile_fx_inner", "compilation of a graph", INDUCTOR),
     "get_cpp_compiler": Private("torch._inductor.cpp_builder:get_cpp_compiler", "if it can build", INDUCTOR, lambda: None),
     "select_decomp_table": Private("torch._inductor.decomposition:select_decomp_table", "its decompositions", INDUCTOR, dict),
     "has_triton": Private("torch.utils._triton:has_triton", "whether Triton is there", TRITON, lambda: False),
@@ -139,7 +140,7 @@ PRIVATE = {
     ),
     "inductor_config": Private(
         "torch._inductor:config", "the order of channels in memory", INDUCTOR,
-        SimpleNamespace(layout_optimization=True, joint_custom_pre_pass=None),
+        SimpleNamespace(layout_optimization=True, patch=lambda **_: nullcontext()),
     ),
     # Caches on disk
     "functorch_config": Private(

@@ -33,7 +33,6 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
 from gossamer.backend.run import region_op
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime.torch_internals import inductor_config
 
 aten = torch.ops.aten
 
@@ -64,8 +63,6 @@ class Convolutions:
                 other.undo()
         if training:
             ask_for_what_is_used(graph)
-        if replacing.claimed:
-            _keep_planar()
         if replacing.claimed or instead:
             graph.eliminate_dead_code()
         return decisions
@@ -164,12 +161,6 @@ def _judged(found: Convolution, options: Options) -> Judgement:
     if found.depthwise:
         return Judgement(found, True, None, None)
     return judged_by(found, gain_of(found), options.min_gain)
-
-
-def _keep_planar() -> None:
-    """While Inductor compiles the graph: channels lie behind each other, as the kernels have them, in all convolutions."""
-    if inductor_config.joint_custom_pre_pass is not None:
-        inductor_config.layout_optimization = False
 
 
 def _without_bias(found: Convolution) -> Convolution:

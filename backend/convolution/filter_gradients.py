@@ -89,6 +89,13 @@ class FilterGradient:
         return device_of(mask.device).transpose_us(int((moved + _WRITE * mask.numel()) * mask.dtype.itemsize))
 
 
+def is_multiplied(backward: fx.Node) -> bool:
+    """Whether a `convolution_backward` gives one gradient alone, which goes into a product, as that under a mask does."""
+    users = [user for user in backward.users if user.users]
+    products = [user for each in users for user in each.users]
+    return all(each.args[1] == 1 for each in users) and all(each.target is aten.mul.Tensor for each in products)
+
+
 def gradient_of(product: fx.Node, mask: fx.Node) -> FilterGradient | None:
     """What the product of this node with the mask is, if that is such a gradient."""
     if product.target is not operator.getitem or product.args[1] != 1 or len(product.users) > 1:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.convolution.cost import Judgement, dense_us, measured_us, ours_us
+from gossamer.backend.convolution.filter_gradients import is_multiplied
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint
@@ -36,6 +37,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
     gradients = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    gradients = [node for node in gradients if not is_multiplied(node)]
     dense, ours = 0.0, sum(map(_longer_us, others)) + sum(map(_longer_gradient_us, gradients))
     taken = dict[fx.Node, float]()
     for each in able:

@@ -65,6 +65,12 @@ def used_in(graph: fx.Graph) -> dict[str, Callee]:
     return {str(node.args[1]): known(str(node.args[1])) for node in graph.nodes if node.target in (region, chain)}
 
 
+def takes_images(graph: fx.Graph) -> bool:
+    """Whether a region in the graph reads images [N, C, H, W]."""
+    calls = (node for node in graph.nodes if node.target in (region, chain))
+    return any(call.args[0][0].meta["val"].dim() == 4 for call in calls)
+
+
 def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor | list[torch.Tensor]:
     """Runs the region of this key."""
     reference = _references.get(key)

@@ -21,6 +21,7 @@ from gossamer.backend.graph.masked_matrix import turned
 from gossamer.backend.graph.nodes import hint, is_backward, same
 from gossamer.backend.report.report import Decision
 from gossamer.backend.run.masked_gradient import masked_gradient
+from gossamer.backend.run.region_op import takes_images
 
 aten = torch.ops.aten
 
@@ -53,13 +54,13 @@ class MaskedGradients:
         """A decision for each gradient of a matrix under a static mask."""
         if context.options.schedule == "reference":
             return []
-        statics, decisions = context.inputs.match(graph), list[Decision]()
+        statics, decisions, planar = context.inputs.match(graph), list[Decision](), takes_images(graph)
         for node in list(graph.nodes):
             found = _gradient_at(node, statics)
             if found is None:
                 continue
             static = statics[same(found.mask)]
-            decision = _decided(found, static, context.options.min_gain)
+            decision = _decided(found, static, planar, context.options.min_gain)
             if decision.sparse:
                 node.replace_all_uses_with(found.emitted(Emitter(node)))
             decisions.append(decision)
@@ -67,10 +68,11 @@ class MaskedGradients:
         return decisions
 
 
-def _decided(found: "_Product | FilterGradient", static: Static, min_gain: float) -> Decision:
+def _decided(found: "_Product | FilterGradient", static: Static, planar: bool, min_gain: float) -> Decision:
+    """`planar` tells whether images have pixels innermost, because a convolution in the graph is sparse."""
     share, images = density(static.tensor), isinstance(found, FilterGradient)
     gain = found.gain(round(share * static.tensor.numel())) if isinstance(found, FilterGradient) and min_gain > 0 else None
-    refused = _refusal(found, share, gain, min_gain) if min_gain > 0 else None
+    refused = _refusal(found, share, gain, planar, min_gain) if min_gain > 0 else None
     name, shape = _name(static.name), tuple(static.tensor.shape)
     if refused is not None:
         return Decision.dense(name, "gradient", shape, share, refused, gain)
@@ -78,9 +80,11 @@ def _decided(found: "_Product | FilterGradient", static: Static, min_gain: float
     return Decision(name, "gradient", shape, share, "CSR", schedule, True, "where the mask keeps it", gain)
 
 
-def _refusal(found: "_Product | FilterGradient", share: float, gain: float | None, min_gain: float) -> str | None:
+def _refusal(found: "_Product | FilterGradient", share: float, gain: float | None, planar: bool, min_gain: float) -> str | None:
     """Why a gradient stays dense, None if it does not."""
     if isinstance(found, FilterGradient):
+        if not planar:  # images, and masks with them, would be copied at every call
+            return "no convolution is sparse here, and dense ones have channels innermost"
         if gain is None:
             return "the number of pixels is not known"
         return None if gain >= min_gain else f"too dense or small for a gain of {min_gain:g}x"
