@@ -1,1 +1,1 @@
-"""Questions about an FX graph: its inputs, zeros, equal values, views, and expressions of constants."""
+"""Functions that answer questions about an FX graph: its inputs, zeros, equal values, views, and constant expressions."""

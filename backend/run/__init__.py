@@ -1,1 +1,1 @@
-"""The code that runs at every call of a compiled graph: operations that stand for regions, packed weights, sorted edges."""
+"""Code that runs at every call of a compiled graph: the operations that call regions, packed weights, sorted edges."""
