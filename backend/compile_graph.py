@@ -51,7 +51,7 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
 
 
 def _operations(graph: fx.Graph) -> set[str]:
-    """The names of our operations in a graph."""
+    """Returns the names of Gossamer's operations in a graph."""
     targets = [node.target for node in graph.nodes if isinstance(node.target, OpOverload)]
     return {target.name().partition("::")[2] for target in targets if target.namespace == "gossamer"}
 

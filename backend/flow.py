@@ -123,7 +123,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _module(nodes: Sequence[fx.Node]) -> str:
-    """The innermost module that all nodes belong to."""
+    """Returns the innermost module that all nodes belong to."""
     paths = dict.fromkeys(module_path(node) for node in nodes if _name(node) not in _MOVED)
     steps = zip(*(path.split(".") for path in paths), strict=False)
     return ".".join(step[0] for step in takewhile(lambda each: len(set(each)) == 1, steps))

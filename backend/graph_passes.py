@@ -79,7 +79,7 @@ STEPS = (STRUCTURED_WEIGHTS, SMALLER_LAYERS, *GRAPH_PASSES)
 
 
 def graph_pass(name: str) -> "GraphPass":
-    """The pass of this name."""
+    """Returns the pass of this name."""
     module, _, cls = GRAPH_PASSES[name].partition(":")
     found: GraphPass = getattr(import_module(f"gossamer.backend.{module}"), cls)()
     return found

@@ -32,8 +32,9 @@ class SparseRewrite(CustomGraphPass):
 
     fingerprint  a hash of all that the decisions depend on, after a call of `keep`; None if they are not kept on disk
 
-    Schedules whose predicted times are close are measured if the options allow it. With `measuring` (mode="max-autotune"), all
-    schedules that promise a gain are measured. With `pure`, raises Impure for a graph that must not be computed twice.
+    Schedules whose predicted times are close are measured if that is allowed (see `Budget`). With `measuring`
+    (mode="max-autotune"), all schedules that promise a gain are measured. With `pure`, raises Impure for a graph that must not
+    be computed twice.
     """
 
     def __init__(self, inputs: Inputs, options: Options, measuring: bool = False, pure: bool = False) -> None:

@@ -70,7 +70,7 @@ class Emitter:
         return self(aten.full.default, sizes, 0, dtype=value.dtype, device=value.device)
 
     def _size(self, size: torch.SymInt) -> int | fx.Node:
-        """Returns a size as an argument: the number that guards have fixed, or a node. A graph's arguments cannot be symbols."""
+        """Returns a size as an argument: the number that guards have fixed, or a node. Arguments cannot be symbols."""
         number = _number(size)
         if isinstance(number, int):
             return number

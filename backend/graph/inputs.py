@@ -43,7 +43,7 @@ class Unmatched(Exception):
 class Static:
     """A tensor that is the same object at every call: a parameter, a buffer, an attribute, a captured variable.
 
-    tensor  the tensor to plan for: mostly the input itself (see `foreseen`)
+    tensor  the tensor to plan for: mostly the input itself, or its values after training (see `foreseen`)
     """
 
     name: str

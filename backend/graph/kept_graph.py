@@ -59,7 +59,8 @@ class KeptGraph:
         ]
 
     def _known(self, example: Any) -> Any:
-        """Converts a float from Dynamo's fake mode to the mode in which the backend compiles, and keeps its symbol."""
+        """Converts a float from Dynamo's fake mode to that of the backend, and keeps its symbol. Otherwise that mode would
+        take it for a tensor without a symbol."""
         number, mode = _float(example), getattr(self._tracing, "fake_mode", None)
         if number is None or mode is None or example.fake_mode is mode:
             return example

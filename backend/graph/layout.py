@@ -201,7 +201,7 @@ def _part(layout: Layout, node: fx.Node) -> Layout | None:
 
 
 def _window(layout: Layout, dim: Any, start: Any, step: Any, size: Size | None) -> Layout | None:
-    """Takes `size` values of a dimension: every `step`-th from `start` on. With size None, takes one and drops the dimension."""
+    """Takes `size` values of a dimension: every `step`-th from `start` on. If `size` is None, takes one, without dimension."""
     dim %= len(layout.dims)
     if not (isinstance(start, int) and isinstance(step, int)) or start < 0:
         return None

@@ -59,7 +59,7 @@ class Names:
 
     def _prefix(self, variable: str, module: torch.nn.Module) -> str:
         """Returns the variable that has a module. Returns "" for the module whose method Dynamo compiles, and for a module
-        that is an attribute of another object."""
+        that Dynamo reached through a function's attributes."""
         if "." in variable:
             return ""
         name = re.match(r"[LG]\['([^']*)'\]", variable)

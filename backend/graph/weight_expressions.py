@@ -112,7 +112,7 @@ def _is_quantized(leaf: torch.Tensor, matrix: torch.Tensor) -> bool:
 
 
 def run(evaluate: Callable[..., T], values: Sequence[torch.Tensor]) -> T:
-    """Evaluates a weight expression on real values. Only reads them, so weights whose memory was freed are unpacked briefly."""
+    """Evaluates a weight expression on real values. Weights that are kept only packed stay so (see `only_reading`)."""
     with only_reading():
         return evaluated(evaluate, values)
 

@@ -1,1 +1,1 @@
-"""What people read and write: options, decisions, the report, dumps, warnings about graph breaks."""
+"""The texts that users read and write: options, decisions, the report, dumps, warnings about graph breaks."""

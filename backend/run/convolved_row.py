@@ -2,9 +2,9 @@
 
     gossamer::chain([*images, *statics], key) -> [results that others use]
 
-The first call after a change of the statics runs each region by itself. The second call prepares all later ones: it packs
+The first call with new or changed statics runs each region by itself. The second call prepares all later ones: it packs
 weights, computes the operands of epilogues for each channel, and allocates memory for intermediate results (see
-row_of_kernels.py). Each Python thread prepares its own, for each shape of images.
+row_of_kernels.py). Each Python thread prepares its own calls, for each shape of images.
 """
 
 import threading

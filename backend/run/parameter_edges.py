@@ -6,7 +6,7 @@
 
 Collecting the edges of a hundred parameters takes as long as a small layer. A handle keeps its parameters alive. So `Ways`
 keeps it only for parameters of modules that call the graph, and only as long as these live. If a parameter is replaced, the
-next call drops the handle, or Python's garbage collection. Models of one class may share a graph, and each has a handle.
+next call or Python's garbage collection drops the handle. Models of one class may share a graph, and each has a handle.
 """
 
 import gc
