@@ -176,7 +176,7 @@ def _named(found: object) -> Iterator[object]:
 
 
 def _is_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is memory that can be written to."""
+    """Whether a tensor has real, strided memory, to which one can write."""
     plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
     return plain and not is_fake(tensor) and not nn.parameter.is_lazy(tensor) and tensor.untyped_storage().size() > 0
 

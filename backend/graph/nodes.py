@@ -109,7 +109,7 @@ def phase(node: fx.Node) -> tuple[Any, bool]:
 
 
 def is_backward(node: fx.Node) -> bool:
-    """Whether a node of a joint graph was traced by autograd."""
+    """Whether a node of a joint graph belongs to the backward pass."""
     tag, traced = phase(node)
     return traced or tag == "is_backward"
 

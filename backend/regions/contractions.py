@@ -99,7 +99,7 @@ class Contraction:
 
     @property
     def axis(self) -> int:
-        """The dimension of the results."""
+        """The dimension of the product that has the m results, from the end."""
         return -1 if self.side == "right" else -2
 
     @property

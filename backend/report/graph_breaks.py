@@ -67,7 +67,7 @@ _OVER_ALL = (
 )
 
 _MIXED = " Write model.base_model.model.compile(backend=...) instead: peft adds hooks before each call, outside of that model."
-"""For `adapter_names` of peft's models."""
+"""Advice for calls of peft's models with `adapter_names`."""
 
 _OURS = tuple(os.path.join(folder, "") for folder in getattr(find_spec("gossamer.sparsity"), "submodule_search_locations", ()))
 """The folders of Gossamer's code that Dynamo traces."""
