@@ -3,8 +3,8 @@
 If AOTAutograd's cache has a graph, torch neither traces it nor calls our rewriting. The key of that cache depends neither on
 the values of parameters nor on our decisions. So a `fingerprint` of all that our decisions depend on becomes part of it, as
 the `uuid` of our pass. This cache stores the result of the rewriting under the same fingerprint: the regions by their keys,
-and the decisions for the report. A fingerprint that misses something costs only speed, because a region notices by itself if
-a weight is not the one that it was compiled for.
+and the decisions for the report. A fingerprint that misses something costs only speed: a region notices if a weight is not the
+one that it was compiled for.
 
 Measurements may be in doubt: other processes disturbed them, or the time was too short. Such decisions are not stored. The
 next process compiles the graph again, under another fingerprint, because torch has stored its part under the first. After

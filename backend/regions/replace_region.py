@@ -1,7 +1,7 @@
 """Replaces a region in the graph by a call of `gossamer::region`, or of `gossamer::chain` if it has two results.
 
-If the weight is stored in another order of rows and columns (reorder_into_blocks.py), operations around the call reorder the
-columns of x, of the result, and of the extra operands.
+The weight may be stored in another order of rows and columns (reorder_into_blocks.py). Then operations around the call reorder
+the columns of x, of the result, and of the extra operands.
 """
 
 import operator

@@ -7,8 +7,8 @@ Those functions handle views, writes, duplicates and subclasses among the inputs
 graph needs them. It does not if Inductor's code gets the inputs of the call themselves, and the call returns the results of
 that code themselves. Dynamo's guards make sure that this holds for later calls.
 
-Calls of six layers of 384 with one token took 162 µs instead of 181, or 274 instead of 299 if other work had filled the
-caches (medians of 400, in turn, Emerald Rapids).
+Calls of six layers of 384 with one token took 162 µs instead of 181. If other work had filled the caches, they took 274 µs
+instead of 299 (medians of 400, in turn, Emerald Rapids).
 """
 
 import threading

@@ -1,7 +1,7 @@
 """Layouts of a region's operands and results: matrices with a row for each token, sequences of tokens, images.
 
-A kernel knows only the static sizes. From the shape of the first operand, a layout computes the number of tokens, the sizes and
-types of the results, and the kernel's arguments for contiguous tensors.
+A kernel knows only the static sizes. A layout computes the other sizes from the shape of the first operand: the number of
+tokens, and the sizes of the results. It also turns contiguous tensors into the kernel's arguments.
 """
 
 from collections.abc import Callable, Sequence

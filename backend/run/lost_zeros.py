@@ -1,8 +1,8 @@
 """Makes Dynamo compile a graph again if one of its weights has lost its zeros, so that Inductor compiles the layer as dense.
 
-If the weight of a region has become too dense, the region runs in plain torch, op by op, on tensors in the layout that sparse
-kernels need. That is slower than Inductor's code for dense layers. Dynamo compiles a graph again if one of its tensors gets a
-mark as static.
+If the weight of a region has become too dense, the region runs in plain torch, op by op. Its tensors have the layout that
+sparse kernels need. That is slower than Inductor's code for dense layers. Dynamo compiles a graph again if one of its tensors
+gets a mark as static.
 """
 
 from collections import Counter

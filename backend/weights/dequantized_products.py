@@ -7,7 +7,7 @@
     →   (_int_mm(int8(%q - 128), permute(%w8)) + (128 - z) row_sums(%w8)) * s * %sw + %bias
 
 If %q is int8, there is no 128. If %q is quantize_per_tensor(%f, s, z) with numbers s and z, its steps are written out in
-float32, clamp(round(%f / s) + z - 128), because a chain can compute them between its products.
+float32: clamp(round(%f / s) + z - 128). So a chain can compute them between its products.
 
 Sums of int8 products are exact, so the result differs from that of floats only by their rounding. A product stays as it is if
 the cost model predicts that int8 is slower than floats, dense or sparse. The zero points of the weight must be 0, as in

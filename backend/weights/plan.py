@@ -29,8 +29,8 @@ from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 
 _NEARLY = 0.8
-"""A product with at least this share of the wanted gain is tried in a chain, whose products share the cost of the operations
-between them."""
+"""A product with at least this share of the wanted gain is tried in a chain. The products of a chain share the cost of the
+operations between them."""
 
 _NEARLY_QUANTIZED = 0.5
 """The same for products of int8. Alone, they need another operation that quantizes x. A chain quantizes x itself."""
