@@ -1,9 +1,9 @@
 """Compiles a graph of modules in eval mode while gradients are enabled. Most users of such a graph never ask for gradients.
 
-version     compiled                            used for
-inference   at once, without gradients          forward passes
-training    with gradients, at the first one    backward passes
-plain       not at all, as Dynamo made it       gradients of gradients
+version     compiled                                  used for
+inference   at once, without gradients                forward passes
+training    at the first backward, with gradients     backward passes
+plain       not at all, as Dynamo made it             gradients of gradients
 """
 
 import threading

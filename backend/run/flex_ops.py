@@ -141,7 +141,7 @@ def _everywhere(function: fx.GraphModule, buffers: Sequence[Tensor], places: Seq
 def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: Sequence[int]) -> Tensor:
     """Returns batch, head, row and column [n, 4] of the listed blocks, without blocks that have no queries.
 
-    Raises ValueError if a block has no keys."""
+    Raises ValueError if the BlockMask lists a block of keys that does not exist."""
     listed_here = torch.arange(indices.shape[-1]) < counts[..., None]
     b, h, row, at = listed_here.nonzero(as_tuple=True)
     column = indices[b, h, row, at]

@@ -5,9 +5,9 @@
 Only entries where the mask is not 0 are summed. The others are 0, whatever values g and x have.
 
 All images of a channel are in one line of memory, with zeros around them. For strides, they are in phases (see window.py). So
-the values of x that a tap reads for neighbouring pixels of g are neighbours, too. Each entry of the mask is the product of two
-lines: g with zeros between its rows, and the line of x that begins at the entry's place. So there is no array of the size of x
-times the taps. The values of x that meet zeros of g must be finite. If a sum is NaN, torch computes all entries again.
+the values of x that a tap reads for neighbouring pixels of g are neighbours, too. The gradient of an entry is the product of
+two lines: g with zeros between its rows, and the line of x that begins at the entry's place. So there is no array of the size
+of x times the taps. The values of x that meet zeros of g must be finite. If a sum is NaN, torch computes all entries again.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@ A weight is computed by an expression from tensors, its leaves. `Packings` recog
 
 storages           weak references, so that a reused address is never taken for the old tensor
 data pointers      the keys of the entries
-version counters   compared at every call; if torch does not count all writes (see runtime/uncounted.py), all values are
-a few values       compared at every call, too
+version counters   compared at every call
+a few values       compared at every call; all values if torch does not count all writes (see runtime/uncounted.py)
 
 If a leaf has changed, weight_states.py says what to do. A weight that is new while a CUDA graph is captured runs dense in that
 graph. Most weights never change. So the positions of its values in the dense weight, 4 bytes a value, are not kept before the
