@@ -175,8 +175,8 @@ def density(tensor: torch.Tensor) -> float:
 
 
 def zero_heavy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether the report should have a line about this tensor: at least two dimensions of floats or `dtype`, with at least 256
-    elements, of which a tenth are zeros."""
+    """Whether the report should have a line about this tensor: at least two dimensions of floats or `dtype`, and at least 256
+    elements, of which at least a tenth are zeros."""
     return (
         tensor.layout is torch.strided
         and not is_traceable_wrapper_subclass(tensor)  # they may have no elements

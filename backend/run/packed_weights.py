@@ -181,7 +181,7 @@ class Packings(Remembered[KnownWeight]):
         return None if old.calls < SETTLED else self._packed(old, news)
 
     def _refreshed(self, old: KnownWeight, news: News) -> KnownWeight | None:
-        """Puts the new values into the old pattern. Returns None if they do not fit it, or most of them are zero."""
+        """Puts the new values into the old pattern. Returns None if they do not fit it, or are too often zero (`_HOLLOW`)."""
         assert old.packed is not None
         value, packed = run(self.evaluate, news.leaves), old.packed
         try:
