@@ -1,4 +1,4 @@
-"""The torch.compile backend: it turns parts of Dynamo's graph into sparse regions, and reports its decisions."""
+"""The torch.compile backend. It turns parts of Dynamo's graph into sparse regions, and reports its decisions."""
 
 from gossamer.backend.entry import sparse
 from gossamer.backend.report.options import Options

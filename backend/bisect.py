@@ -1,4 +1,4 @@
-"""`gossamer.bisect`: runs a model as compiled and as torch runs it, and finds what differs."""
+"""`gossamer.bisect` runs a model compiled and uncompiled, and finds the layer and the pass that make the results differ."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ from gossamer.runtime.torch_internals import tree_flatten
 
 @dataclass(frozen=True)
 class Bisection:
-    """What `bisect` found. `print` shows it; `bool` says whether anything differs.
+    """The result of `bisect`. `print` shows it; `bool` says whether anything differs.
 
-    differences  one for the results of each graph that are not torch's, and one for its gradients
-    decisions    what was sparse in these graphs, and what was not
+    differences  for each graph, one entry if its results differ from torch's, and one if its gradients do
+    decisions    the decisions about all weights in these graphs, sparse or dense
     """
 
     differences: Sequence[Difference]
@@ -44,17 +44,17 @@ def bisect(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> Bisection:
-    """Calls `model(*inputs, **kwargs)` compiled and as torch runs it, compares, and finds the layer and the pass at fault.
+    """Calls `model(*inputs, **kwargs)` compiled and uncompiled, compares, and finds the layer and the pass at fault.
 
     model                        a module or a function that is not compiled
     inputs                       example inputs that show the fault
     options, fullgraph, dynamic  as for torch.compile(model, backend="sparse")
 
-    If gradients are enabled, gradients of random tangents are compared, too. The model, the inputs and their gradients stay as
-    they are. Dense parts run op by op. For each difference there is a file with a small program that shows it alone, in the
-    folder of the option `dump_ir` or the one for temporary files.
+    If gradients are enabled, `bisect` also compares gradients, for random tangents. The model, the inputs and their gradients
+    do not change. Dense parts run op by op. For each difference, `bisect` writes a small program that shows it, into the folder
+    of the option `dump_ir` or the one for temporary files.
 
-    OptionError for an unknown option. With `fullgraph`, torch's error if the graph breaks.
+    Raises OptionError for an unknown option. With `fullgraph`, raises torch's error if the graph breaks.
     """
     parsed = replace(Options.parse(options), check=True)
     torch.compiler.reset()

@@ -1,9 +1,9 @@
-"""gossamer.build: one model as a C header and a shared library, which needs neither Python nor PyTorch.
+"""`gossamer.build` writes a model as a C header and a shared library that needs neither Python nor PyTorch.
 
     gossamer.build(model, inputs, "model.so")     →     model.so, model.h
 
-Sparse layers are kernels of ours. Inductor compiles the rest to C++, whose few calls of libtorch have a small stand-in in the
-library (see deploy/tensors.c). What Inductor would leave to a function of libtorch is refused, by its name.
+Sparse layers are Gossamer's kernels. Inductor compiles the dense part to C++. The library has small replacements for the few
+functions of libtorch that this C++ calls (see deploy/tensors.c). If a model needs another one, an error names it.
 """
 
 import re
@@ -39,8 +39,8 @@ def build(
 ) -> Path:
     """Writes a library of the model to a path that ends in .so, and a header beside it. Returns the header's path.
 
-    The other arguments are those of `gossamer.export`. Inputs and results are tensors. The functions in the header have the
-    name of the file. Raises CompileError where a part of the model needs PyTorch; the message names it.
+    The other arguments are those of `gossamer.export`. Inputs and results must be tensors. The names of the functions in the
+    header begin with the name of the file. Raises CompileError if a part of the model needs PyTorch. The message names it.
     """
     library = Path(path).absolute()
     if library.suffix != ".so":
@@ -66,7 +66,9 @@ def build(
 
 
 def _interface(program: torch.export.ExportedProgram, name: str) -> Interface:
-    """What C sees of a program. CompileError for one that takes or gives other than tensors, or that writes to its buffers."""
+    """Returns the C interface of a program.
+
+    Raises CompileError if an input or result is no tensor, or if the program writes to its buffers or inputs."""
     signature, graph = program.graph_signature, program.graph_module.graph
     nodes = {node.name: node for node in graph.nodes}
     inputs = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
@@ -95,7 +97,7 @@ def _bound(number: Any) -> float:
 
 
 def _check(library: Path) -> None:
-    """CompileError if a library needs a function of libtorch."""
+    """Raises CompileError if a library needs a function of libtorch."""
     listed = subprocess.run(["nm", "-DC", "--undefined-only", library], capture_output=True, text=True).stdout
     if missing := sorted(set(_KEPT_BY_TORCH.findall(listed))):
         names = ", ".join(name.removeprefix("aoti_torch_").removeprefix("cpu_") for name in missing)

@@ -1,8 +1,9 @@
-"""A graph in eval mode whose gradients are enabled: compiled as for inference, and for gradients when somebody asks for them.
+"""Compiles a graph of modules in eval mode while gradients are enabled. Most users of such a graph never ask for gradients.
 
-inference   compiled without gradients, at once
-training    compiled with gradients, at the first backward
-plain       the graph as Dynamo made it, for gradients of gradients
+version     compiled                                  used for
+inference   at once, without gradients                forward passes
+training    at the first backward, with gradients     backward passes
+plain       not at all, as Dynamo made it             gradients of gradients
 """
 
 import threading
@@ -27,13 +28,13 @@ from gossamer.runtime.torch_internals import TensorifyScalarRestartAnalysis, set
 
 
 def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler, owners: Owners) -> Recomputed | None:
-    """The function that a graph of modules in eval mode computes; None where it cannot be computed a second time.
+    """Returns the compiled function of a graph of modules in eval mode, or None if the graph must not be computed twice.
 
-    To be called while Dynamo compiles the frame of `module`.
+    Call it while Dynamo compiles the frame of `module`.
     """
     once = copied(module)
     for node in once.graph.find_nodes(op="call_function", target=set_grad_enabled):
-        once.graph.erase_node(node)  # where gradients are off, Dynamo makes none
+        once.graph.erase_node(node)  # Dynamo makes no such node if gradients are off
     try:
         with torch.no_grad():
             inference = compiler.compile(once, inputs.values, pure=True)
@@ -59,7 +60,7 @@ def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler, own
 
 @dataclass(frozen=True, eq=False)
 class _Compiled:
-    """A compiled function, and which of its inputs it takes."""
+    """A compiled function, and a predicate: whether it was compiled for these inputs."""
 
     function: Callable[..., Any]
     takes: Callable[[Sequence[Any]], bool] = lambda _: True
@@ -68,9 +69,9 @@ class _Compiled:
 class _Training:
     """A module's function with gradients, compiled at the first call.
 
-    Dynamo's guards of the frame are complete by then. If compiling it restricts open sizes further, each call looks at that,
-    and the module itself computes other sizes. If torch cannot leave a float open, floats are fixed: a few values of them are
-    compiled, as many as Dynamo would compile.
+    By then, Dynamo's guards of the frame are complete. If this compilation restricts open sizes further, each call checks the
+    new restrictions, and the uncompiled module computes other sizes. If torch cannot leave a float symbolic, the function is
+    compiled for each value of the floats, for as many values as Dynamo would.
     """
 
     def __init__(self, kept: KeptGraph, compiler: Compiler, context: Callable[[], Any]) -> None:
@@ -83,7 +84,7 @@ class _Training:
         compiled = self._compiled.get(self._floats(inputs))
         if compiled is None and len(self._compiled) < _MOST:
             with self._lock:
-                compiled = self._compiled.get(self._floats(inputs))  # another thread may have been faster
+                compiled = self._compiled.get(self._floats(inputs))  # another thread may have compiled it meanwhile
                 if compiled is None:
                     compiled = self._compile_or_warn(inputs)
                     self._compiled[self._floats(inputs)] = compiled
@@ -127,10 +128,10 @@ class _Training:
 
 
 _MOST = 8
-"""Values of floats for which gradients are compiled."""
+"""The largest number of values of floats for which gradients are compiled. Dynamo's own limit is the same."""
 
 _TRIES = 3
-"""torch asks for a float to be fixed, and once more for one that the graph does not use any longer."""
+"""Attempts to compile. torch restarts once to fix a float, and once more for a float that the graph no longer uses."""
 
 
 def _results(graph: fx.Graph) -> Sequence[Any]:
@@ -148,7 +149,7 @@ def _autocast_state(kind: str) -> tuple[bool, torch.dtype]:
 
 @contextmanager
 def _autocast(states: Sequence[tuple[str, bool, torch.dtype]]) -> Iterator[None]:
-    """The autocast state in which the forward pass ran."""
+    """Sets the autocast state in which the forward pass ran."""
     if not states:
         yield
         return

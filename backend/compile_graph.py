@@ -1,12 +1,11 @@
-"""The door to the compiler: the graph passes run over a graph, and what is sparse in it becomes operations of ours.
+"""Runs the graph passes over a graph, so that its sparse operations become operations of Gossamer. `rewrite.py` calls it.
 
     %v = view(%x, [T, K])                             %v = view(%x, [T, K])
     %y = addmm(%bias, %v, permute(%w))           →    %r = gossamer::region(%v, [%w], [%bias], "3f2a…")
     %z = relu(view(%y, [B, S, M]))                    %z = view(%r, [B, S, M])
 
-A pass that fails with anything but an error of ours is left out, and the graph goes on as it was before the first one: a bug
-in one pass costs what that pass would have gained. Passes, MLIR and LLVM are loaded from here, when the first graph is there
-to be compiled.
+If a pass raises an error, the graph is restored, and all passes run again without that pass. So a bug in one pass costs only
+the gain of that pass. This file imports the passes, MLIR and LLVM. It is imported itself when the first graph is compiled.
 """
 
 import time
@@ -31,7 +30,7 @@ from gossamer.runtime.torch_internals import OpOverload
 
 @kept()
 def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
-    """Runs all passes that are not disabled, in place. Under `strict`, what a pass raises is raised."""
+    """Runs all passes that are not disabled, in place. With the option `strict`, raises the error of a pass."""
     enable()
     before, left_out = Snapshot.of(graph), set(context.options.disable)
     while True:
@@ -52,7 +51,7 @@ def compile_graph(graph: fx.Graph, context: GraphContext) -> Rewritten:
 
 
 def _operations(graph: fx.Graph) -> set[str]:
-    """The names of our operations in a graph."""
+    """Returns the names of Gossamer's operations in a graph."""
     targets = [node.target for node in graph.nodes if isinstance(node.target, OpOverload)]
     return {target.name().partition("::")[2] for target in targets if target.namespace == "gossamer"}
 
@@ -66,7 +65,9 @@ class _PassFailed(Exception):
 
 
 def _run(graph: fx.Graph, context: GraphContext, left_out: Container[str]) -> tuple[list[Decision], dict[str, float]]:
-    """All decisions, and the seconds that each pass took."""
+    """Runs the passes. Returns all decisions, and the seconds that each pass took.
+
+    Raises _PassFailed if a pass raises an error."""
     stages = context.dump.stages("graph") if context.dump is not None else None
     text = None
     if stages is not None:

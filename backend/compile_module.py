@@ -1,5 +1,7 @@
-"""One of Dynamo's graphs, compiled for the grad mode of the moment: sparse regions by Gossamer, the rest by Inductor or op by
-op."""
+"""Compiles one of Dynamo's graphs for the current grad mode. `entry.py` calls `Compiler.compile`.
+
+Gossamer compiles the sparse regions. Inductor compiles the dense part, or torch runs it op by op (see `dense.py`).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,20 +35,24 @@ class Compiler:
     mode: str | None
 
     def compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool = False) -> Callable[..., Any]:
-        """A function of the placeholders' values that returns a sequence, as the module does.
+        """Returns a function that takes the placeholders' values and returns a sequence, as the module does.
 
-        values  what the module is compiled for: real tensors, or fake ones where Dynamo's notes tell the real static ones
+        values  example inputs: real tensors, or fake ones if Dynamo's notes have the real static tensors
         pure    raise `Impure` for a graph whose results are not a function of the inputs alone
 
-        Tables with sparse gradients are looked up beside the graph. Structured matrices give way to their factors. Layers with
-        empty rows or columns are compiled as smaller ones. A graph that cannot be compiled, or traced by torch, runs as without
-        torch.compile, with a warning. Under `strict`, raises the error of what fails.
+        Before the graph passes run:
+        - Look-ups in tables with sparse gradients are taken out of the graph.
+        - The factors of structured matrices replace these matrices.
+        - Layers with empty rows or columns become smaller layers.
+
+        If a graph cannot be compiled, or torch cannot trace it, the graph runs as without torch.compile, with a warning. With
+        the option `strict`, raises the error instead.
         """
         compile_ = partial(self._compile, pure=pure)
         if stays_dense(values, self.options):
             return compile_(module, values)
         if has_sparse_gradients(module.graph):
-            from gossamer.backend.embeddings.sparse_tables import compile_apart  # loads kernels, which other models need not
+            from gossamer.backend.embeddings.sparse_tables import compile_apart  # loads kernels that other models do not need
 
             apart = compile_apart(module, values, compile_, partial(self.compile, pure=pure))
             if apart is not None:
@@ -67,7 +73,7 @@ class Compiler:
                 compiled = with_inductor(module, values, rewrite, mode or (MEASURING[-1] if options.max_autotune else None))
             else:
                 compiled = eagerly(module, values, rewrite)
-        except (GossamerError, ValueError) as error:  # what exists in eager code alone, or views that torch's tracer refuses
+        except (GossamerError, ValueError) as error:  # operations that only eager code has, or views that torch cannot trace
             if options.strict:
                 raise
             rewrite.give_up(error)

@@ -1,4 +1,4 @@
-"""The dense remainder: what is not in a sparse region goes to TorchInductor, or runs op by op."""
+"""Compiles the part of a graph that is in no sparse region: with TorchInductor, or to run op by op."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def has_cpp_compiler() -> bool:
 
 
 def has_triton_for(inputs: Sequence[Any]) -> bool:
-    """Whether Triton is there if any of these inputs is on a GPU."""
+    """Whether Triton is installed, or none of these inputs is on a GPU."""
     from gossamer.runtime.torch_internals import has_triton
 
     return has_triton() or not any(isinstance(each, torch.Tensor) and each.is_cuda for each in inputs)
@@ -48,14 +48,16 @@ def has_triton_for(inputs: Sequence[Any]) -> bool:
 def with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite, mode: str | None
 ) -> Callable[..., Any]:
-    """Compiles the module with Inductor; `rewrite` sees each inference or joint graph first, unless torch has it cached."""
+    """Compiles the module with Inductor, which calls `rewrite` on each inference or joint graph, unless torch has it cached."""
     from gossamer.runtime.torch_internals import compile_fx, compile_fx_inner, inductor_config, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
 
     def inner(*graph: Any, **how: Any) -> Any:
-        """Compiles a forward, backward or inference graph. Inductor would have channels innermost in all images, and at every
-        call copy the weights and images of sparse convolutions to and fro. Beside these, images keep pixels innermost."""
+        """Compiles a forward, backward or inference graph. If a convolution in it is sparse, images keep pixels innermost.
+
+        Else Inductor puts channels innermost. Then each call copies the images and weights of the sparse convolutions.
+        """
         with inductor_config.patch(layout_optimization=inductor_config.layout_optimization and not rewrite.planar):
             return compile_fx_inner(*graph, **how)
 
@@ -73,7 +75,7 @@ def with_inductor(
 
 
 def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrite) -> Callable[..., Any]:
-    """Runs the module op by op between its sparse regions; needs no C++ compiler."""
+    """Compiles the module to run op by op between its sparse regions. Needs no C++ compiler."""
     from functorch.compile import default_partition, make_boxed_func  # type: ignore[import-untyped]
 
     from gossamer.runtime.torch_internals import aot_autograd
@@ -104,8 +106,8 @@ def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrit
 
 
 def _no_view(result: Any) -> Any:
-    """A result of a forward graph. Autograd lets nobody write into a view, such as a region's reshaped result, where torch
-    has traced an operation that makes none."""
+    """Returns a result of a forward graph, detached if it is a view. Autograd refuses writes to a view, such as a region's
+    reshaped result, if the operation that torch traced makes no view."""
     return result.detach() if isinstance(result, torch.Tensor) and result._is_view() else result
 
 
@@ -119,12 +121,12 @@ def _addmv(
     return torch.addmm(addend, vector.view(1, -1), matrix.t(), beta=beta, alpha=alpha).view(-1)
 
 
-# By itself Inductor takes a product with a vector apart into multiplications and a sum, where no contraction is seen.
+# Inductor would decompose a product with a vector into multiplications and a sum, in which no pass finds a contraction.
 _DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {aten.mv.default: _mv, aten.addmv.default: _addmv, **IN_PARTS}
 
 
 class _Table(dict[Any, Callable[..., Any]]):
-    """A decomposition table that is pickled by name, so that Inductor can make a cache key of it."""
+    """A decomposition table that is pickled by name, so that Inductor can hash it for its cache key."""
 
     def __reduce__(self) -> tuple[Callable[[], "_Table"], tuple[()]]:
         return inductor_table, ()

@@ -1,4 +1,4 @@
-"""The page of a dump: what was decided about a graph goes into the folder, and index.html is written anew."""
+"""Writes the page of a dump: adds the decisions about a graph to the data in the folder, and writes index.html again."""
 
 import warnings
 from pathlib import Path
@@ -15,7 +15,7 @@ from gossamer.runtime.torch_internals import known_off
 
 
 def write_page(found: Collector, inputs: Inputs, options: Options) -> None:
-    """Adds what was decided about the graph of these inputs to the page of the dump."""
+    """Adds the decisions about the graph of these inputs to the page of the dump."""
     report = Report(
         answered(found.decisions), [], len(found.kernels), found.seconds, known_off(), found.training, min_gain=options.min_gain
     )
@@ -24,13 +24,13 @@ def write_page(found: Collector, inputs: Inputs, options: Options) -> None:
 
 
 def add_to_page(report: Report, options: Options) -> None:
-    """Adds a report to the page of the dump. A page that cannot be written is no reason for a model not to run."""
+    """Adds a report to the page of the dump. If that fails, warns, because the model can run without a page."""
     if options.dump_ir is None:
         return
     try:
         saved.add(Path(options.dump_ir), report.data())
         write_index(Path(options.dump_ir))
-    except Exception as problem:  # whatever a disk, or data that no page was made of before, may raise
+    except Exception as problem:  # errors of the disk, or of data that no page has shown before
         if options.strict:
             raise
         warnings.warn(f"gossamer: the page of the dump in {options.dump_ir} could not be written: {problem}", stacklevel=2)

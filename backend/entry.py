@@ -1,4 +1,7 @@
-"""The torch.compile backend: `torch.compile(model, backend="sparse")`."""
+"""The entry point of the backend: Dynamo calls `sparse` for each graph under `torch.compile(model, backend="sparse")`.
+
+    sparse → Compiler.compile (compile_module.py) → SparseRewrite (rewrite.py) → compile_graph (compile_graph.py)
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -39,17 +42,18 @@ def sparse(
     mode: str | None = None,
     options: Mapping[str, Any] | Options | None = None,
 ) -> Callable[..., Any]:
-    """Compiles one of Dynamo's graphs: sparse regions by Gossamer, the rest by Inductor (or eagerly).
+    """Compiles one of Dynamo's graphs. Gossamer compiles its sparse regions; Inductor compiles its dense part, or torch runs
+    it eagerly.
 
     gm, example_inputs  as Dynamo passes them: the graph, and a real tensor for each of its inputs
-    mode                as in torch.compile, for what Inductor compiles; with "max-autotune" (and its kin without CUDA
-                        graphs) the sparse schedules are measured, too, instead of predicted (see `tune`)
+    mode                as in torch.compile, for the code that Inductor compiles; "max-autotune" and
+                        "max-autotune-no-cudagraphs" also measure the sparse schedules instead of predicting them (see `tune`)
     options             see `Options`
 
-    Of modules in eval mode, the forward pass is that of inference even if gradients are enabled (see `compile_eval`).
-    A graph that cannot be compiled, or traced by torch, runs as without torch.compile, with a warning.
+    For modules in eval mode, the forward pass is compiled for inference even if gradients are enabled (see `compile_eval`).
+    If a graph cannot be compiled, or torch cannot trace it, the graph runs as without torch.compile, with a warning.
 
-    Raises OptionError for an unknown mode or option; with {"strict": True}, the error of what fails.
+    Raises OptionError for an unknown mode or option. With {"strict": True}, raises each error of a compilation.
     """
     parsed = Options.parse(options)
     check_mode(mode)
@@ -58,7 +62,7 @@ def sparse(
         return compile_dynamo_graph(gm, example_inputs, mode, parsed)
     with collect() as found:
         compiled = compile_dynamo_graph(gm, example_inputs, mode, parsed)
-    from gossamer.backend.dump_page import write_page  # what only dumps need
+    from gossamer.backend.dump_page import write_page  # only dumps need this import
 
     write_page(found, Inputs.of(gm, example_inputs), parsed)
     return compiled
@@ -67,7 +71,7 @@ def sparse(
 def compile_dynamo_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, parsed: Options
 ) -> Callable[..., Any]:
-    """As `sparse`, for a valid mode and valid options. Writes no page."""
+    """Does the same as `sparse`, for a valid mode and valid options. Writes no page."""
     watch_graph_breaks(sparse)
     leave_out_profile_marks()
     inputs = Inputs.of(gm, example_inputs)
@@ -87,8 +91,8 @@ def compile_dynamo_graph(
 
 
 def _checked(gm: fx.GraphModule, inputs: Inputs, options: Options) -> "CheckedGraph":
-    """What compares the compiled graph with this one."""
-    from gossamer.backend.checking.checked_graph import CheckedGraph  # other models need none of it
+    """Returns an object that compares the results of the compiled graph with those of this one."""
+    from gossamer.backend.checking.checked_graph import CheckedGraph  # only the option `check` needs these imports
     from gossamer.backend.checking.locate import Ways
 
     def compile_part(part: fx.GraphModule, values: Sequence[Any], changed: Options) -> Callable[..., Any]:
@@ -101,4 +105,4 @@ trace_experts(sparse)
 trace_flex_gradients(sparse)
 watch_for_generate(sparse)
 watch_packages(ahead_of_time)
-watch_graph_breaks(sparse)  # a model that breaks at its first line never gets as far as calling the backend
+watch_graph_breaks(sparse)  # here, because a model whose graph breaks at its first line never calls the backend

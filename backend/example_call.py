@@ -1,4 +1,4 @@
-"""Models that `explain`, `profile` and others call as examples: as nobody has compiled them, with names for their tensors."""
+"""Prepares models that `explain` and `profile` call: undoes an earlier torch.compile, and names their tensors."""
 
 import inspect
 from collections.abc import Callable
@@ -10,7 +10,9 @@ from gossamer.backend.graph.names import paths
 
 
 def tensor_names(function: Callable[..., Any]) -> dict[int, str]:
-    """The names that tensors of a model, or of those that a function uses, have in graphs of their parts, too."""
+    """Returns the full names of the tensors of a model, or of the models that a function uses, by the tensors' ids.
+
+    With graph breaks, Dynamo names tensors relative to a part of the model. These names are the same in all graphs."""
     owner = getattr(function, "__self__", function)
     if isinstance(owner, nn.parallel.DistributedDataParallel):
         owner = owner.module
@@ -23,16 +25,16 @@ def tensor_names(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def uncompile(modules: list[nn.Module]) -> None:
-    """Makes modules that are compiled in place, or hold a compiled forward, what they were. Not for good: see `unchanged`."""
+    """Undoes in-place compilation of modules and of their forward methods. `unchanged` restores the compiled state later."""
     for module in modules:
-        attributes = vars(module)  # beside torch's wrapper of compiled modules, which sets attributes of another one
+        attributes = vars(module)  # not setattr: torch's wrapper of compiled modules sets attributes of the module inside
         attributes.pop("_compiled_call_impl", None)
         if "forward" in attributes:
             attributes["forward"] = uncompiled(attributes["forward"])
 
 
 def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile was given, if it was."""
+    """Returns the function or module that torch.compile was given, or `model` itself if it is not compiled."""
     for attribute in ("_orig_mod", "_torchdynamo_orig_callable"):
         model = getattr(model, attribute, model)
     return model

@@ -1,4 +1,4 @@
-"""`gossamer.explain`: compiles a model as `backend="sparse"` would, and reports what was decided."""
+"""`gossamer.explain` compiles a model as `backend="sparse"` would, and reports the decisions."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -42,18 +42,18 @@ def explain(
     inputs                   example inputs; predictions are for the number of tokens in them
     options, mode, fullgraph, dynamic
                              as for torch.compile(model, backend="sparse")
-    both                     whether to compile for the other mode, too (`Report.other`), if gradients are enabled. By default a
-                             report about training also has inference, and a report about inference has no training
+    both                     whether to compile for the other mode, too (`Report.other`), if gradients are enabled. By default,
+                             a report about training also covers inference, but a report about inference not training
 
-    `Report.training` says whether the report is about training, which is what compiling the model now would give.
+    The report is about training or inference, as torch.compile would compile the model now. `Report.training` says which.
 
-    The model and the inputs stay as they are. A model that is one graph does not run. A model with graph breaks runs, and its
-    state and inputs are restored, which takes a copy of its parameters. Dynamo is reset before and after, as by
-    torch._dynamo.explain, so compiled functions are compiled again at their next call.
+    The model and the inputs do not change. A model that is one graph does not run. A model with graph breaks runs, and its
+    state and inputs are restored, which takes a copy of its parameters. Like torch._dynamo.explain, this function resets
+    Dynamo before and after, so compiled functions are compiled again at their next call.
 
-    With options={"dump_ir": DIR}, the stages of the code and a page with all of it, index.html, are in that folder.
+    With options={"dump_ir": DIR}, that folder has each stage of the IR, and a page that shows them all, index.html.
 
-    OptionError for an unknown option or mode. With `fullgraph`, torch's error if the graph breaks.
+    Raises OptionError for an unknown option or mode. With `fullgraph`, raises torch's error if the graph breaks.
     """
     parsed = Options.parse(options)
     check_mode(mode)
@@ -69,7 +69,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a model, and how it is to be compiled."""
+    """A call of a model, and the settings to compile it with."""
 
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
@@ -79,7 +79,7 @@ class _Call:
     dynamic: bool | None
 
     def explained(self, options: Options) -> tuple[Report, Held]:
-        """The report about it, and what it holds."""
+        """Returns the report about the call, and the tensors and modules that the model and inputs hold."""
         torch.compiler.reset()
         try:
             with unchanged(self.function, self.inputs, self.kwargs) as held, collect() as found, collect_breaks() as breaks:
@@ -89,7 +89,7 @@ class _Call:
                 with suppress(_Finished):
                     compiled(*self.inputs, **self.kwargs)
         finally:
-            torch.compiler.reset()  # which forgets who watches, too
+            torch.compiler.reset()  # this removes our callbacks, too
             watch_graph_breaks(sparse)
         told = {each.name for each in found.decisions}
         decisions = [*answered(found.decisions), *without_zeros(backend.parameters, told, backend.multiplied)]
@@ -100,7 +100,7 @@ class _Call:
 
 
 class _Finished(BaseException):
-    """Ends the call of a model whose only graph is compiled. Nobody who handles errors takes it for one."""
+    """Ends the call of a model after its only graph is compiled. It is no Exception, so that handlers of errors let it pass."""
 
 
 def _finish(*_: Any) -> Any:
@@ -109,12 +109,12 @@ def _finish(*_: Any) -> Any:
 
 @dataclass(repr=False)
 class _Backend:
-    """The backend, for one call.
+    """The backend for one call. It also collects data for the report.
 
-    found       what was decided about all graphs
-    parameters  of the graphs, by their names
-    multiplied  names of those for which zeros can save time
-    patterns    of what was decided about, by its name
+    found       the decisions about all graphs
+    parameters  the parameters of the graphs, by their names
+    multiplied  the names of the parameters for which zeros can save time
+    patterns    pictures of the tensors that decisions are about, by their names
     """
 
     call: _Call
@@ -126,7 +126,7 @@ class _Backend:
     patterns: dict[str, Any] = field(default_factory=dict)
 
     __name__ = "sparse"
-    compiler_fn = staticmethod(sparse)  # who it compiles for, as torch's own wrappers of backends say it
+    compiler_fn = staticmethod(sparse)  # the backend inside; torch's own wrappers of backends have this attribute
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         decisions = self.found.decisions
@@ -150,22 +150,22 @@ class _Backend:
 
 
 def _other(call: _Call, report: Report, held: Held, options: Options) -> Report | None:
-    """The report about inference beside that about training, or the other way round; None if the model fails there.
+    """Returns the report about the other mode: inference if `report` is about training, and vice versa.
 
-    What is dense runs op by op: no time goes into code that is not going to be used.
+    Returns None if the model fails in that mode. Dense parts are not compiled, because nobody will use their code.
     """
     training = not report.training
     with warnings.catch_warnings(), _in_mode(held.modules, training), torch.enable_grad() if training else torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             return call.explained(replace(options, dense="eager", dump_ir=None, strict=False))[0]
-        except Exception:  # whatever a model raises in a mode that it was not called in
+        except Exception:  # a model can raise any error in a mode that its user does not call it in
             return None
 
 
 @contextmanager
 def _in_mode(modules: list[nn.Module], training: bool) -> Iterator[None]:
-    """The modules in train() or eval() mode, without calling them: some change their weights then."""
+    """Sets the modules to training or eval mode. Does not call train() or eval(), which change the weights of some modules."""
     before = [module.training for module in modules]
     for module in modules:
         module.training = training

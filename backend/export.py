@@ -1,9 +1,9 @@
-"""gossamer.export: a program of torch.export whose sparse layers are kernels of ours, for packages of AOTInductor.
+"""`gossamer.export` returns a program of torch.export whose sparse layers are Gossamer's kernels, for packages of AOTInductor.
 
     program = gossamer.export(model, inputs, dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch._inductor.aoti_compile_and_package(program, package_path="model.pt2")
 
-The package has kernels and packed weights inside. `torch._inductor.aoti_load_package` loads it where torch is.
+The package contains the kernels and packed weights. `torch._inductor.aoti_load_package` loads it on machines that have torch.
 """
 
 import operator
@@ -45,7 +45,7 @@ PASSES = (
     "drop-copies", "distribute-factors", "unsigned-products", "dequantized-products", "routed-experts", "sparse-weights",
     "convolutions",
 )  # fmt: skip
-"""The passes whose results are kernels that need nothing of Python."""
+"""The graph passes whose kernels run without Python. `export` disables all others."""
 
 
 def export(
@@ -56,15 +56,15 @@ def export(
     dynamic_shapes: Any = None,
     options: Mapping[str, Any] | Options | None = None,
 ) -> torch.export.ExportedProgram:
-    """The program of a model whose sparse layers are kernels with packed weights.
+    """Returns a program of the model in which sparse layers are kernels with packed weights.
 
     args, kwargs, dynamic_shapes  as torch.export.export takes them
     options                       as torch.compile takes them (see `Options`)
 
-    The program has the weights as they are now, for inference, and for this machine's processor. Everything but
-    products with pruned weights is left to Inductor. Keep the program as long as you call it in this process.
+    The program has the current weights. It is for inference, and for this machine's processor. Inductor compiles everything
+    but products with pruned weights. Keep the program as long as you call it in this process.
 
-    Raises what torch.export raises, and CompileError where no layer is sparse.
+    Raises the errors of torch.export, and CompileError if no layer is sparse.
     """
     parsed = Options.parse(options)
     given, named = tuple(args), dict(kwargs or {})
@@ -73,7 +73,7 @@ def export(
         program = torch.export.export(smaller, given, named, dynamic_shapes=dynamic_shapes)
         program = program.run_decompositions(inductor_table())
         _drop_assertions(program.graph_module.graph)
-        proxies_of_exports.clear()  # it would hold the program, and so its packed weights, until the next export
+        proxies_of_exports.clear()  # it would keep the program and its packed weights alive until the next export
     graph, inputs = program.graph_module.graph, _inputs(program)
     if reason := stays_dense(inputs.values, parsed):
         raise CompileError(f"the model cannot be exported: {reason}")
@@ -95,13 +95,14 @@ def export(
 
 
 def _without_guards(graph: fx.Graph) -> AbstractContextManager[None]:
-    """In here, fake values that are computed anew narrow no open size: a program has no guards that would tell of it."""
+    """In this context, new fake values add no guards on symbolic sizes. A program has no guards, so they would get lost."""
     mode = detect_fake_mode([node.meta.get("val") for node in graph.find_nodes(op="placeholder")])
     return mode.shape_env.suppress_guards() if mode and mode.shape_env else nullcontext()
 
 
 def _inputs(program: torch.export.ExportedProgram) -> Inputs:
-    """The inputs of a program's graph, whose parameters, buffers and constants are static, unless it writes to them."""
+    """Returns the inputs of a program's graph. Parameters, buffers and constants are static, unless the program writes to
+    them."""
     signature, flat = program.graph_signature, list[Any]()
     given = iter(tree_flatten(program.example_inputs)[0])
     written = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
@@ -120,7 +121,7 @@ def _inputs(program: torch.export.ExportedProgram) -> Inputs:
 
 
 def _with_weights(graph: fx.Graph, inputs: Inputs) -> int:
-    """Puts a call with packed weights where a region is called, in place: the number of calls."""
+    """Replaces each call of a region by a call with packed weights, in place. Returns the number of calls."""
     found = [node for node in graph.nodes if node.target in (region_op.region, region_op.chain)]
     for node in found:
         operands, key = node.args
@@ -135,25 +136,25 @@ def _with_weights(graph: fx.Graph, inputs: Inputs) -> int:
 
 
 def _drop_assertions(graph: fx.Graph) -> None:
-    """Erases assertions of types, which hold. A value that they alone use besides an operation would not be fused into it."""
+    """Erases assertions of types, which always hold. They are users of values, and so prevent their fusion into regions."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         graph.erase_node(node)
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Whether a node without users stays: torch takes attention for random."""
+    """Whether a node without users must stay. torch's own predicate would keep attention, because it takes it for random."""
     schema = getattr(node.target, "_schema", None)
     asserts = getattr(node.target, "__name__", "").startswith(("_assert_scalar", "_assert_async"))
     return node.op in ("placeholder", "output") or asserts or (schema is not None and schema.is_mutable)
 
 
 def _value(node: fx.Node, inputs: Inputs) -> torch.Tensor | None:
-    """What a node stands for at every call."""
+    """Returns the tensor that a placeholder or constant stands for at every call, or None."""
     return inputs.value(node) if node.op == "placeholder" else constants(node.graph).get(node)
 
 
 def _without_dead_inputs(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program of a graph that was rewritten: without weights that it does not read, and with its constants as inputs."""
+    """Returns the program of a rewritten graph. Its constants become inputs; weights that it no longer reads are left out."""
     module, signature = program.graph_module, program.graph_signature
     graph, held, inputs = module.graph, dict(program.constants), list(signature.input_specs)
     first = next(iter(graph.nodes))

@@ -1,4 +1,6 @@
-"""How the calls of a rewritten graph lead to each other, for the page: each sparse call is a part, and so is what lies between.
+"""Divides a rewritten graph into parts, and finds which part reads whose results, for the report's page.
+
+Each sparse call is a part. Connected dense calls between sparse calls are a part.
 
 %e = embedding(%w, %tokens)                 0  input
 %a = add(%e, %p)                            1  dense   embedding, add          from 0
@@ -21,14 +23,14 @@ _MOVED = {
     "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
     "alias", "detach", "getitem",
 }  # fmt: skip
-"""What changes no value: it belongs to the part whose result it takes."""
+"""Operations that change no value. Each belongs to the part whose result it takes."""
 
 
 def flow_of(graph: fx.Graph, names: Mapping[fx.Node, str], regions: Mapping[str, object]) -> list[dict[str, Any]]:
-    """The parts of a graph in an order in which they can run: what each computes, its weights, and whose results it takes.
+    """Returns the parts of a graph in an order in which they can run, as data of the page (see `_part`).
 
-    names    of the placeholders of weights, in the model
-    regions  what the calls of the graph run, by their keys
+    names    the placeholders of weights, and their names in the model
+    regions  the regions that the graph calls, by their keys
     """
     weights: dict[fx.Node, tuple[str, ...]] = {node: (name,) for node, name in names.items()}
     parts = _Parts()
@@ -68,14 +70,15 @@ def _part(
     module: str = "",
     backward: bool = False,
 ) -> dict[str, Any]:
+    """Returns one part: its kind, the numbers of the parts whose results it takes, its weights, and what it computes."""
     return {"kind": kind, "from": [*sources], "weights": [*weights], "about": about, "module": module, "backward": backward}
 
 
 class _Parts:
-    """Nodes in parts, each with the node that leads it.
+    """Nodes in parts. One node of each part is its leader.
 
-    A part has a level: the most sparse calls on a way to it. What is dense and connected on one level is a part, so that no
-    part needs a result of one that needs its own.
+    A part has a level: the largest number of sparse calls on a path to it. Dense nodes that are connected and have the same
+    level form a part. So there is no circle of parts that need each other's results.
     """
 
     def __init__(self) -> None:
@@ -91,7 +94,7 @@ class _Parts:
         return node
 
     def add(self, node: fx.Node) -> None:
-        """Adds a node after those whose results it takes."""
+        """Adds a node. The nodes whose results it takes must have been added before."""
         given = list(dict.fromkeys(self.leader(each) for each in node.all_input_nodes if each in self))
         if _name(node) in _MOVED and len(given) == 1:
             self._leaders[node] = given[0]
@@ -103,7 +106,7 @@ class _Parts:
             self._leaders |= dict.fromkeys((node, *beside[1:]), beside[0])
 
     def members(self) -> dict[fx.Node, list[fx.Node]]:
-        """The nodes of each part, by its leader, in an order in which the parts can run."""
+        """Returns the nodes of each part by its leader. The parts are in an order in which they can run."""
         found = dict[fx.Node, list[fx.Node]]()
         for node in self._leaders:
             found.setdefault(self.leader(node), []).append(node)
@@ -111,7 +114,7 @@ class _Parts:
 
 
 def _are_dense(a: fx.Node, b: fx.Node) -> bool:
-    """Whether they may be of one part: both dense, and both forward or both backward."""
+    """Whether two nodes may be in one part: both are dense, and both are forward or both are backward."""
     return not is_ours(a) and not is_ours(b) and is_backward(a) == is_backward(b)
 
 
@@ -120,7 +123,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _module(nodes: Sequence[fx.Node]) -> str:
-    """The innermost module that all nodes belong to."""
+    """Returns the innermost module that all nodes belong to."""
     paths = dict.fromkeys(module_path(node) for node in nodes if _name(node) not in _MOVED)
     steps = zip(*(path.split(".") for path in paths), strict=False)
     return ".".join(step[0] for step in takewhile(lambda each: len(set(each)) == 1, steps))

@@ -1,13 +1,14 @@
-"""Graphs that an earlier process has compiled: torch keeps its own code on disk, and we keep the regions which that calls.
+"""Keeps rewritten graphs on disk for later processes. Torch keeps its own code, and this cache keeps the regions that it calls.
 
-AOTAutograd's cache spares the tracing of a graph, and with it our rewriting. Its key knows neither the values of parameters
-nor our decisions, so a `fingerprint` of all that we decide by becomes part of it (the `uuid` of our pass). What the rewriting
-came to is stored under the same fingerprint: the regions by their keys, and the decisions for the report. A fingerprint that
-misses something costs speed only: a region notices by itself that a weight is not the one it was compiled for.
+If AOTAutograd's cache has a graph, torch neither traces it nor calls our rewriting. The key of that cache depends neither on
+the values of parameters nor on our decisions. So a `fingerprint` of all that our decisions depend on becomes part of it, as
+the `uuid` of our pass. This cache stores the result of the rewriting under the same fingerprint: the regions by their keys,
+and the decisions for the report. A fingerprint that misses something costs only speed: a region notices if a weight is not the
+one that it was compiled for.
 
-Decisions by measurements that other processes disturbed, or for which the time was too short, are not stored. The next process
-compiles the graph again, and under another fingerprint, because torch has stored its part. After a few times they are stored
-in any case, and a later process decides anew when nobody disturbs it.
+Measurements may be in doubt: other processes disturbed them, or the time was too short. Such decisions are not stored. The
+next process compiles the graph again, under another fingerprint, because torch has stored its part under the first. After
+`_MOST_TRIES` times the decisions are stored in any case. A later process decides again when nobody disturbs it.
 """
 
 import hashlib
@@ -40,21 +41,23 @@ from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
 
-_DIGITS = 32
-_TRIES, _MOST_TRIES, _MOST_AGAIN = "graphs-to-decide-anew", 4, 8
+_DIGITS = 32  # of a fingerprint
+_TRIES, _MOST_TRIES, _MOST_AGAIN = "graphs-to-decide-anew", 4, 8  # a file of fingerprints, and limits for a graph's entries
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What the rewriting of a graph came to.
+    """The result of rewriting a graph.
 
-    regions     by the keys under which their operation finds them, as long as somebody keeps them
-    structures  edge lists, masks, and what depends on them alone, likewise
-    modules     those that define the operations in the graph: where it comes from the cache, nobody else imports them
-    decisions   for the report, the `kernels` that they led to, and the `seconds` of each graph pass
-    lasting     whether it would come to the same in another process
+    regions     the regions, by the keys under which `gossamer::region` finds them while somebody keeps them alive
+    structures  edge lists, masks, and values computed only from them, likewise by their keys
+    modules     Python modules that define the operations in the graph; nobody else imports them if the graph is from a cache
+    decisions   the decisions, for the report
+    kernels     the keys of the kernels that the regions call
+    seconds     the time that each graph pass took
+    lasting     whether another process would get the same result
     training    whether the graph has gradients
-    impurity    why the graph may be computed once only (see `purity`); None if it may be computed twice
+    impurity    why the graph must not be computed twice (see `purity`); None if it may be
     """
 
     regions: Mapping[str, Callee]
@@ -69,12 +72,13 @@ class Rewritten:
 
 
 def version() -> str:
-    """What has rewritten a graph: graphs of another version call operations by other names, so that no cache may mix them."""
+    """Returns the version of the code that rewrites graphs. Other versions call operations by other names, so caches must
+    not mix their graphs."""
     return f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}"
 
 
 def fingerprint(inputs: Inputs, options: Options) -> str | None:
-    """A hash of all that decisions about a graph depend on; None where its regions cannot be kept on disk."""
+    """Returns a hash of all that decisions about a graph depend on, or None if its regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
     kept = all(keeps_kernels(tensor.device) for tensor in tensors)
     if off(CACHE) or cache_files.directory() is None or options.dump_ir or not kept:
@@ -102,22 +106,22 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
 
 
 def try_again(fingerprint: str) -> None:
-    """Has the next process decide anew about a graph."""
+    """Makes the next process decide again about a graph."""
     records.append(_TRIES, fingerprint[:_DIGITS])
 
 
 def is_last_try(fingerprint: str) -> bool:
-    """Whether what is decided about a graph now is stored in any case."""
+    """Whether the decisions about a graph are now stored even if they are in doubt."""
     return records.lines(_TRIES).count(fingerprint[:_DIGITS]) >= _MOST_TRIES
 
 
 def doubt(fingerprint: str) -> None:
-    """Notes that what is stored about a graph was decided while others disturbed."""
+    """Notes that the stored decisions about a graph are in doubt."""
     records.append(_TRIES, _doubtful(fingerprint))
 
 
 def is_to_be_decided_again(fingerprint: str) -> bool:
-    """Whether what is stored about a graph was decided while others disturbed, and now nobody does."""
+    """Whether the stored decisions about a graph are in doubt, and no other process disturbs measurements now."""
     tries = records.lines(_TRIES)
     return _doubtful(fingerprint) in tries and tries.count(fingerprint[:_DIGITS]) < _MOST_AGAIN and quiet_now()
 
@@ -136,7 +140,7 @@ def _described(value: Any) -> str:
 
 
 def _open_sizes(placeholder: fx.Node) -> list[bool]:
-    """Which sizes of the arrays of a wrapper subclass are open: torch's own key does not tell."""
+    """Returns which sizes of the arrays of a wrapper subclass are symbolic. Torch's own key does not contain that."""
     given: Any = placeholder.meta.get("example_value")
     if not is_traceable_wrapper_subclass(given):
         return []
@@ -145,29 +149,31 @@ def _open_sizes(placeholder: fx.Node) -> list[bool]:
 
 
 def remember(fingerprint: str, rewritten: Rewritten) -> None:
-    """Stores what a rewriting came to."""
+    """Stores the result of a rewriting."""
     try:
         disk_cache.write(_key(fingerprint), disk_cache.Entry(pickle.dumps(rewritten), {}))
-    except Exception as problem:  # whatever pickling may raise: what cannot be stored has been compiled all the same
+    except Exception as problem:  # pickling may raise anything; this process has compiled the regions and can use them
         log.info("graph cache: regions cannot be stored (%s), another process compiles the graph again", problem)
 
 
 def recall(fingerprint: str) -> Rewritten | None:
-    """The result of rewriting a graph that torch has found in its cache. None if it is not on disk, or not whole: compile the
-    graph again."""
+    """Returns the result of rewriting a graph that torch has found in its cache. If the result is None, compile the graph
+    again: the entry is missing or damaged."""
     entry = disk_cache.read(_key(fingerprint))
     if entry is None:
         return None
     try:
         found: Rewritten = pickle.loads(entry.code)  # signed with this user's key
-    except Exception as problem:  # whatever unpickling may raise
+    except Exception as problem:  # unpickling may raise anything
         log.info("graph cache: regions cannot be restored (%s), the graph is compiled again", problem)
         return None
     return found
 
 
 def restore(found: Rewritten) -> list[object]:
-    """Makes what such a graph calls known, as long as the result is kept, and records the decisions about it."""
+    """Registers the regions and structures that such a graph calls, and records the decisions about it.
+
+    Keep the returned objects as long as the graph: they are registered by weak references."""
     for module in found.modules:
         import_module(module)
     called: list[object] = [region_op.add(key, region) for key, region in found.regions.items()]

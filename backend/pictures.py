@@ -1,4 +1,4 @@
-"""The patterns of what a graph was decided about, for the page: of its static tensors, and of sparse inputs."""
+"""Makes pictures of sparsity patterns for the page: of static tensors and of sparse inputs that decisions are about."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -13,14 +13,16 @@ from gossamer.dialects.format import Format
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _SAME = 1e-6
-"""Difference of densities up to which a tensor is the one that a decision is about."""
+"""If a tensor's density differs from that of a decision by less than this, the decision is about this tensor."""
 
 
 def patterns_of(inputs: Inputs, decisions: Sequence[Decision], names: Mapping[str, str]) -> dict[str, Any]:
-    """The pattern of each tensor that a decision is about, by its name there; `names` are other names of the inputs.
+    """Returns the pattern of each tensor that a decision is about, by its name in the decision.
 
-    Where several inputs have that name, such as a weight and its mask, it is the one with the density that was decided on. If
-    none has it, there is no picture.
+    names  other names of the inputs
+
+    Several inputs may have that name, such as a weight and its mask. Then the pattern is of the input that has the density of
+    the decision. If no input has that density, there is no pattern.
     """
     given: dict[str, list[Any]] = {}
     for index, name in inputs.names.items():
@@ -32,7 +34,7 @@ def patterns_of(inputs: Inputs, decisions: Sequence[Decision], names: Mapping[st
             continue
         try:
             pattern = next((each for each in _candidates(decision, given.get(decision.name, [])) if each is not None), None)
-        except Exception as problem:  # whatever tensors of other libraries raise: a picture is not worth a compilation
+        except Exception as problem:  # tensors of other libraries may raise anything; the compilation must not fail for it
             log.info("no picture of %s: %s", decision.name, problem)
             continue
         if pattern is not None:
@@ -41,7 +43,7 @@ def patterns_of(inputs: Inputs, decisions: Sequence[Decision], names: Mapping[st
 
 
 def _candidates(decision: Decision, tensors: Sequence[Any]) -> Iterator[dict[str, Any] | None]:
-    """The patterns of the tensors of this name, such as a weight and its mask, and of the product of all of them."""
+    """Yields the patterns of the tensors of this name, such as a weight and its mask, and of the product of all of them."""
     threads, dense = torch.get_num_threads(), list[torch.Tensor]()
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
@@ -57,7 +59,9 @@ def _candidates(decision: Decision, tensors: Sequence[Any]) -> Iterator[dict[str
 
 
 def _sparse(tensor: torch.Tensor, decision: Decision, threads: int) -> dict[str, Any] | None:
-    """The pattern of a SparseTensor, or of an edge list: a row for each target, a column for each source."""
+    """Returns the pattern of a SparseTensor, or of an edge list: a row for each target, a column for each source.
+
+    Returns None if the tensor is neither, or does not fit the shape in the decision."""
     if len(decision.shape) != 2:
         return None
     if isinstance(tensor, SparseTensor):

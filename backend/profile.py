@@ -1,4 +1,4 @@
-"""`gossamer.profile`: compiles a model as `backend="sparse"` would, calls it, and tells where the time goes."""
+"""`gossamer.profile` compiles a model as `backend="sparse"` would, calls it, and reports where the time goes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from gossamer.runtime.torch_internals import tree_flatten
 from gossamer.runtime.watching.calls import watching
 from gossamer.runtime.watching.names import name_tensors
 
-_WARM = 4  # calls before the first one that counts; weights that change at every call have settled then
+_WARM = 4  # calls before the timed ones; by then, weights that change at every call have settled (see weight_states.py)
 
 
 def profile(
@@ -45,16 +45,16 @@ def profile(
     inputs                            example inputs
     options, mode, fullgraph, dynamic as for torch.compile(model, backend="sparse")
     backward                          whether a backward pass follows each call, with gradients of 1 for all results
-    calls                             calls that are timed. Times are medians, in microseconds
+    calls                             the number of timed calls. Times are medians, in microseconds
 
     `Profile.save_trace` writes a trace of one call for chrome://tracing or Perfetto, in which arrows lead from the modules to
     the kernel calls. `Report.save(path, profile=...)` shows the profile on the page of a report.
 
-    The model, its gradients and the inputs stay as they are, which takes a copy of its parameters. Dynamo is reset before and
+    The model, its gradients and the inputs do not change, which takes a copy of the parameters. Dynamo is reset before and
     after, so compiled functions are compiled again at their next call.
 
-    OptionError for an unknown option or mode, or if `calls` is not positive. ArgumentError for `backward` without gradients.
-    With `fullgraph`, torch's error if the graph breaks.
+    Raises OptionError for an unknown option or mode, or if `calls` is not positive. Raises ArgumentError for `backward` without
+    gradients. With `fullgraph`, raises torch's error if the graph breaks.
     """
     parsed = Options.parse(options)
     check_mode(mode)
@@ -79,7 +79,7 @@ def profile(
 
 @dataclass
 class _Call:
-    """A call of a compiled model with a clock, and gradients for these leaves, if there are any."""
+    """A call of a compiled model with a clock. With `leaves`, a backward pass computes their gradients after the call."""
 
     clock: Clock
     compiled: Callable[..., Any]
@@ -89,7 +89,7 @@ class _Call:
     tangents: list[Tensor] = field(default_factory=list)
 
     def __call__(self) -> Round:
-        """The times of one call."""
+        """Runs one call, and returns its times."""
         found = self.clock.round = Round()
         found.start = perf_counter_ns()
         result = self.compiled(*self.inputs, **self.kwargs)
@@ -117,7 +117,7 @@ def _measured(call: _Call, count: int) -> Profile:
         for _ in range(_WARM):
             call()
     plain, watched = list[Round](), list[Round]()
-    for _ in range(count):  # in turns, so that both meet the same disturbances
+    for _ in range(count):  # in turns, so that other work on the machine disturbs both alike
         plain.append(call())
         with watching(clock.wrap):
             watched.append(call())
@@ -136,7 +136,7 @@ class _Backend:
     mode: str | None
 
     __name__ = "sparse"
-    compiler_fn = staticmethod(sparse)  # who it compiles for, as torch's own wrappers of backends say it
+    compiler_fn = staticmethod(sparse)  # the backend inside; torch's own wrappers of backends have this attribute
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return self.clock.graph(compile_dynamo_graph(gm, example_inputs, self.mode, self.options))

@@ -1,7 +1,7 @@
-"""The rewriting of an inference or joint graph, as Inductor calls it and as caches see it.
+"""Rewrites an inference or joint graph when Inductor calls it, and keeps the result in a cache on disk.
 
-Where torch has the rewritten graph in its cache on disk, no graph comes by here, and nothing is loaded of what rewrites and
-compiles them: `compile_graph.py` is the door to that.
+If torch has the rewritten graph in its own cache, it does not call this rewriting. Then `compile_graph.py`, and with it the
+passes and the compiler, are not even imported.
 """
 
 import warnings
@@ -30,11 +30,12 @@ from gossamer.runtime.torch_names import REGIONS
 class SparseRewrite(CustomGraphPass):
     """Rewrites the graphs of one compilation in place, and records the decisions about them.
 
-    fingerprint  a hash of what they depend on, once `keep` has been called; None if they are not kept on disk
-    planar       whether a sparse convolution is in them: its images have pixels innermost
+    fingerprint  a hash of all that the decisions depend on, after a call of `keep`; None if they are not kept on disk
+    planar       whether a convolution in them is sparse; if so, their images have pixels innermost
 
-    What is in doubt is measured, where that is allowed; with `measuring` (mode="max-autotune") all that promises something.
-    With `pure`, raises Impure for a graph that may not be computed a second time.
+    Schedules whose predicted times are close are measured if that is allowed (see `Budget`). With `measuring`
+    (mode="max-autotune"), all schedules that promise a gain are measured. With `pure`, raises Impure for a graph that must not
+    be computed twice.
     """
 
     def __init__(self, inputs: Inputs, options: Options, measuring: bool = False, pure: bool = False) -> None:
@@ -49,12 +50,12 @@ class SparseRewrite(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         if off(REGIONS) or self._inputs is None or not self._inputs.is_whole(graph):
-            return  # `finish` says so
+            return  # `finish` warns about it
         self._impurity = impurity(graph, self._inputs)
         if self._pure and self._impurity:
             raise Impure(self._impurity)
         self._seen = True
-        with disable_current_modes(), torch.no_grad():  # tracing's modes: here real and fake tensors meet
+        with disable_current_modes(), torch.no_grad():  # the modes of tracing, which refuse real tensors beside fake ones
             traced, before = orders_of_results(graph), set(graph.nodes)
             self._rewrite(graph, self._inputs)
             restore_results(graph, traced, before)
@@ -69,7 +70,7 @@ class SparseRewrite(CustomGraphPass):
         if reason := stays_dense(inputs.values, self._options):
             rewritten = graph_cache.Rewritten({}, {}, [], _all_dense(inputs, reason), [], {}, True, in_training(graph))
         else:
-            from gossamer.backend.compile_graph import compile_graph, region_op  # with all of the compiler behind it
+            from gossamer.backend.compile_graph import compile_graph, region_op  # imports the whole compiler
 
             budget = Budget.of(self._measuring)
             rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
@@ -88,8 +89,8 @@ class SparseRewrite(CustomGraphPass):
                 graph_cache.try_again(self.fingerprint)
 
     def keep(self) -> bool:
-        """Has torch keep the rewritten graph on disk, and keeps its regions there; False if that is not to be."""
-        if self._inputs is not None and not self._measuring:  # a user who asks for measurements gets them
+        """Sets the fingerprint under which torch's cache and ours keep the graph. Returns whether they may keep it."""
+        if self._inputs is not None and not self._measuring:  # "max-autotune" always measures
             self.fingerprint = graph_cache.fingerprint(self._inputs, self._options)
             if self.fingerprint is not None and graph_cache.is_to_be_decided_again(self.fingerprint):
                 graph_cache.try_again(self.fingerprint)
@@ -97,7 +98,7 @@ class SparseRewrite(CustomGraphPass):
         return self.fingerprint is not None
 
     def done(self) -> bool:
-        """Whether the graph has come by, or torch had it in its cache and its regions are known again."""
+        """Whether this rewriting has seen the graph, or torch had it in its cache and our cache restored its regions."""
         if not self._seen and self.fingerprint is not None:
             found = graph_cache.recall(self.fingerprint)
             self._impurity = found.impurity if found is not None else None
@@ -113,9 +114,9 @@ class SparseRewrite(CustomGraphPass):
         return self._seen and self._impurity is None
 
     def finish(self) -> list[object]:
-        """To be called after compilation: lets go of the tensors, and notices if the graph never came by.
+        """Drops the tensors, and warns if torch never passed the graph to this rewriting. Call it after the compilation.
 
-        Returns what the rewritten graphs call, which is to be kept as long as they are.
+        Returns the objects that the rewritten graphs call. Keep them as long as these graphs.
         """
         inputs, self._inputs = self._inputs, None
         if inputs is not None and inputs.statics and not self._seen:
@@ -124,7 +125,7 @@ class SparseRewrite(CustomGraphPass):
         return called
 
     def give_up(self, error: Exception) -> None:
-        """To be called instead of `finish` where compilation failed: says that the graph runs uncompiled."""
+        """Warns that the graph runs uncompiled. Call it instead of `finish` if the compilation failed."""
         inputs, self._inputs, self._called = self._inputs, None, []
         warnings.warn(
             f"gossamer: a graph could not be compiled and runs uncompiled: {error}. "
@@ -135,8 +136,11 @@ class SparseRewrite(CustomGraphPass):
             _record_dense(inputs, f"the graph could not be compiled: {error}")
 
     def uuid(self) -> str:
-        """Cache key of the pass: before it runs, a hash of what it decides by; then its decisions are in the graph, as region
-        keys that hash the regions' content, and the version says how they are called."""
+        """Returns the cache key of this pass.
+
+        Before the pass runs, the key is a hash of all that the decisions depend on. Afterwards the graph itself has the
+        decisions, as keys that hash the content of regions. The key is then the version, which tells how graphs call regions.
+        """
         return graph_cache.version() if self._seen or self.fingerprint is None else self.fingerprint
 
 
@@ -150,6 +154,6 @@ def _record_dense(inputs: Inputs, reason: str) -> None:
 
 
 def _all_dense(inputs: Inputs, reason: str) -> list[Decision]:
-    """Decisions that leave every static tensor with zeros dense."""
+    """Returns decisions that leave dense every static tensor with many zeros."""
     tensors = [(static.name, static.tensor) for static in inputs.statics.values() if zero_heavy(static.tensor)]
     return [Decision.dense(name, "-", t.shape, density(t), reason) for name, t in tensors]

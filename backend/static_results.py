@@ -1,10 +1,11 @@
-"""Results of a graph that depend on parameters and buffers alone: computed when these change, not at every call.
+"""Takes results that depend only on parameters and buffers out of a graph. They are computed when these change, not at every
+call.
 
     def hook(layer, inputs):                            torch.nn.utils.prune, and the older weight_norm, work like this
         layer.weight = layer.weight_orig * layer.mask
 
-Dynamo keeps what the hook writes to the module: the graph returns each masked weight, and must compute it even if only sparse
-kernels read it. Such results are taken out of the graph, so that the rest is what it would be without hooks.
+Dynamo keeps the hook's write to the module. So the graph returns each masked weight, and must compute it even if only sparse
+kernels read it. Without these results, the graph is the same as without hooks.
 
     def graph(x, orig, mask):               def graph(x, orig, mask):              beside it, for as long as `orig` and
         weight = mask.to(float) * orig  →       return linear(x, mask * orig)      `mask` do not change:
@@ -30,33 +31,33 @@ from gossamer.runtime.uncounted import counts_writes
 _NEW: set[Any] = {
     operator.mul, operator.truediv, operator.add, operator.sub, torch.mul, torch.div, torch.where, weight_norm,
 }  # fmt: skip
-"""Functions whose results lie in memory of their own."""
+"""Functions that return new memory, never a view."""
 
 _FUNCTIONS = _NEW | {torch.mv, torch.dot, torch.norm}
 _METHODS = {"to", "type_as", "float", "mul", "div", "view", "reshape", "permute", "expand", "expand_as", "unsqueeze"}
-"""What such results are computed with: nothing that writes to its arguments or draws random numbers."""
+"""Functions and methods that may compute such results. None writes to its arguments or draws random numbers."""
 
 _LARGE = 1 << 18
-"""Bytes of a result for which the system hands out fresh pages."""
+"""Size of a result, in bytes, from which the system hands out fresh pages."""
 
 _SPARSE = 0.3
-"""Share of kept entries above which a product with the mask takes less long than writing them between zeros."""
+"""Share of kept entries above which multiplying by the mask is faster than writing the kept entries between zeros."""
 
 
 _Results = Made[tuple[list[torch.Tensor], list[int]]]
-"""Results, and their state."""
+"""Results, and their state (see `_state`)."""
 
 _MOST = 8
-"""Models of one class, which share the graph, whose results are kept."""
+"""Results are kept for at most so many models of one class, which share the graph."""
 
 
 @dataclass
 class StaticResults:
-    """Some results of a graph.
+    """The results of a graph that depend only on static inputs.
 
-    places   where they stand among all results, ascending
-    constant which of them have no gradients
-    inputs   the places of the inputs that they depend on
+    places   their indices among all results, ascending
+    constant the indices, among them, of results without gradients
+    inputs   the indices of the inputs that they depend on
     compute  computes them from these inputs
     """
 
@@ -67,11 +68,12 @@ class StaticResults:
     _made: list[_Results] = field(default_factory=list, init=False)  # of each model
 
     def remembered(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """The results for these inputs, without gradients: those of an earlier call if nothing was written to any of them."""
+        """Returns the results for these inputs, without gradients. Takes those of an earlier call if nobody has written to the
+        inputs or results since."""
         made = next((each for each in self._made if each.is_of(inputs)), None)
         if made is None or not made.is_current(inputs) or made.value[1] != _state(inputs, made.value[0]):
             begun: _Results = Made(inputs, "uncounted", self._forget)
-            with torch.inference_mode(False), torch.no_grad():  # torch counts no writes to what is made in inference mode
+            with torch.inference_mode(False), torch.no_grad():  # torch counts no writes to tensors made in inference mode
                 results = list(self.compute(*inputs))
             begun.value = results, _state(inputs, results)
             self._made = [*[each for each in self._made if each is not made][1 - _MOST :], begun]
@@ -82,10 +84,10 @@ class StaticResults:
         self._made = [each for each in self._made if not each.is_gone]
 
     def beside(self, compiled: Callable[..., Sequence[Any]], twice: bool) -> Callable[..., Sequence[Any]]:
-        """A function that has all results of the graph.
+        """Returns a function that returns all results of the graph.
 
-        compiled  a function of the graph's inputs that has the others
-        twice     whether gradients are enabled, and hardly ever asked for (see `Recomputed`)
+        compiled  a function of the graph's inputs that returns the other results
+        twice     whether gradients are enabled, but callers rarely ask for them (see `Recomputed`)
         """
         needed, values = self.inputs, self._function(twice)
 
@@ -115,7 +117,7 @@ class StaticResults:
 
 
 def split_static_results(module: fx.GraphModule, inputs: Inputs) -> StaticResults | None:
-    """Takes the results that depend on static inputs alone out of a Dynamo graph, in place; None if there are none."""
+    """Takes the results that depend only on static inputs out of a Dynamo graph, in place. Returns None if there are none."""
     placeholders = module.graph.find_nodes(op="placeholder")
     written = {each for node in module.graph.nodes if writes(node) for each in node.all_input_nodes}
     static = {placeholders[n]: n for n in inputs.statics if _is_plain(inputs.values[n]) and placeholders[n] not in written}
@@ -140,7 +142,7 @@ def split_static_results(module: fx.GraphModule, inputs: Inputs) -> StaticResult
 def _apart(
     module: fx.GraphModule, results: Sequence[fx.Node], static: dict[fx.Node, int]
 ) -> tuple[Callable[..., Any], list[int]]:
-    """A function that computes these nodes alone, and the numbers of the inputs that it takes."""
+    """Returns a function that computes only these nodes, and the indices of the inputs that it takes."""
     needed = set(ancestors(results))
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
@@ -153,18 +155,18 @@ def _apart(
 
 
 class _Masked(torch.autograd.Function):
-    """A weight times a mask, in memory that is mapped: in fresh pages the product takes several times as long."""
+    """A weight times a mask, in memory that is already mapped. In fresh pages the product takes several times as long."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        from gossamer.runtime.memory.warm_memory import empty  # models without hooks need nothing of these
+        from gossamer.runtime.memory.warm_memory import empty  # only models with hooks need these imports
         from gossamer.sparsity.compiler.kept_entries import KeptEntries
 
         ctx.save_for_backward(mask)
         kept = KeptEntries.known(mask) if counts_writes(weight) else None
         if kept is None or kept.coordinates.numel() > _SPARSE * mask.numel():
             return torch.mul(weight, mask, out=empty(weight.shape, weight.dtype))
-        # A sparse kernel reads what the mask keeps anyway. To write it between zeros takes half as long as to multiply.
+        # Sparse kernels share these values. Writing them between zeros takes half as long as multiplying by the mask.
         values = kept.shared_values(weight, mask)
         return kept.spread(values, weight.shape[-1]).view(weight.shape)
 
@@ -182,7 +184,7 @@ def _times(a: Any, b: Any) -> Any:
 
 
 def _state(inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[int]:
-    """Changes if an input comes to lie elsewhere in its storage, or if somebody writes to a result."""
+    """Returns numbers that change if an input moves within its storage, or if somebody writes to a result."""
     return [*(each.data_ptr() for each in inputs), *(each._version for each in results)]
 
 

@@ -1,14 +1,14 @@
-"""Libraries that Inductor has had a C++ compiler build, kept beside our own code.
+"""Keeps the libraries that a C++ compiler built for Inductor, in Gossamer's cache on disk.
 
-Torch keeps its graphs in its portable cache (`torch.compiler.save_cache_artifacts`), but not the libraries that they call: in
-another directory the compiler would build them again, which takes longer than all else. So they go along with our entries, and
-are put where Inductor looks for them.
+Torch's portable cache (`torch.compiler.save_cache_artifacts`) has graphs, but not the libraries that they call. In another
+directory the C++ compiler would build them again, which takes longer than all other steps. So Gossamer's cache has them, and
+puts them where Inductor looks for them.
 
     library-<hash>      a library: its place in Inductor's directory, and its bytes
-    libraries-<hash>    the names of those that a graph needs, by its fingerprint; or of those by which torch finds out what a
-                        CPU can do
+    libraries-<hash>    the names of the libraries that a graph needs, by its fingerprint, or of those by which torch tests
+                        the instructions of a CPU
 
-They are code for this CPU: both hashes depend on it.
+They are code for this CPU, so both hashes depend on it.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ from gossamer.runtime.torch_names import LIBRARIES
 log = logging.getLogger("gossamer")
 
 _PLACE = re.compile(r"[a-z0-9]{2}/c[a-z0-9]{40,60}(\.main)?\.so", re.ASCII)
-"""Of a library in Inductor's directory."""
+"""Path of a library within Inductor's directory."""
 
-_LARGEST = 64 << 20
+_LARGEST = 64 << 20  # bytes of a library
 _CHECK, _CHECK_LENGTH = b"_chk_kernel", 4096
-"""What is in the short programs by which torch finds out whether compiler and CPU know some instructions."""
+"""A name in the short programs by which torch tests whether compiler and CPU know some instructions, and their largest size."""
 
 
 @contextmanager
 def kept(fingerprint: str | None) -> Iterator[None]:
-    """While Inductor compiles a graph: has it find libraries that were built for it before, and keeps new ones.
+    """While Inductor compiles a graph, restores the libraries that were built for it before, and keeps new ones.
 
-    Nothing of the kind for None, a graph that is not kept.
+    Does nothing for None, which stands for a graph that is not kept.
     """
     if fingerprint is None or off(LIBRARIES):
         yield
@@ -55,7 +55,7 @@ def kept(fingerprint: str | None) -> Iterator[None]:
 
 
 def _restore(name: str) -> bool:
-    """Puts the libraries of a list where they are missing; whether all are there."""
+    """Writes the missing libraries of a list into Inductor's directory. Returns whether the cache has all of them."""
     known = disk_cache.read(name)
     if known is None:
         return False
@@ -85,7 +85,7 @@ def _keep(name: str, places: Iterable[str]) -> None:
 
 
 def _in_use() -> set[str]:
-    """The places of the libraries of Inductor that this process has loaded."""
+    """Returns the paths of Inductor's libraries that this process has loaded."""
     start = f"{_directory()}/"
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         paths = {line[at:].rstrip("\n") for line in maps if (at := line.find(start)) >= 0}
@@ -94,7 +94,7 @@ def _in_use() -> set[str]:
 
 
 def _checks() -> set[str]:
-    """The places of the libraries by which torch finds out what the CPU can do."""
+    """Returns the paths of the libraries by which torch tests the instructions of the CPU."""
     found = set()
     for path in _directory().glob("??/c*.cpp"):
         place = path.with_suffix(".so").relative_to(_directory()).as_posix()

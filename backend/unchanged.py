@@ -1,10 +1,10 @@
-"""Objects that stay as they are although they are called: what a block changes in them is put back when it ends.
+"""Restores objects after calls: when a block ends, `unchanged` undoes the changes that the block made to them.
 
     with unchanged(model, inputs):
         model(*inputs)          # batch statistics, caches, attributes, inputs that are written in place
 
-A walk over all that the objects hold notes what containers and attributes have in them, and copies tensors. Parameters and
-their gradients are copied only on request, since forward passes hardly ever write to them.
+A walk over all objects that they hold notes the contents of containers and attributes, and copies tensors. Parameters and
+their gradients are copied only on request, because forward passes hardly ever write to them.
 """
 
 import collections
@@ -24,17 +24,17 @@ from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subcl
 _NUMBERS = (int, float, complex, torch.dtype, torch.device, torch.Size)
 _WITHOUT_CONTENT = (*_NUMBERS, str, bytes, range, slice, type(None), type, ModuleType, BuiltinFunctionType, CodeType)
 _OF_OTHERS = ("torch._", "torch.fx", "torch.distributed", "torch.utils", "gossamer.", "logging", "threading", "multiprocessing")
-"""Modules whose objects are no state of a model's: they hold what was compiled, data sets, locks, and files."""
+"""Modules whose objects are not part of a model's state. They hold compiled code, data sets, locks, and files."""
 
 Undo = Callable[[], object]
 
 
 @contextmanager
 def unchanged(*objects: object) -> Iterator["Held"]:
-    """Puts back what the block changes in these objects and all that they hold, and the states of random numbers.
+    """Undoes the changes of the block to these objects, to all that they hold, and to the states of random generators.
 
-    Functions hold the variables that they capture, and the modules, tensors and optimizers that they name. What cannot be put
-    back: what a generator or a file has given, and memory that nothing here leads to.
+    Functions hold the variables that they capture, and the global modules, tensors and optimizers that they name. It cannot
+    restore the position of a Python generator or a file, nor memory that no reference from these objects leads to.
     """
     held = Held(objects)
     generators = (random.getstate(), np.random.get_state())
@@ -49,9 +49,9 @@ def unchanged(*objects: object) -> Iterator["Held"]:
 
 
 class Held:
-    """All that objects hold.
+    """All objects that some objects hold.
 
-    tensors, modules  those among it
+    tensors, modules  the tensors and modules among them
     """
 
     def __init__(self, objects: tuple[object, ...]) -> None:
@@ -70,19 +70,19 @@ class Held:
             waiting += self._note(found)
 
     def copy_parameters(self) -> None:
-        """Has parameters and gradients put back, too, from now on."""
+        """Copies parameters and gradients, so that `put_back` restores them, too."""
         self._undo += [_values(each) for each in self._parameters if _is_memory(each)]
         self._parameters = []
 
     def put_back(self) -> None:
-        """Makes everything what it was when it was noted; the copies are then gone."""
+        """Restores everything to its noted state, and drops the copies."""
         for undo in self._undo:
             undo()
         self._undo.clear()
         self._seen.clear()
 
     def _note(self, found: Any) -> list[Any]:
-        """Notes what an object is made of, and returns it."""
+        """Notes the content of an object, and returns the objects that it holds."""
         if isinstance(found, Tensor):
             return self._note_tensor(found)
         if isinstance(found, np.ndarray):
@@ -148,12 +148,12 @@ _CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque)
 
 
 def _content(found: Any, kind: Any) -> list[Any]:
-    """What is in a container, in order; the keys and values of a mapping."""
+    """Returns the elements of a container in order. For a mapping, keys and values alternate."""
     return [part for pair in kind.items(found) for part in pair] if issubclass(kind, dict) else list(found)
 
 
 def _refill(found: Any, kind: Any, content: list[Any]) -> None:
-    """Fills a container again with what it held; nothing happens where it holds just that."""
+    """Fills a container with its old content, unless it still has that content."""
     now = _content(found, kind)
     if len(now) == len(content) and all(a is b for a, b in zip(now, content, strict=True)):
         return
@@ -168,7 +168,7 @@ def _refill(found: Any, kind: Any, content: list[Any]) -> None:
 
 
 def _named(found: object) -> Iterator[object]:
-    """The modules, tensors, and optimizers that a function reads as globals."""
+    """Yields the modules, tensors, and optimizers that a function reads as globals."""
     function = getattr(found, "__func__", found)
     if isinstance(function, FunctionType):
         values = (function.__globals__.get(name) for name in function.__code__.co_names)
@@ -176,7 +176,7 @@ def _named(found: object) -> Iterator[object]:
 
 
 def _is_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is memory that can be written to."""
+    """Whether a tensor has real, strided memory, to which one can write."""
     plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
     return plain and not is_fake(tensor) and not nn.parameter.is_lazy(tensor) and tensor.untyped_storage().size() > 0
 
@@ -191,12 +191,12 @@ def _write(tensor: Tensor, values: Tensor) -> None:
         with torch.inference_mode():
             _write(tensor, values)
     elif not _equal(tensor, values):
-        once = [0 if stride == 0 else slice(None) for stride in tensor.stride()]  # expanded: each element is written once
+        once = [0 if stride == 0 else slice(None) for stride in tensor.stride()]  # writes each element of an expanded one once
         tensor[tuple(once)].copy_(values[tuple(once)])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one type have the same bits in all elements, as far as a comparison can tell."""
+    """Whether two tensors of one type are equal. False if the type has no comparison."""
     try:
         return torch.equal(a, b)
     except (RuntimeError, NotImplementedError):  # types without a comparison
@@ -208,7 +208,7 @@ def _set_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
 
 
 def _set_memory(tensor: Tensor, alias: Tensor) -> None:
-    """Makes a tensor the same memory again, if it was given another by `.data`, `set_` or `resize_`."""
+    """Gives a tensor its old memory again, if `.data`, `set_` or `resize_` gave it another."""
     if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (alias.data_ptr(), alias.shape, alias.stride()):
         tensor.data = alias
 

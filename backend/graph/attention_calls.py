@@ -1,7 +1,7 @@
-"""Attention that is one operation of a graph: what it is called with, and the operations for its gradients.
+"""Reads attention that is one operation of a graph: its arguments, and the operations for its gradients.
 
 scaled_dot_product(%q, %k, %v, dropout, causal, attn_mask=%m, scale=0.125)    torch's own
-gossamer::attend_masked(%q, %k, %v, %m, 0.125, cap, %seed, dropout, own)      with what torch's does not compute
+gossamer::attend_masked(%q, %k, %v, %m, 0.125, cap, %seed, dropout, own)      with features that torch's does not have
 """
 
 import operator
@@ -21,14 +21,14 @@ _BACKWARDS = {cpu_attention_backward, flex_attention_backward, attend_masked_bac
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """An attention on CPUs.
+    """A call of attention on CPUs.
 
     operands  queries, keys and values, [batch, heads, tokens, size]
-    mask      what is added to the scores, or says which keys are seen; None for nothing
-    given     the scale, None for the usual one
+    mask      numbers to add to the scores, or bools that say which keys are seen; None for no mask
+    given     the scale; None for the usual one
     causal    whether later keys are hidden
 
-    The others are those of a `Scoring`.
+    The other fields are those of a `Scoring`.
     """
 
     node: fx.Node
@@ -43,7 +43,7 @@ class AttentionCall:
 
     @classmethod
     def at(cls, node: fx.Node) -> Self | None:
-        """The one that a node is."""
+        """Returns the call of a node, or None if it calls no attention."""
         arguments: Any = node.args
         if node.target is attend_masked:
             return cls(node, arguments[:3], *arguments[3:])
@@ -55,7 +55,7 @@ class AttentionCall:
 
     @property
     def ours(self) -> bool:
-        """Whether it has what torch's operation does not compute."""
+        """Whether the call is gossamer::attend_masked, which has features that torch's operation does not have."""
         return self.node.target is attend_masked
 
     @property
@@ -65,22 +65,22 @@ class AttentionCall:
 
     @property
     def scale(self) -> float:
-        """Of products of queries and keys."""
+        """The factor of the products of queries and keys."""
         return float(self.values[0].shape[3] ** -0.5 if self.given is None else self.given)
 
     @property
     def scoring(self) -> list[Any]:
-        """The arguments that are a `Scoring`."""
+        """The arguments of a `Scoring`."""
         return [self.scale, self.cap, self.seed, self.dropout, self.own]
 
 
 def calls(graph: fx.Graph) -> Iterator[AttentionCall]:
-    """All of a graph, in order, each as it is when it is asked for."""
+    """Yields all calls of attention in a graph, in order. Reads each node only when the iterator reaches it."""
     return (call for node in list(graph.nodes) if (call := AttentionCall.at(node)) is not None)
 
 
 def gradients_of(attention: fx.Node) -> list[fx.Node]:
-    """The operations for its gradients, in a joint graph. They read its result."""
+    """Returns the operations for the gradients of an attention in a joint graph. They read its result."""
     results = [user for user in attention.users if user.target is operator.getitem]
     readers = (user for result in results for user in users(result) if user.target in _BACKWARDS)
     return list(dict.fromkeys(user for user in readers if same(user.args[4]) in results))

@@ -1,16 +1,16 @@
-"""The backward part of a forward pattern in a joint graph. It is found by sequence numbers and not by a pattern of its own.
+"""Finds the backward part of a forward pattern in a joint graph, by sequence numbers and not by a second pattern.
 
     %s = mul(%x, 0.125)         41                  %g = _softmax_backward_data(%u, %p)       42, backward
     %p = softmax(%s)            42                  %h = mul(%g, 0.125)                       41, backward
 
     forward {%s, %p} from %x to %p   →   upstream %u, nodes {%g, %h}, gradients {%x: [%h]}
 
-AOTAutograd numbers the operations that autograd records. Every node has the number of its operation in `meta["seq_nr"]`,
-forward and backward, and all nodes of a decomposed operation share it. Four facts (torch 2.13) decide what a number says:
-- A forward node that has no gradient carries the number of the last operation before it. The first node of a number owns it.
-- An addition that sums the gradients of several uses carries a stale number, and `meta["is_gradient_acc"]`.
+AOTAutograd numbers the operations that autograd records. Every node, forward or backward, has the number of its operation in
+`meta["seq_nr"]`. All nodes of a decomposed operation share it. Four facts (torch 2.13) limit what a number means:
+- A forward node without a gradient has the number of the last operation before it. The first node with a number owns it.
+- An addition that sums the gradients of several uses has a stale number, and `meta["is_gradient_acc"]`.
 - The backward nodes of a custom autograd function are not marked as backward. So its operations have no backward nodes.
-- What is written into a view in place has a gradient whose numbers no forward node has: they follow those of what wrote.
+- An in-place write to a view has backward nodes whose numbers no forward node has. They follow the numbers of the write.
 """
 
 import operator
@@ -39,24 +39,24 @@ from gossamer.backend.graph.refused import Refused
 aten = torch.ops.aten
 
 _PASSING = SPREADS | {aten.add.Tensor, aten.sub.Tensor, aten.addmm.default, aten.baddbmm.default}
-"""Operations that may hand on a gradient as it is, so that they need no backward node."""
+"""Operations that may pass a gradient on unchanged. So they may have no backward node."""
 _FACTORS: dict[Any, tuple[int, ...]] = {
     aten.mul.Tensor: (0, 1), aten.mm.default: (0, 1), aten.bmm.default: (0, 1),
     aten.addmm.default: (1, 2), aten.baddbmm.default: (1, 2),
 }  # fmt: skip
-"""By product, where its factors are among the arguments."""
+"""The indices of each product's factors among its arguments."""
 _SPARSE = {"gossamer.einsum.default", "gossamer.sample.default"}
-"""Products of all tensors that they are given. The gradient of each is computed from the others alone."""
+"""Products of all their arguments. The gradient of each argument is computed only from the others."""
 
 
 @dataclass(frozen=True)
 class BackwardPart:
-    """What autograd made of a forward pattern.
+    """The backward nodes of a forward pattern.
 
     nodes      the backward nodes that differentiate it
-    upstream   the gradient of its output, which they read; None if none is asked for
-    gradients  by input: the values that leave for it, one for each use where autograd sums them afterwards. An input without a
-               gradient has none; two inputs may share one, as the terms of a sum do
+    upstream   the gradient of its output, which they read; None if the graph has none
+    gradients  for each input, its gradients: one for each use if autograd adds them up outside the pattern. An input may have
+               none. Two inputs may share one, such as the terms of a sum
     """
 
     nodes: frozenset[fx.Node]
@@ -65,7 +65,7 @@ class BackwardPart:
 
 
 class JointGraph:
-    """The numbers of a graph. It stays valid while patterns are replaced, until dead nodes are erased."""
+    """The sequence numbers of a graph. They stay valid while patterns are replaced, until dead nodes are erased."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._backward, forward = (defaultdict[int, list[fx.Node]](list) for _ in range(2))
@@ -75,7 +75,7 @@ class JointGraph:
             if is_tangent(node) or not self._gradients.isdisjoint(node.all_input_nodes):
                 self._gradients.add(node)
             if node.meta.get("is_gradient_acc"):
-                if node.target is aten.add.Tensor and len(node.all_input_nodes) == 2:  # and is none of a hook
+                if node.target is aten.add.Tensor and len(node.all_input_nodes) == 2:  # others are additions of a hook
                     self._sums.append(node)
             elif is_backward(node):
                 self._backward[_number(node)].append(node)
@@ -84,19 +84,19 @@ class JointGraph:
         self._operations = {number: found for number in self._backward if (found := _pieces(forward[number]))}
 
     def operation(self, node: fx.Node) -> list[fx.Node]:
-        """All forward nodes of the operation that a node is, or is a piece of."""
+        """Returns all forward nodes of the operation that a node belongs to."""
         pieces = self._operations.get(_number(node), ())
         return list(pieces) if node in pieces else [node]
 
     def backward_of(self, node: fx.Node) -> list[fx.Node]:
-        """The backward nodes of the operation that a forward node is, or is a piece of."""
+        """Returns the backward nodes of the operation that a forward node belongs to."""
         return self._backward[_number(node)] if node in self._operations.get(_number(node), ()) else []
 
     def part(self, forward: Collection[fx.Node], inputs: Sequence[fx.Node], output: fx.Node) -> BackwardPart:
-        """What belongs to the nodes from some inputs to one output.
+        """Returns the backward part of the nodes `forward`, which compute `output` from `inputs`.
 
-        Nodes of `forward` may be pieces of operations; the other pieces are taken along. Raises Refused if the gradients are
-        not those that autograd makes of these nodes alone, or if anything else reads a value in between.
+        If a node of `forward` is a piece of a decomposed operation, all pieces count. Raises Refused if autograd computed the
+        gradients not only from these nodes, or if any other node reads an intermediate value.
         """
         forward = {piece for node in forward for piece in self.operation(node)}
         nodes, numbers = self._members(forward)
@@ -122,11 +122,14 @@ class JointGraph:
         return node in self._gradients or is_backward(node)
 
     def _members(self, forward: Collection[fx.Node]) -> tuple[set[fx.Node], dict[int, int]]:
-        """The backward nodes of some operations, and the sums of their gradients alone; and by number of a backward node, where
-        that differs, the number of the forward nodes that it differentiates."""
+        """Returns two values for some operations: a set and a dict.
+
+        The set has their backward nodes, and the additions that sum only gradients of them. If a backward node's number differs
+        from that of the forward nodes that it differentiates, the dict maps its number to theirs.
+        """
         found = {each for node in forward for each in self.backward_of(node)}
         known, numbers = sorted({_number(node) for node in forward}), dict[int, int]()
-        for number in sorted(self._backward.keys() - self._operations.keys(), reverse=True):  # as they are computed
+        for number in sorted(self._backward.keys() - self._operations.keys(), reverse=True):  # in backward order
             nodes = self._backward[number]
             if known[0] < number < known[-1] and all(n in found or n in nodes for n in self._read_by(nodes)):
                 found.update(nodes)
@@ -140,8 +143,10 @@ class JointGraph:
         return (n for node in nodes for n in node.all_input_nodes if self._is_gradient(n))
 
     def _check_chain(self, forward: Collection[fx.Node], output: fx.Node, written: Collection[int]) -> None:
-        """Raises Refused if an operation has no backward nodes, but hands a gradient on to others that have. Those of the
-        numbers `written` have some of another number."""
+        """Raises Refused if an operation has no backward nodes, but operations before it have some.
+
+        written  the numbers of operations whose backward nodes have other numbers, which are not checked
+        """
         pending, seen = [output], {output}
         while pending:
             node = pending.pop()
@@ -159,7 +164,7 @@ class JointGraph:
     def _receivers(
         self, value: fx.Node, forward: Collection[fx.Node], inputs: Collection[fx.Node], numbers: dict[int, int]
     ) -> set[fx.Node]:
-        """The inputs of which a value is the gradient."""
+        """Returns the inputs that a value is the gradient of."""
         if value in self._sums:
             first, *others = (self._receivers(n, forward, inputs, numbers) for n in value.all_input_nodes)
             return first.intersection(*others)
@@ -175,7 +180,7 @@ class JointGraph:
     def _handed_on(
         self, node: fx.Node, value: fx.Node, forward: Collection[fx.Node], inputs: Collection[fx.Node]
     ) -> Iterator[fx.Node]:
-        """The inputs that have the gradient of a node, because the operations in between hand it on."""
+        """Yields the inputs that have the same gradient as a node, because the operations between them pass it on."""
         if node in inputs:
             yield node
         elif node in forward and node.target in _PASSING:
@@ -185,7 +190,7 @@ class JointGraph:
                     yield from self._handed_on(before, value, forward, inputs)
 
     def _saved(self, value: fx.Node) -> Iterator[fx.Node]:
-        """The forward values that an operation's gradient is computed from."""
+        """Yields the forward values that an operation's gradient is computed from."""
         number, pending, seen = _number(value), [value], {value}
         while pending:
             for before in pending.pop().all_input_nodes:
@@ -202,7 +207,7 @@ class JointGraph:
 
 
 def _factor(product: fx.Node, read: set[fx.Node], value: fx.Node) -> set[fx.Node]:
-    """The operand of a product of which a value is the gradient: that of a factor is computed from the other one."""
+    """Returns the operand of a product that a value is the gradient of. A factor's gradient is computed from the other one."""
     if str(product.target) in _SPARSE:
         return {n for n in product.all_input_nodes if n not in read and _fits(n, value)}
     factors = {product.args[n] for n in _FACTORS.get(product.target, ())}
@@ -214,16 +219,17 @@ def _factor(product: fx.Node, read: set[fx.Node], value: fx.Node) -> set[fx.Node
 
 
 def _number(node: fx.Node) -> int:
-    """That of its operation; -1 for what autograd does not record, as inputs and what earlier passes made without one."""
+    """Returns the number of a node's operation; -1 for nodes that autograd does not record: inputs, and new nodes of earlier
+    passes."""
     number: int = node.meta.get("seq_nr", -1)
     return number
 
 
 def _pieces(alike: list[fx.Node]) -> list[fx.Node]:
-    """Of the forward nodes of one number, the pieces of the operation that has it. They come first, in a row.
+    """Returns the pieces of the operation that owns a number, from all forward nodes with it. They come first, in a row.
 
-    Autograd copies what an operation overwrites before it, under the same number. Values without gradients own no number: a
-    view that is made again after a write comes behind them.
+    Autograd copies a value before an operation overwrites it, under the same number. Values without gradients own no number.
+    A view that is made again after a write comes after the pieces.
     """
     alike = [*dropwhile(lambda n: n.target in COPIES or not _has_gradient(n), alike)] or [n for n in alike if _has_gradient(n)]
     if not alike:
@@ -235,16 +241,16 @@ def _pieces(alike: list[fx.Node]) -> list[fx.Node]:
 
 
 def _origin(node: fx.Node) -> str:
-    return str(node.meta.get("original_aten", node.name))  # torch makes copies of this, which are not equal
+    return str(node.meta.get("original_aten", node.name))  # a string, because torch copies the object, and copies are not equal
 
 
 def _fits(node: fx.Node, value: fx.Node) -> bool:
-    """Whether a value may be the gradient of a node by its shape."""
+    """Whether the shape of a value allows that it is the gradient of a node."""
     return isinstance(node.meta.get("val"), torch.Tensor) and _has_gradient(node) and same_shape(node, value)
 
 
 def _has_gradient(node: fx.Node) -> bool:
-    """Whether values of this type have one."""
+    """Whether a value of this node's type can have a gradient."""
     value = node.meta.get("val")
     parts = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex()) for each in parts)

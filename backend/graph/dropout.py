@@ -1,4 +1,4 @@
-"""Dropout as it stands in a graph, before and after Inductor's decompositions.
+"""Recognises dropout in a graph, before and after Inductor's decompositions.
 
 native_dropout(%x, share, True)[0]           mul(mul(gt(rand(…), share), %x), 1 / (1 - share))
 """
@@ -19,7 +19,12 @@ _RANDOM = (aten.rand.default, aten.rand_like.default)
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """Dropout of a node: the share that it sets to 0, and what draws the random numbers."""
+    """The dropout of a value.
+
+    of     the value
+    share  the share of elements that become 0
+    drawn  the node that draws the random numbers
+    """
 
     of: fx.Node
     share: float
@@ -52,6 +57,6 @@ _DROPOUTS = [
 
 
 def dropout_at(node: fx.Node) -> Dropout | None:
-    """The dropout whose result a node is."""
+    """Returns the dropout whose result a node is, or None."""
     found: Dropout | None = apply(_DROPOUTS, node)
     return found

@@ -1,7 +1,7 @@
-"""What a graph computes from its integer inputs alone: edge lists with self loops added, degrees, normalised weights.
+"""Finds values that a graph computes only from its integer inputs: edge lists with self loops, degrees, normalised weights.
 
-Such expressions are cut out as FX graphs of their own. They are evaluated when their leaves (an `edge_index`, weights of
-edges that need no gradient) are new, not at every call:
+Their expressions are copied into FX graphs of their own. They are evaluated when their leaves change (an `edge_index`, weights
+of edges without gradients), not at every call:
 
     %row = select(cat([index(%edge_index, [None, ne(…)]), %loops], 1), 0, 0)    →    evaluate(edge_index) = row
 """
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The leaves of a graph, and all nodes computed from them."""
+    """The structure of a graph: its leaves, and all nodes computed only from them."""
 
     leaves: frozenset[fx.Node]
     nodes: frozenset[fx.Node]
@@ -31,7 +31,8 @@ class Structure:
 
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Inputs) -> "Structure":
-        """Leaves are integer and boolean inputs, sizes, and floating point vectors without gradient; none is written to."""
+        """Returns the structure of a graph. Leaves are integer and boolean inputs, sizes, and vectors of floats without
+        gradients. The graph must not write to a leaf."""
         leaves = frozenset(n for n in graph.nodes if n.op == "placeholder" and _is_leaf(n, inputs)) - overwritten(graph)
         return cls(leaves, frozenset(computed_from(graph, leaves)))
 
@@ -39,7 +40,7 @@ class Structure:
         return node in self.nodes
 
     def cut(self, *places: Place) -> Expression:
-        """The expression of some of its nodes."""
+        """Returns the expression of some of its nodes."""
         if places not in self._cuts:
             self._cuts[places] = cut(places, self.leaves)
         return self._cuts[places]
@@ -49,10 +50,13 @@ _CONSTANTS = {
     aten.new_ones.default: 1, aten.ones_like.default: 1, aten.new_zeros.default: 0, aten.zeros_like.default: 0,
     aten.new_full.default: None, aten.full_like.default: None,
 }  # fmt: skip
+"""Operations that fill a tensor like another one, and their number; None if it is an argument."""
 
 
 def part_sizes_from_values(graph: fx.Graph, inputs: Inputs) -> None:
-    """Frees from a tensor's values what needs its size or type only, so that it may belong to the structure.
+    """Rewrites nodes that need only the size or type of a tensor, so that they no longer depend on its values.
+
+    Then they may belong to the structure.
 
     new_ones(%message, [%n])     →   full([%n], 1)
     sym_size(%message, 0)        →   sym_size(%source, 0)
@@ -90,7 +94,7 @@ def _open_sizes(value: Any) -> list[tuple[torch.SymInt, int]]:
 
 
 def _sizes(like: fx.Node) -> list[Any]:
-    """The sizes of the tensor that a node is like."""
+    """Returns the sizes of the tensor that a node is like."""
     source: Any = like.args[0]
     sizes: list[Any] = []
     for dim, size in enumerate(like.meta["val"].shape):
@@ -106,7 +110,7 @@ def _is_leaf(node: fx.Node, inputs: Inputs) -> bool:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         return True
-    if is_tangent(node):  # integers have such, too
+    if is_tangent(node):  # integer results have tangents, too
         return False
     if not isinstance(value, torch.Tensor) or not has_kernels(value.device) or value.layout is not torch.strided:
         return False

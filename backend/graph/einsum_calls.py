@@ -1,4 +1,4 @@
-"""The operations on SparseTensors as they stand in a traced graph: gossamer::einsum, gossamer::sample and their operands."""
+"""Reads the operations on SparseTensors in a traced graph: gossamer::einsum, gossamer::sample, and their operands."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,17 +25,18 @@ class Given(Held[fx.Node]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes as numbers: open ones as they were when the graph was traced."""
+        """The sizes as numbers: for symbolic ones, their values during tracing."""
         return tuple(map(hint, self.sizes))
 
     @property
     def density(self) -> float:
-        """Share of the elements that are stored."""
+        """The share of elements that are stored."""
         return min(1.0, hint(self.values.meta["val"].shape[0]) / max(1, prod(self.shape)))
 
     @property
     def rows(self) -> "Rows | None":
-        """The positions and coordinates of a matrix stored by rows, or by columns (whose letters are exchanged then)."""
+        """Positions and coordinates of a matrix stored by rows, or by columns, for which `row` and `column` are exchanged.
+        None for other formats."""
         if self.format is None or len(self.letters) != 2 or [level.kind for level in self.format.levels] != COMPRESSED_ROWS:
             return None
         if any(level.block > 1 or level.structured for level in self.format.levels):
@@ -47,7 +48,7 @@ class Given(Held[fx.Node]):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A pattern in rows, with the letters of its rows and columns; `pattern` is the same for two that share their arrays."""
+    """A pattern stored by rows, with the letters of its rows and columns."""
 
     positions: fx.Node
     coordinates: fx.Node
@@ -57,13 +58,13 @@ class Rows:
 
     @property
     def pattern(self) -> tuple[fx.Node, fx.Node]:
-        """Positions and coordinates."""
+        """Positions and coordinates: equal for two operands that share their arrays."""
         return self.positions, self.coordinates
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A call of gossamer::einsum or gossamer::sample (whose first operand is the pattern)."""
+    """A call of gossamer::einsum or gossamer::sample. The first operand of gossamer::sample is the pattern."""
 
     node: fx.Node
     spec: Spec
@@ -71,7 +72,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """Its letters, as of torch.einsum."""
+        """The letters of the call, as in torch.einsum."""
         return f"{','.join(operand.letters for operand in self.operands)}->{self.spec.result.letters}"
 
     @property
@@ -86,7 +87,7 @@ class Call:
 
 
 def call_at(node: Any, target: Any) -> Call | None:
-    """What a node calls, if it is this operation."""
+    """Returns the call of a node if it calls the operation `target`, or None."""
     if not isinstance(node, fx.Node) or node.target is not target:
         return None
     arrays, sizes, text = arguments(node)
@@ -102,6 +103,6 @@ def call_at(node: Any, target: Any) -> Call | None:
 
 
 def hint(size: Any) -> int:
-    """A size in a graph, or what it was when it was traced."""
+    """Returns a size in a graph as a number: for a symbolic size, its value during tracing."""
     size = size.meta["val"] if isinstance(size, fx.Node) else size
     return size if isinstance(size, int) else size.node.hint or 0

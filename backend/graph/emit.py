@@ -1,4 +1,4 @@
-"""Adding nodes to a graph, with the values that later rewritings ask about."""
+"""Adds nodes to a graph, with the fake values in `meta["val"]` that later passes read."""
 
 import operator
 from collections.abc import Mapping
@@ -18,7 +18,12 @@ _OWN = ("val", "tensor_meta", "original_aten", "eager_input_vals")  # metadata t
 
 
 class Emitter:
-    """Adds nodes right before one node, or another one, with its provenance and their own fake values."""
+    """Adds nodes for a node, directly before it, or before the node `before`.
+
+    New nodes have the provenance metadata of that node and their own fake values.
+
+    replaced  maps old nodes to the nodes that compute their values now (see `now`)
+    """
 
     def __init__(
         self,
@@ -38,34 +43,34 @@ class Emitter:
         return node
 
     def evaluated(self, node: fx.Node) -> Any:
-        """What a node computes from the fake values of its operands."""
+        """Returns the fake value that a node computes from the fake values of its operands."""
         with self._mode:
             return function_of(node)(*fx.map_arg(node.args, _value), **fx.map_arg(node.kwargs, _value))
 
     def fake(self, value: torch.Tensor) -> torch.Tensor:
-        """What a graph knows of a tensor that never changes."""
+        """Returns a fake value for a tensor that never changes."""
         found: torch.Tensor = self._mode.from_tensor(value, static_shapes=True)
         return found
 
     def now(self, node: Any) -> Any:
-        """The node that computes this value now; a number stays what it is."""
+        """Returns the node that computes a node's value now. Returns numbers unchanged."""
         return self._replaced.get(node, node)
 
     def sizes(self, node: fx.Node, axes: tuple[int, ...]) -> list[int | fx.Node]:
-        """Some sizes of a value: numbers where they are static."""
+        """Returns some sizes of a value: numbers for static sizes, nodes for symbolic ones."""
         node = self.now(node)
         shape = node.meta["val"].shape
         numbers = [_number(shape[a]) for a in axes]
         return [s if isinstance(s, int) else self(aten.sym_size.int, node, a) for a, s in zip(axes, numbers, strict=True)]
 
     def zeros(self, like: fx.Node) -> fx.Node:
-        """Zeros of the sizes and the type of a value, in an operation that Inductor lowers."""
+        """Adds zeros with the sizes and the type of a value. Uses an operation that Inductor can lower."""
         value = like.meta["val"]
         sizes = self.sizes(like, tuple(range(value.dim())))
         return self(aten.full.default, sizes, 0, dtype=value.dtype, device=value.device)
 
     def _size(self, size: torch.SymInt) -> int | fx.Node:
-        """A size as an argument, since a graph holds no symbols: the number that guards have fixed, or a node that has it."""
+        """Returns a size as an argument: the number that guards have fixed, or a node. Arguments cannot be symbols."""
         number = _number(size)
         if isinstance(number, int):
             return number
@@ -83,10 +88,10 @@ class Emitter:
 
 
 def take_place(node: fx.Node, by: fx.Node) -> None:
-    """Has all that uses the results of a node use those of another, which may lie otherwise in memory.
+    """Replaces a node by another one, whose results may have other strides, and updates the fake values of the results.
 
-    What a backward graph is given is described by these values: by those of before, its strides would be fixed to the numbers
-    that they had when it was traced. Results that the graph returns are brought to the old strides, so they keep the values.
+    Fake values describe the inputs of a backward graph. With the old values, strides would be fixed to the traced numbers.
+    Results that the graph returns keep their old fake values, because `strides.py` restores their strides.
     """
     node.replace_all_uses_with(by)
     results: list[tuple[fx.Node, Any]] = [
@@ -102,7 +107,7 @@ def take_place(node: fx.Node, by: fx.Node) -> None:
 
 
 def _number(size: Any) -> Any:
-    """A size; a number where guards have fixed it."""
+    """Returns a size, or its number if guards have fixed it."""
     fixed = fixed_value(size)
     return size if fixed is None else fixed
 
@@ -112,12 +117,12 @@ def _value(node: fx.Node) -> Any:
 
 
 def provenance(node: fx.Node) -> dict[str, Any]:
-    """What nodes made for a node have of its metadata."""
+    """Returns the metadata that new nodes take over from the node that they are made for."""
     return {k: v for k, v in node.meta.items() if k not in _OWN}
 
 
 def constant(before: fx.Node, value: torch.Tensor) -> fx.Node:
-    """A node before another one for a tensor that the graph holds from now on."""
+    """Adds a constant tensor to a graph. Returns its node, which is before another one."""
     module = before.graph.owning_module
     assert module is not None
     number = 0
@@ -125,7 +130,7 @@ def constant(before: fx.Node, value: torch.Tensor) -> fx.Node:
         number += 1
     module.register_buffer(name, value)
     with before.graph.inserting_before(before):
-        node = before.graph.call_function(aten.lift_fresh_copy.default, (before.graph.get_attr(name),))  # as tracing has them
+        node = before.graph.call_function(aten.lift_fresh_copy.default, (before.graph.get_attr(name),))  # as in traced graphs
     mode = detect_fake_mode([before.meta["val"]])
     node.meta["val"] = mode.from_tensor(value)
     return node

@@ -1,9 +1,9 @@
-"""Expressions: what some values of a graph are computed from, cut out as a graph of its own.
+"""Copies the computation of some values out of a graph, as an expression: a graph of its own.
 
     %t = permute(mul(%weight, %mask), [1, 0])   →   evaluate(weight, mask) = (permute(mul(weight, mask), [1, 0]),)
 
-What is known before the graph runs, weights and edge lists, are the leaves. What is computed from them alone is evaluated when
-they are new, not at every call.
+The leaves of an expression are known before the graph runs, such as weights and edge lists. An expression depends only on its
+leaves. So Gossamer evaluates it when the leaves change, not at every call.
 """
 
 import hashlib
@@ -28,11 +28,12 @@ _ON_SIZES = {operator.add, operator.sub, operator.mul, operator.floordiv, torch.
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """Several values that depend on leaves only.
+    """Several values that depend only on leaves.
 
-    leaves    tensors, and `numbers` sizes, in the order in which `evaluate` takes their values
-    evaluate  leaf values → the values, None where none was asked for
-    key       hash of the expression: equal keys compute the same from equal leaves
+    leaves    the tensors that `evaluate` takes, in order
+    numbers   the sizes that `evaluate` takes after them, in order
+    evaluate  leaf values → the values, with None for each place that was None (see `cut`)
+    key       hash of the expression: expressions with equal keys compute the same from equal leaves
     """
 
     leaves: tuple[fx.Node, ...]
@@ -42,8 +43,10 @@ class Expression:
 
 
 def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node], of_several: bool = False) -> set[fx.Node]:
-    """The leaves, and the nodes that are computed from them alone, by operations without side effects or chance; `of_several`
-    takes those with several results, too."""
+    """Returns the leaves, and the nodes that are computed only from them, by operations without side effects or randomness.
+
+    of_several  whether to include operations with several results
+    """
     found = set(leaves)
     for node in graph.nodes:
         if is_pure(node, of_several) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
@@ -52,7 +55,7 @@ def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node], of_several: bool =
 
 
 def cut(places: Sequence[Place], leaves: Container[fx.Node]) -> Expression:
-    """The expression of some nodes that are computed from leaves. Sizes that guards have fixed are numbers in it."""
+    """Returns the expression of some nodes that are computed from leaves. Sizes that guards have fixed become numbers."""
     order = ancestors([p for p in places if p is not None], lambda n: n in leaves or fixed_size(n) is not None)
     copies: dict[fx.Node, Any] = {node: size for node in order if (size := fixed_size(node)) is not None}
     used = [n for n in order if n in leaves and n not in copies]
@@ -71,17 +74,17 @@ def cut(places: Sequence[Place], leaves: Container[fx.Node]) -> Expression:
 
 
 def content_key(evaluate: fx.GraphModule, *more: object) -> str:
-    """A hash of what a graph computes, and of what else its result depends on."""
+    """Returns a hash of a graph's code, and of further objects that its result depends on."""
     return hashlib.sha256(f"{evaluate.code}{more}".encode()).hexdigest()[:16]
 
 
 class _Number(int):
-    """That of a node, in the place of the node."""
+    """The number of a node, in the place of the node."""
 
 
 def to_steps(evaluate: fx.GraphModule) -> list[tuple[str, Any, Any]]:
-    """A graph of operations as data that can be pickled. Read in torch's own way, it would have constants in the place of what
-    depends on no leaf."""
+    """Returns a graph as data that can be pickled. torch's own way to load graphs would evaluate nodes that depend on no leaf,
+    and replace them by constants."""
     numbers = {node: _Number(n) for n, node in enumerate(evaluate.graph.nodes)}
     return [
         (
@@ -94,7 +97,7 @@ def to_steps(evaluate: fx.GraphModule) -> list[tuple[str, Any, Any]]:
 
 
 def from_steps(steps: Sequence[tuple[str, Any, Any]]) -> fx.GraphModule:
-    """The graph that `to_steps` was given."""
+    """Returns the graph from the data that `to_steps` returned."""
     graph, made = fx.Graph(), list[fx.Node]()
     for op, target, arguments in steps:
         if op == "call_function" and isinstance(target, str):
@@ -107,13 +110,13 @@ def from_steps(steps: Sequence[tuple[str, Any, Any]]) -> fx.GraphModule:
 
 
 def evaluated(evaluate: Callable[..., T], leaves: Sequence[torch.Tensor], numbers: Sequence[int] = ()) -> T:
-    """What an expression has for real leaves, out of reach of autograd and autocast."""
+    """Evaluates an expression on real leaves, without autograd and autocast."""
     with torch.no_grad(), torch.autocast(leaves[0].device.type if leaves else "cpu", enabled=False):
         return evaluate(*leaves, *numbers)
 
 
 def is_pure(node: fx.Node, of_several: bool = False) -> bool:
-    """Whether a node computes something of its arguments, without side effects or chance."""
+    """Whether the value of a node depends only on its arguments, without side effects or randomness."""
     if node.op != "call_function":
         return False
     if node.target in _ON_SIZES or (of_several and node.target is operator.getitem):

@@ -1,9 +1,9 @@
-"""torch.nn's fast paths for inference, each of them one opaque operation, taken apart: so the weights within are found.
+"""Decomposes torch.nn's fast paths for inference. Each is one opaque operation, in which no pass would find the weights.
 
     _transformer_encoder_layer_fwd(%src, …)      →    linear, attention, linear, layer_norm, linear, gelu, linear, layer_norm
     _native_multi_head_attention(%q, %k, %v, …)  →    linear, attention, linear
 
-As torch has it: masks are true (or not 0) where a key is hidden, over pairs of query and key or, of type 1, over keys alone.
+As in torch, masks are true (or not 0) for hidden keys. A mask has pairs of query and key or, if it is of type 1, only keys.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def _multi_head_attention(
 
 
 def _attended(queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None, mask_type: int | None) -> Tensor:
-    """[batch, queries, heads * size] of each."""
+    """Returns the result of attention, [batch, queries, heads * size], from queries, keys and values of such shapes."""
     q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (queries, keys, values))
     if mask is not None:
         mask = ~mask.to(torch.bool)
@@ -97,4 +97,4 @@ IN_PARTS: dict[Any, Callable[..., Any]] = {
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten._native_multi_head_attention.default: _multi_head_attention,
 }
-"""A decomposition table."""
+"""A decomposition table for AOTAutograd."""

@@ -1,4 +1,4 @@
-"""Which nodes of an ATen graph a region's epilogue can take, and how it reads the tensors around it."""
+"""Decides which nodes of an ATen graph a region's epilogue can compute, and how it reads their operands."""
 
 import operator
 from typing import Literal
@@ -32,21 +32,21 @@ _MEMORY_FORMATS = (None, torch.contiguous_format, torch.preserve_format)
 
 
 def is_elementwise(node: fx.Node) -> bool:
-    """Whether a kernel can compute this node on one finished sum at a time."""
+    """Whether a kernel can compute this node on one element of the product at a time."""
     if node.op != "call_function" or node.target not in ELEMENTWISE:
         return False
     if node.target is aten.pow.Tensor_Scalar:
         return node.args[1] in (2, 3)
     if node.target is aten._to_copy.default and set(node.kwargs) != {"dtype"}:
         return False
-    # LLVM calls a function to narrow a double to half a word, which torch does not bring along.
+    # To convert f64 to f16 or bf16, LLVM calls a function that torch's libraries do not have.
     narrow = node.meta["val"].dtype in (torch.float16, torch.bfloat16)
-    values = (n.meta["val"] for n in node.all_input_nodes)  # sizes among them
+    values = (n.meta["val"] for n in node.all_input_nodes)  # these may be sizes
     return not (narrow and any(isinstance(each, torch.Tensor) and each.dtype is torch.float64 for each in values))
 
 
 def is_identity(node: fx.Node, axis: int = -1) -> bool:
-    """Whether this node keeps all values and the dimension of the features, so that it vanishes in a region on matrices."""
+    """Whether this node keeps all values and the dimension of the features. A region on matrices leaves such nodes out."""
     if node.op != "call_function" or node.target not in VIEWS | COPIES:
         return False
     source, value = node.all_input_nodes[0].meta["val"], node.meta["val"]
@@ -58,7 +58,7 @@ def is_identity(node: fx.Node, axis: int = -1) -> bool:
 
 
 def is_row_reduction(node: fx.Node) -> bool:
-    """Whether this node reduces the last dimension of a tensor (sum, mean, norm, greatest or least), and keeps it."""
+    """Whether this node reduces the last dimension of a tensor (sum, mean, norm, maximum or minimum), with keepdim=True."""
     if node.op != "call_function" or node.target not in _ROW_REDUCTIONS:
         return False
     given = arguments(node)
@@ -74,7 +74,7 @@ def is_row_reduction(node: fx.Node) -> bool:
 
 
 def constant_of(node: fx.Node) -> float | int | bool | None:
-    """The number that a tensor holds everywhere, where the graph says so."""
+    """Returns the number that a tensor is full of, or None if the graph does not show one."""
     value, dtype = None, getattr(node.meta.get("val"), "dtype", None)
     while node.op == "call_function" and node.target in VIEWS | COPIES | {prims.convert_element_type.default}:
         node = arguments(node)[0]
@@ -88,8 +88,10 @@ def constant_of(node: fx.Node) -> float | int | bool | None:
 
 
 def kind_of(node: fx.Node, shape: torch.Size, axis: int = -1) -> Kind | None:
-    """How an operand is read by an elementwise node of the given shape, whose features are along `axis`, [..., M] by default;
-    None if a region cannot read it."""
+    """Returns how an elementwise node of a shape reads an operand, or None if a region cannot read it.
+
+    axis  the dimension of the features; by default the last one
+    """
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -98,7 +100,7 @@ def kind_of(node: fx.Node, shape: torch.Size, axis: int = -1) -> Kind | None:
         return "matrix"
     if all(equal(size, 1) for size in sizes):
         return "scalar"
-    behind = axis % len(shape) - len(shape)  # in all of its operands, from the end
+    behind = axis % len(shape) - len(shape)  # the axis of features, counted from the end, as in all operands
     if -behind <= len(sizes) and equal(sizes[behind], shape[behind]):
         others = [*sizes[:behind], *sizes[len(sizes) + behind + 1 :]]
         if all(equal(size, 1) for size in others):

@@ -1,4 +1,4 @@
-"""The interface of a graph pass. `backend/graph_passes.py` lists all passes in their order."""
+"""The interface of a graph pass. `backend/graph_passes.py` lists all passes, and `backend/compile_graph.py` runs them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,13 +16,13 @@ from gossamer.dialects.errors import CompileError
 
 @dataclass(frozen=True, eq=False)
 class GraphContext:
-    """What graph passes know besides the graph.
+    """The arguments of graph passes besides the graph.
 
-    inputs     the real inputs that Dynamo gave
-    options    the user's
-    dump       where stages are written to, None if nowhere
-    measuring  what is measured, and for how long; None where predictions decide
-    exported   whether the graph is for processes without Gossamer, which have kernels and no more of it
+    inputs     the real inputs from Dynamo
+    options    the user's options
+    dump       writes stages to a folder; None if there is none
+    measuring  the time that is left for measurements, and their rules; None if only predictions decide
+    exported   whether the graph will run in processes without Gossamer, which can only call kernels
     """
 
     inputs: Inputs
@@ -32,7 +32,7 @@ class GraphContext:
     exported: bool = False
 
     def reason(self, problem: Refused | CompileError) -> str:
-        """Why something stays as it is. What failed to compile is raised under `strict`."""
+        """Returns why a part of the graph stays as it is. With the option `strict`, raises a CompileError instead."""
         if isinstance(problem, Refused):
             return str(problem)
         if self.options.strict:
@@ -44,9 +44,9 @@ class GraphPass(Protocol):
     """A rewriting of an inference or joint graph."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Rewrites the graph in place, its nodes' `meta["val"]` kept right; what was decided, for the report.
+        """Rewrites the graph in place, and keeps `meta["val"]` of its nodes correct. Returns the decisions, for the report.
 
-        What fails to compile warns and stays as it was, or is raised under `strict`. Whatever else is raised is a bug: the
-        graph goes on as if there were no such pass.
+        If a part fails to compile, the pass warns and leaves it as it was. With the option `strict`, it raises the error. Any
+        other error is a bug: `compile_graph` then restores the graph, and runs without this pass.
         """
         ...

@@ -1,8 +1,8 @@
-"""Which inputs of a graph are static, what they are called, and how many zeros they hold.
+"""Finds the static inputs of a graph, their names, and their zeros.
 
-Dynamo hands the outer backend the real tensors; AOTAutograd then traces with fake ones. So the real values are read
-here, before tracing, and tied to the placeholders of the traced graph by the input descriptors AOTAutograd leaves there.
-Where Dynamo splits a graph before (DistributedDataParallel), the tensors are fake already, and its notes lead to the real ones.
+Dynamo passes real tensors to the backend. AOTAutograd then traces with fake ones. So this file reads the real values before
+tracing. Afterwards it finds the placeholder of each in the traced graph by AOTAutograd's input descriptors. If Dynamo splits a
+graph (DistributedDataParallel), the backend gets fake tensors, and Dynamo's notes on the placeholders have the real ones.
 """
 
 import re
@@ -32,18 +32,18 @@ from gossamer.runtime.torch_internals import (
 )
 
 _ARRAY = re.compile(r"_(stored|positions\d+|coordinates\d+)")
-"""Of a SparseTensor."""
+"""Names of the arrays of a SparseTensor."""
 
 
 class Unmatched(Exception):
-    """The real inputs cannot be tied to a graph; the message says why."""
+    """The real inputs do not match a graph. The message says why."""
 
 
 @dataclass(frozen=True)
 class Static:
-    """A tensor that stays the same object from call to call: a parameter, a buffer, an attribute, a captured variable.
+    """A tensor that is the same object at every call: a parameter, a buffer, an attribute, a captured variable.
 
-    tensor  as plans are to be made for it; mostly itself, see `foreseen`
+    tensor  the tensor to plan for: mostly the input itself, or its values after training (see `foreseen`)
     """
 
     name: str
@@ -54,10 +54,10 @@ class Static:
 class Inputs:
     """The inputs of a Dynamo graph, and which of them are static.
 
-    values   real tensors where they can be had: between the parts of a split graph there are fake ones
-    statics  by the number of the input; all of them are real
-    unknown  names and shapes of static tensors whose content nobody knows
-    names    what a user calls them, by the number of the input
+    values   the input values: real tensors, except values that flow between the parts of a split graph
+    statics  the static inputs, by the number of the input; all are real tensors
+    unknown  names and shapes of static tensors whose real values are not known
+    names    the users' names of inputs, by the number of the input
     """
 
     module: fx.GraphModule
@@ -68,7 +68,7 @@ class Inputs:
 
     @classmethod
     def of(cls, module: fx.GraphModule, values: Sequence[Any]) -> "Inputs":
-        """`values` are the example inputs that Dynamo passed with `module`, one for each placeholder."""
+        """Returns the inputs of a module. `values` are Dynamo's example inputs, one for each placeholder."""
         statics, unknown, found = dict[int, Static](), list[tuple[str, tuple[int, ...]]](), list(values)
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         namer, names = Names(), dict[int, str]()
@@ -87,14 +87,14 @@ class Inputs:
         return cls(module, found, statics, unknown, names)
 
     def is_whole(self, graph: fx.Graph) -> bool:
-        """Whether `graph` is the whole traced graph; the bodies of branches and loops carry no descriptors."""
+        """Whether `graph` is the whole traced graph. The bodies of branches and loops have no descriptors."""
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         return not placeholders or any(isinstance(n.meta.get("desc"), AOTInput) for n in placeholders)
 
     def match(self, graph: fx.Graph) -> dict[fx.Node, Static]:
-        """The placeholders of an inference or joint graph that are static; of a joint one none that it writes to.
+        """Returns the static placeholders of an inference or joint graph, without those that a joint graph writes to.
 
-        Raises Unmatched where the graph's inputs are not these.
+        Raises Unmatched if the graph has other inputs.
         """
         found: dict[fx.Node, Static] = {}
         written = overwritten(graph)
@@ -110,24 +110,26 @@ class Inputs:
         return found
 
     def value(self, node: fx.Node) -> torch.Tensor | None:
-        """The real tensor that a placeholder of a traced graph stands for, if it is one of the inputs."""
+        """Returns the real tensor of a placeholder in a traced graph, or None if it is not one of the inputs."""
         return self.given(node.meta.get("desc"))
 
     def given(self, desc: object) -> torch.Tensor | None:
-        """The real tensor that a descriptor of AOTAutograd stands for, if it is one of the inputs."""
+        """Returns the real tensor of an AOTAutograd descriptor, or None if it is not one of the inputs."""
         value = self._resolve(desc)[1]
         return value if isinstance(value, torch.Tensor) and not is_fake(value) else None
 
     def given_now(
         self, leaves: Sequence[fx.Node], numbers: Sequence[fx.Node], sized: Sequence[torch.Tensor]
     ) -> list[torch.Tensor] | None:
-        """The real tensors of some placeholders; None if one is not to be had, or sizes are open, of `numbers` or tensors."""
+        """Returns the real tensors of the placeholders `leaves`.
+
+        Returns None if one is not known, if there are `numbers`, or if a tensor in `sized` has a symbolic size."""
         found = [value for leaf in leaves if (value := self.value(leaf)) is not None]
         fixed = not numbers and all(isinstance(n, int) for x in sized for n in x.shape)
         return found if fixed and len(found) == len(leaves) else None
 
     def name(self, node: fx.Node) -> str:
-        """What a user calls the input behind a placeholder of a traced graph."""
+        """Returns the user's name of the input behind a placeholder of a traced graph."""
         desc = node.meta.get("desc")
         while isinstance(desc, SubclassGetAttrAOTInput):
             desc = desc.base
@@ -136,7 +138,7 @@ class Inputs:
         return self.names.get(desc.idx, node.name) if isinstance(desc, PlainAOTInput) else node.name
 
     def _resolve(self, desc: object) -> tuple[Static | None, object]:
-        """The static (if it is one) and the real value that a descriptor of AOTAutograd stands for."""
+        """Returns the static input (or None) and the real value of an AOTAutograd descriptor."""
         if isinstance(desc, PlainAOTInput):
             if desc.idx >= len(self.values):
                 raise Unmatched(f"it has an input {desc.idx}, only {len(self.values)} were given")
@@ -155,9 +157,10 @@ class Inputs:
 
 
 def noticed(leaves: Sequence[fx.Node], verify: Verify) -> Verify:
-    """How a change of these placeholders is noticed, if `verify` is what a user asked for.
+    """Returns how to notice changes of these placeholders, if the user asked for `verify`.
 
-    Torch counts no writes to what a wrapper subclass (a DTensor) is over; those to the arrays of a SparseTensor we count.
+    Torch does not count writes to the tensors inside a wrapper subclass, such as DTensor. So their values are compared.
+    Gossamer itself counts writes to the arrays of a SparseTensor.
     """
     return "full" if any(_is_within_another(leaf.meta.get("desc")) for leaf in leaves) else verify
 
@@ -167,15 +170,16 @@ def _is_within_another(desc: object) -> bool:
 
 
 def density(tensor: torch.Tensor) -> float:
-    """Share of the elements that are not zero; 1 for an empty tensor. A NaN is a nonzero."""
+    """Returns the share of elements that are not zero; 1 for an empty tensor. A NaN is a nonzero."""
     return count_nonzeros(tensor) / tensor.numel() if tensor.numel() else 1.0
 
 
 def zero_heavy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether a user who pruned this tensor expects to hear about it: a matrix of floats or `dtype`, a tenth of it zeros."""
+    """Whether the report should have a line about this tensor: at least two dimensions of floats or `dtype`, and at least 256
+    elements, of which at least a tenth are zeros."""
     return (
         tensor.layout is torch.strided
-        and not is_traceable_wrapper_subclass(tensor)  # which may have no elements to look at
+        and not is_traceable_wrapper_subclass(tensor)  # they may have no elements
         and (tensor.is_floating_point() or tensor.dtype is dtype)
         and not tensor.is_meta
         and tensor.dim() >= 2
@@ -185,27 +189,27 @@ def zero_heavy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
 
 
 def _real(value: Any, placeholder: fx.Node) -> Any:
-    """What a fake tensor stands for, as Dynamo noted with its placeholder; itself where nothing is noted."""
+    """Returns the real tensor that Dynamo noted with the placeholder of a fake one. Without a note, returns `value`."""
     noted = getattr(placeholder.meta.get("grapharg"), "example", None) if is_fake(value) else None
     return noted if isinstance(noted, torch.Tensor) else value
 
 
 def overwritten(graph: fx.Graph) -> set[fx.Node]:
-    """The placeholders that a joint graph writes to; of an inference graph none.
+    """Returns the placeholders that a joint graph writes to; for an inference graph, none.
 
-    What is computed from them has another value in the backward pass.
+    Values that are computed from them differ between the forward and the backward pass.
     """
     return written_by(graph) if in_training(graph) else set()
 
 
 def constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
-    """The tensors that tracing has put into a graph itself."""
+    """Returns the tensors that tracing has put into a graph as constants, by their nodes."""
     found = {n: attrgetter(n.target)(graph.owning_module) for n in graph.nodes if n.op == "get_attr"}
     return {node: value for node, value in found.items() if type(value) is torch.Tensor}
 
 
 def written_by(graph: fx.Graph) -> set[fx.Node]:
-    """The placeholders that a graph writes to, in itself or by what it returns for them."""
+    """Returns the placeholders that a graph writes to, by `copy_` or by returning new values for them."""
     named = {node.meta["desc"]: node for node in graph.nodes if node.op == "placeholder" and "desc" in node.meta}
     into = [getattr(desc, "mutated_input", None) for desc in graph.output_node().meta.get("desc", ())]
     copied = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
@@ -220,7 +224,7 @@ def _is_static(source: Any, tensor: torch.Tensor) -> bool:
         if type(source).__name__ not in containers:
             return True
         source = source.base
-    # What is left is a captured variable, a global, or an argument (so is an element of an argument's containers).
+    # The remaining sources are captured variables, globals, and arguments or elements of containers in arguments.
     captured = isinstance(source, LocalSource) and source.is_derefed_cell_contents and not source.is_input
     return captured or isinstance(source, GlobalSource)
 

@@ -1,6 +1,6 @@
-"""One of Dynamo's graphs, kept to be compiled again when Dynamo is through with its frame.
+"""Keeps one of Dynamo's graphs, to compile it again after Dynamo has finished its frame. `compile_eval.py` uses it.
 
-Dynamo's notes about inputs hold tensors, and it takes them away in the end. A kept graph holds none, and goes on without.
+Dynamo's notes about inputs hold tensors, and Dynamo deletes them after the compilation. A kept graph has notes without tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from gossamer.runtime.torch_internals import CompileContext, TracingContext, com
 class KeptGraph:
     """A copy of a graph.
 
-    module   it; its placeholders say where in the user's program inputs come from
-    statics  the numbers of its static inputs
+    module   the copy; its placeholders have the sources of inputs in the user's program
+    statics  the indices of its static inputs
     """
 
     def __init__(self, module: fx.GraphModule, statics: Sequence[int]) -> None:
@@ -26,24 +26,26 @@ class KeptGraph:
 
     @property
     def shapes(self) -> Any:
-        """What is known of the open sizes of inputs; None if nobody keeps it."""
+        """The ShapeEnv of the symbolic sizes of inputs; None if there is none."""
         return getattr(getattr(self._tracing, "fake_mode", None), "shape_env", None)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """To be entered where something is compiled at a call, as Dynamo has it when it compiles."""
+        """Sets torch's compilation contexts as during Dynamo's compilation, to compile something at a call."""
         with tracing(self._tracing), compile_context(self._compiling):
             yield
 
     @property
     def floats(self) -> list[int]:
-        """The numbers of the inputs that are floats of the user's program. Dynamo passes them as tensors of one element."""
+        """The indices of inputs that are floats in the user's program. Dynamo passes them as tensors of one element."""
         placeholders = self.module.graph.find_nodes(op="placeholder")
         return [n for n, node in enumerate(placeholders) if _float(node.meta.get("example_value")) is not None]
 
     def again(self, args: Sequence[Any], fixed: Mapping[int, float] = MappingProxyType({})) -> tuple[fx.GraphModule, list[Any]]:
-        """A copy to be compiled for these inputs, and what to compile it for: tensors without content, some of whose sizes are
-        open, and floats, which are open unless they are `fixed` by their numbers."""
+        """Returns a copy to compile for these inputs, and example inputs: fake tensors with symbolic sizes, and floats.
+
+        fixed  values of floats, by the index of the input; all other floats are symbolic
+        """
         module = copied(self.module)
         placeholders = module.graph.find_nodes(op="placeholder")
         self.note(placeholders, args)
@@ -57,7 +59,8 @@ class KeptGraph:
         ]
 
     def _known(self, example: Any) -> Any:
-        """A float in the mode in which the backend compiles, which takes a tensor of Dynamo's for one without a number."""
+        """Converts a float from Dynamo's fake mode to that of the backend, and keeps its symbol. Otherwise that mode would
+        take it for a tensor without a symbol."""
         number, mode = _float(example), getattr(self._tracing, "fake_mode", None)
         if number is None or mode is None or example.fake_mode is mode:
             return example
@@ -66,7 +69,7 @@ class KeptGraph:
         return known
 
     def note(self, placeholders: Sequence[fx.Node | None], args: Sequence[Any]) -> None:
-        """Has placeholders, one for each input or None, tell the real static inputs."""
+        """Adds notes with the real static inputs to placeholders: one for each input, or None."""
         for n in self._statics:
             node = placeholders[n]
             if node is not None and isinstance(args[n], Tensor) and not is_fake(args[n]):
@@ -74,7 +77,7 @@ class KeptGraph:
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
-    """A module that computes the same, since compiling changes a graph; its notes hold no tensors."""
+    """Returns a copy of a module, because compilation changes its graph. The copy's notes hold no tensors."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for old, new in zip(module.graph.find_nodes(op="placeholder"), graph.find_nodes(op="placeholder"), strict=True):
@@ -84,7 +87,7 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def module_of(graph: fx.Graph, like: fx.GraphModule) -> fx.GraphModule:
-    """A module of a graph, with what Dynamo tells about this one."""
+    """Returns a module for a graph, with Dynamo's metadata of the module `like`."""
     module = fx.GraphModule(like, graph)
     module.meta = dict(like.meta)
     for name in ("_param_name_to_source", "_source_to_user_stacks", "_backend_id"):
@@ -94,10 +97,10 @@ def module_of(graph: fx.Graph, like: fx.GraphModule) -> fx.GraphModule:
 
 
 def _float(example: Any) -> Any:
-    """The symbol of a float that Dynamo passes as a tensor."""
+    """Returns the symbol of a float that Dynamo passes as a tensor, or None for other values."""
     return getattr(example, "item_memo", None) if is_fake(example) else None
 
 
 def _source(placeholder: fx.Node) -> Any:
-    """Where Dynamo says an input comes from; None if it does not say."""
+    """Returns the source of an input as noted by Dynamo, or None if there is no note."""
     return getattr(placeholder.meta.get("grapharg"), "source", None)

@@ -1,12 +1,12 @@
-"""Where the values of a view lie in the matrix that it was cut from, however it was cut.
+"""Computes where the values of a view are in the matrix that it is a view of.
 
     %v = view(%m, [B, S, H, D])             (B, S N)  (S, N)  (H, D)  (D, 1)       %m is a matrix [B S, N]
     %p = permute(%v, [0, 2, 1, 3])          (B, S N)  (H, D)  (S, N)  (D, 1)
     %e = expand(unsqueeze(%p, 2), ...)      (B, S N)  (H, D)  (G, 0)  (S, N)  (D, 1)
     %r = view(clone(%e), [B, H G, S, D])    (B, S N)  (H, D) (G, 0)  (S, N)  (D, 1)
 
-An axis is a size and a stride, in elements of the matrix; a dimension has any number of them, outermost first. Copies do not
-count: strides are those of the matrix, wherever the values lie now.
+An axis is a size and a stride, in elements of the matrix. A dimension of the view has any number of axes, outermost first.
+Copies change nothing: strides are always those of the original matrix.
 """
 
 import operator
@@ -39,25 +39,25 @@ Dim = tuple[Axis, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The element that comes first, and for each dimension of a value its axes."""
+    """The index of the first element in the matrix, and the axes of each dimension."""
 
     offset: Size
     dims: tuple[Dim, ...]
 
     @classmethod
     def contiguous(cls, shape: Sequence[Size]) -> "Layout":
-        """That of a tensor of this shape in its own elements."""
+        """Returns the layout of a contiguous tensor in its own elements."""
         strides = list(accumulate(reversed(shape), operator.mul, initial=1))[-2::-1] if shape else []
         return cls.strided(shape, strides)
 
     @classmethod
     def strided(cls, shape: Sequence[Size], strides: Sequence[Size]) -> "Layout":
-        """One axis a dimension."""
+        """Returns the layout of a strided tensor: one axis for each dimension."""
         return cls(0, tuple(_dim(Axis(size, stride)) for size, stride in zip(shape, strides, strict=True)))
 
 
 def path(node: fx.Node) -> list[fx.Node]:
-    """The views and copies that end in a node, what they are of first; the node alone if it is neither."""
+    """Returns the chain of views and copies that ends in a node, from its source on. Other nodes are returned alone."""
     found = [node]
     while (source := _step(found[-1])) is not None:
         found.append(source)
@@ -65,7 +65,7 @@ def path(node: fx.Node) -> list[fx.Node]:
 
 
 def follow(layout: Layout | None, views: list[fx.Node]) -> Layout | None:
-    """The layout after some views, given that of what the first one is of; None where it has no axes."""
+    """Returns the layout after some views, from the layout of their source. Returns None if axes cannot describe it."""
     for node in views:
         if layout is None:
             return None
@@ -74,7 +74,7 @@ def follow(layout: Layout | None, views: list[fx.Node]) -> Layout | None:
 
 
 def merged(axes: Iterable[Axis]) -> Dim:
-    """The same values in as few axes as there can be."""
+    """Merges axes into as few as possible."""
     found: list[Axis] = []
     for axis in axes:
         if found and equal(found[-1].stride, axis.size * axis.stride):
@@ -85,7 +85,7 @@ def merged(axes: Iterable[Axis]) -> Dim:
 
 
 def spans(dim: Dim, size: Size, stride: Size) -> bool:
-    """Whether a dimension goes through so many values, each `stride` after the one before."""
+    """Whether a dimension is equal to one axis of this size and stride."""
     axes = merged(dim)
     if equal(size, 1):
         return not axes
@@ -93,12 +93,12 @@ def spans(dim: Dim, size: Size, stride: Size) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node is a view or a copy of one tensor, as far as layouts are followed."""
+    """Whether a node is a view or a copy that `follow` understands."""
     return _step(node) is not None
 
 
 def _step(node: fx.Node) -> fx.Node | None:
-    """The tensor that a node is a view or a copy of."""
+    """Returns the tensor that a node is a view or a copy of, or None."""
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
         return None
     if node.target is operator.getitem:
@@ -121,7 +121,7 @@ def _same(layout: Layout, node: fx.Node) -> Layout:
 
 
 def _view(layout: Layout, node: fx.Node) -> Layout | None:
-    """Axes are dealt out to the dimensions, outermost first, and split where a dimension ends within one."""
+    """Distributes the axes among the dimensions, outermost first. Splits an axis if a dimension ends within it."""
     left = [axis for dim in layout.dims for axis in dim]
     dims: list[Dim] = []
     for size in node.meta["val"].shape:
@@ -189,7 +189,7 @@ def _slice(layout: Layout, node: fx.Node) -> Layout | None:
 
 
 def _part(layout: Layout, node: fx.Node) -> Layout | None:
-    """One of the parts of a split or an unbind."""
+    """Returns the layout of one part of a split or an unbind."""
     split: Any = node.args[0]
     number: Any = node.args[1]
     rank = len(layout.dims)
@@ -201,7 +201,7 @@ def _part(layout: Layout, node: fx.Node) -> Layout | None:
 
 
 def _window(layout: Layout, dim: Any, start: Any, step: Any, size: Size | None) -> Layout | None:
-    """From `start` on every `step`-th of `size` values of a dimension; the dimension vanishes where `size` is None."""
+    """Takes `size` values of a dimension: every `step`-th from `start` on. If `size` is None, takes one, without dimension."""
     dim %= len(layout.dims)
     if not (isinstance(start, int) and isinstance(step, int)) or start < 0:
         return None
@@ -217,7 +217,7 @@ def _window(layout: Layout, dim: Any, start: Any, step: Any, size: Size | None) 
 
 
 def _dim(axis: Axis) -> Dim:
-    """A dimension of one axis; of none where that has one value only."""
+    """Returns a dimension with one axis, or with none if the axis has a single value."""
     return () if equal(axis.size, 1) else (axis,)
 
 
@@ -232,7 +232,7 @@ _FORMS: dict[Any, _Form] = {
     **dict.fromkeys(COPIES, _same),
     **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), _permute),
     **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), _squeeze),
-    aten.cat.default: _same,  # of one tensor and empty ones, as a cache of keys begins
+    aten.cat.default: _same,  # of one tensor and empty ones, as in the first step of a KV cache
     aten.unsqueeze.default: _unsqueeze,
     aten.expand.default: _expand,
     aten.select.int: _select,

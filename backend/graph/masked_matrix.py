@@ -1,6 +1,6 @@
-"""Weights that are a parameter under a mask: which expressions are such.
+"""Recognises expressions of weights that are a parameter times a mask.
 
-evaluate(original, mask) = mul(original, mask), or that as a matrix, transposed, with kernels turned around
+evaluate(original, mask) = mul(original, mask), also reshaped to a matrix, transposed, or with reversed filters
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 
 Arrangement = Callable[[Tensor], Tensor]
-"""Brings the elements of a parameter into the order of a matrix, whatever they are, maybe with zeros between them."""
+"""Reorders the elements of any tensor like the parameter into a matrix. May add zeros between them."""
 
 _COPIES = {aten.alias.default, aten.detach.default, aten.clone.default}
 _ARRANGING = _COPIES | {
@@ -23,12 +23,12 @@ _ARRANGING = _COPIES | {
 
 
 def arrangement_of(evaluate: Any) -> Arrangement | None:
-    """What an expression does to the product of its two leaves, if that is to bring its elements into an order; else None."""
+    """Returns how an expression reorders the product of its two leaves. Returns None if it does anything else."""
     if not isinstance(evaluate, fx.GraphModule):
         return None
     leaves = [each for each in evaluate.graph.nodes if each.op == "placeholder"]
     node, steps = evaluate.graph.output_node().args[0], list[fx.Node]()
-    while isinstance(node, fx.Node) and node.target in _ARRANGING and not any(node.args[2:]):  # which is what a pad fills in
+    while isinstance(node, fx.Node) and node.target in _ARRANGING and not any(node.args[2:]):  # pads must add zeros
         steps.insert(0, node)
         node = node.args[0]
     if (
@@ -49,7 +49,7 @@ def _arranged(steps: Sequence[fx.Node], product: Tensor) -> Tensor:
 
 
 def turned(node: Any) -> tuple[fx.Node, int]:
-    """What is behind copies and transpositions, and how many of the latter there are."""
+    """Returns the node before copies and transpositions, and the number of transpositions."""
     turns, node = 0, before_copies(node)
     while node.target is aten.t.default or (node.target is aten.permute.default and node.args[1] == [1, 0]):
         turns, node = turns + 1, before_copies(node.args[0])
@@ -57,13 +57,13 @@ def turned(node: Any) -> tuple[fx.Node, int]:
 
 
 def before_copies(node: Any) -> fx.Node:
-    """As `nodes.same`, without asking for sizes, which an expression does not have."""
+    """Returns the node before copies. Unlike `nodes.same`, needs no sizes, because nodes of expressions have none."""
     while isinstance(node, fx.Node) and node.target in _COPIES:
         node = node.args[0]
     return node
 
 
 def mask_of(leaves: Sequence[Tensor]) -> Tensor | None:
-    """The leaf of such a product that is not trained, if that is one of the two."""
+    """Returns the mask: the only leaf of the two that is not trained. Returns None if there is none, or shapes differ."""
     masks = [leaf for leaf in leaves if not leaf.requires_grad]
     return masks[0].detach() if len(masks) == 1 and masks[0].shape == leaves[0].shape == leaves[1].shape else None

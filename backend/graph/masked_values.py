@@ -1,7 +1,7 @@
 """Gathers new values of a parameter under a mask into its packed copies.
 
-As long as the mask stays, they are gathered from the parameter at the places that are stored, without the matrix in between:
-once, in the order of memory, for all packings of one matrix. What the mask hides is not looked at.
+While the mask does not change, values are read from the parameter directly, without computing the masked matrix. That happens
+once, in the order of memory, for all packings of one matrix. Entries that the mask hides are not read.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ from gossamer.sparsity.compiler.taking import take
 
 @dataclass(frozen=True, eq=False)
 class MaskedValues:
-    """Where the packed values of a weight are in its parameter, which is the leaf of number `given`.
+    """Maps the packed values of a weight to its parameter.
 
-    kept     what the mask keeps, by rows, of a parameter that is the matrix itself; then `places` are among these, else in
-             the parameter: int32, -1 for what fills up
-    factors  what the mask multiplies values with that come from the parameter itself, None where that is 1
+    given    the index of the parameter among the leaves
+    places   for each packed value its index, -1 for padding: among the entries in `kept`, or else in the parameter
+    kept     the entries that the mask keeps, by rows, if the parameter is the matrix itself; else None
+    factors  the mask's values for the packed values; None if all are 1, or if `kept` has them
     """
 
     given: int
@@ -36,7 +37,9 @@ class MaskedValues:
 
     @classmethod
     def of(cls, packed: Packed, leaves: Sequence[Tensor], number: int, arranged: Arrangement) -> Self | None:
-        """None if the mask keeps something that is not stored, or for tensors of other shapes, types and orders."""
+        """Returns the map, with the parameter at index `number`.
+
+        Returns None if the mask keeps an entry that is not packed, or if shapes, types or strides do not fit."""
         given, mask = leaves[number], leaves[1 - number]
         (rows, columns), dtype = packed.shape, packed.values.dtype
         alike = given.shape == mask.shape and given.numel() <= rows * columns < 1 << 31
@@ -64,7 +67,7 @@ class MaskedValues:
         return cls(number, places.int(), None, None if whole else factors.to(dtype))
 
     def renew(self, packed: Packed, leaves: Sequence[Tensor], shared: bool) -> None:
-        """Takes over the values of the parameter: `shared` if what another packing has read of this version will do."""
+        """Writes the parameter's values into a packing. With `shared`, may take the values that another packing has read."""
         given = leaves[self.given].detach()
         if self.kept is not None:
             kept = self.kept

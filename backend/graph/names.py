@@ -1,4 +1,4 @@
-"""What a user calls the tensors of a Dynamo graph: by their path in the module, as in its state_dict.
+"""Finds the users' names of tensors in a Dynamo graph: their paths in the module, as in its state_dict.
 
 L['self']._modules['fc']._parameters['weight']              → fc.weight
 L['args'][0].__dict__['model'].fc.weight                    → model.fc.weight
@@ -17,16 +17,16 @@ from torch import fx
 from gossamer.backend.report.graph_breaks import compiled_frame
 
 _HIDDEN = {"_modules", "_parameters", "_buffers", "__dict__", "_orig_mod", "__self__"}
-"""Parts of a path that belong to torch and Python."""
+"""Parts of a path that come from torch and Python, not from the user."""
 
 _TOP = ("self", "fn")
-"""Variables of a compiled module: Python's habit, and torch's own name."""
+"""Usual names of the variable that has the compiled module: in methods, and in torch's wrappers."""
 
 
 class Names:
-    """Names for the inputs of the graph that Dynamo is compiling now.
+    """Finds names for the inputs of the graph that Dynamo is compiling now.
 
-    A tensor that lies in no module has the name of its variable.
+    The name of a tensor that is in no module is its variable.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Names:
         self._paths: dict[int, dict[int, str]] = {}
 
     def of(self, source: Any, tensor: object) -> str:
-        """The name of a tensor that Dynamo took from a source."""
+        """Returns the name of a tensor that Dynamo read from a source."""
         variable, module = self._outermost_module(source)
         if module is None:
             return user_name(source.name)
@@ -46,7 +46,7 @@ class Names:
         return f"{prefix}.{path}" if prefix else path
 
     def _outermost_module(self, source: Any) -> tuple[str, torch.nn.Module | None]:
-        """The first module on the way to a source, and the text of its own."""
+        """Returns the outermost module on the path to a source, and the text of that module's source."""
         for each in reversed(list(outward(source))):
             if (module := module_of(each, self._scope, self._values)) is not None:
                 return each.name, module
@@ -58,7 +58,8 @@ class Names:
         return self._paths[id(module)].get(id(tensor))
 
     def _prefix(self, variable: str, module: torch.nn.Module) -> str:
-        """The variable that a module is in; nothing for the module whose method is compiled, and for one behind a function."""
+        """Returns the variable that has a module. Returns "" for the module whose method Dynamo compiles, and for a module
+        that Dynamo reached through a function's attributes."""
         if "." in variable:
             return ""
         name = re.match(r"[LG]\['([^']*)'\]", variable)
@@ -71,7 +72,7 @@ class Names:
 
 
 def paths(module: torch.nn.Module) -> dict[int, str]:
-    """The names of the parameters and buffers of a module, by the tensors' `id`."""
+    """Returns the names of the parameters and buffers of a module, by the tensors' `id`."""
     found: dict[int, str] = {}
     for name, tensor in chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
         found.setdefault(id(tensor), _plain(name.split(".")))
@@ -79,7 +80,7 @@ def paths(module: torch.nn.Module) -> dict[int, str]:
 
 
 def user_name(source: str) -> str:
-    """The same of the text of a source, or of a qualified name, alone."""
+    """Returns a user's name from the text of a source, or from a qualified name."""
     names = _parts(source)
     if len(names) > 1 and names[0] in _TOP:
         names = names[1:]
@@ -89,45 +90,45 @@ def user_name(source: str) -> str:
 
 
 def place_of(node: fx.Node) -> str:
-    """The path of the innermost module that a node of a traced graph belongs to.
+    """Returns the path of the innermost module that a node of a traced graph belongs to.
 
-    A node that the model itself computes, or a function, is an "attention" with the number that its name has.
+    If the node belongs to the model itself or to a function, returns "attention" with the number in the node's name.
     """
     number = re.search(r"_\d+$", node.name)
     return module_path(node) or f"attention{number[0] if number else ''}"
 
 
 def module_path(node: fx.Node) -> str:
-    """The path of the innermost module that a node of a traced graph belongs to; empty for what the model itself computes."""
+    """Returns the path of the innermost module that a node of a traced graph belongs to; "" for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return _plain(_parts(stack[-1][0])[1:]) if stack else ""
 
 
 def _parts(source: str) -> list[str]:
-    """A source from its variable on, without what belongs to torch and Python."""
+    """Splits a source into its parts, from the variable on, without those of torch and Python."""
     parts = re.findall(r"\['?([^'\]]*)'?\]|(\w+)", source)
     names = [a or b for a, b in parts if (a or b) not in _HIDDEN]
     return names[1:] if names and names[0] in ("L", "G") else names
 
 
 def _plain(names: list[str]) -> str:
-    """A path without what compilation, parametrizations and torch.nn.utils.prune put into it."""
+    """Joins a path, without the parts that compilation, parametrizations and torch.nn.utils.prune add."""
     name = ".".join(part for part in names if part not in _HIDDEN)
     name = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d*$", r"\1\2", name)
     return re.sub(r"_(orig|handle)$|(?<=weight)_mask$", "", name)
 
 
 def module_of(source: Any, scope: dict[str, Any], known: dict[Any, Any]) -> torch.nn.Module | None:
-    """The module that a source is, if it is one."""
+    """Returns the value of a source if it is a module, or None."""
     try:
         value = source.get_value(scope, {}, known)
-    except Exception:  # whatever looking it up may raise: it is none
+    except Exception:  # the look-up may run any code, and so raise any error
         return None
     return value if isinstance(value, torch.nn.Module) else None
 
 
 def outward(source: Any) -> Iterator[Any]:
-    """A source and what it is taken from, from the inside out."""
+    """Yields a source and the sources that contain it, from the inside out."""
     while source is not None:
         yield source
         source = getattr(source, "base", None)

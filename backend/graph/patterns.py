@@ -1,14 +1,15 @@
-"""Patterns: expressions with holes, written as the line of model code that they match.
+"""Matches nodes of a graph against patterns: expressions with holes, written like the line of model code that they match.
 
     score, number = Hole("score"), Number("number")
     match(tanh(score / number), %t)   →   {"score": %s, "number": 50.0}   for   %d = div(%s, 50), %t = tanh(%d)
 
-A table is a list of rules, each a pattern and what it means; the first one that matches counts:
+A table is a list of rules. A rule has a pattern and a function that is called with its match. `apply` takes the first rule
+that matches:
 
     STEPS = [Rule(score * number, lambda to, score, number: to.scaled(number)), Rule(tanh(score), ...)]
 
-Operands are looked for behind copies (`nodes.same`), those of sums and products in any order. A hole that occurs twice stands
-for one value. Numbers may be written into the graph as tensors that are full of them.
+Matching looks through copies of operands (`nodes.same`). The operands of sums and products match in any order. If a hole occurs
+twice, both must be the same value. A tensor that is full of one number matches as that number.
 """
 
 import operator
@@ -26,14 +27,14 @@ from gossamer.backend.graph.nodes import COPIES, arguments, same
 aten, prims = torch.ops.aten, torch.ops.prims
 
 CONVERTS = {prims.convert_element_type.default, aten._to_copy.default}
-"""The same values in another type."""
+"""Operations that return the same values in another type."""
 
 Found = dict[str, Any]
-"""What stands for the holes, by their names."""
+"""The values that match the holes, by the holes' names."""
 
 
 class Pattern:
-    """An expression. Operators and the functions below build one of others and of numbers."""
+    """An expression. Operators and the functions below build it from other expressions and from numbers."""
 
     def __add__(self, other: Any) -> "Pattern":
         return Call((aten.add.Tensor, aten.add.Scalar), (self, other), in_any_order=True)
@@ -59,7 +60,7 @@ class Pattern:
 
 @dataclass(frozen=True, eq=False)
 class Hole(Pattern):
-    """Any value, or one that `fits`."""
+    """Matches any value that `fits`."""
 
     name: str
     fits: Callable[[Any], bool] = lambda value: True
@@ -67,14 +68,14 @@ class Hole(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Number(Pattern):
-    """A number that the graph has as such, or a tensor that is full of it."""
+    """Matches a number, or a tensor that is full of one number."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Named(Pattern):
-    """A value that is an expression, and may occur again under its name."""
+    """Matches an expression, and gives the value a name by which it may occur again."""
 
     name: str
     inner: Pattern
@@ -82,7 +83,7 @@ class Named(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Either(Pattern):
-    """One expression or another."""
+    """Matches either of two expressions."""
 
     first: Pattern
     second: Pattern
@@ -90,7 +91,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Behind(Pattern):
-    """A value from which a `step` leads to an expression; the step gives None where it leads nowhere."""
+    """Matches a value if the result of `step(value)` matches `inner`. If the step returns None, it does not match."""
 
     step: Callable[[Any], Any]
     inner: Any
@@ -98,13 +99,17 @@ class Behind(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Last(Pattern):
-    """The last dimension of the operand before, by itself or as a list."""
+    """Matches the number of the last dimension of a call's operand, by itself or in a list."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call(Pattern):
-    """One of some operations on operands, of which a tuple stands for a list; with `and_more`, arguments may follow that do not
-    matter."""
+    """Matches a call of one of some operations.
+
+    operands      patterns of its operands; a tuple matches a list
+    in_any_order  whether the operands may be in another order
+    and_more      whether other arguments may follow
+    """
 
     targets: Collection[Any]
     operands: tuple[Any, ...]
@@ -116,7 +121,7 @@ LAST = Last()
 
 
 def one_of(first: Pattern, *others: Pattern) -> Pattern:
-    """The first of some expressions that matches."""
+    """Matches the first of some expressions that matches."""
     return Either(first, one_of(*others)) if others else first
 
 
@@ -139,7 +144,7 @@ safe_softmax = _function(aten._safe_softmax.default, and_more=True)
 log_softmax = _function(aten._log_softmax.default, and_more=True)
 native_dropout = _function(aten.native_dropout.default, and_more=True)  # x, share
 converted = _function(*CONVERTS, and_more=True)
-part = _function(operator.getitem)  # one of several results, and its number
+part = _function(operator.getitem)  # results, number of one of them
 
 
 def square(x: Pattern) -> Pattern:
@@ -158,7 +163,7 @@ def in_any_type(x: Pattern) -> Pattern:
 
 
 def before_converts(node: fx.Node) -> fx.Node:
-    """What a value was before its type was changed."""
+    """Returns the value before changes of its type."""
     while (node := same(node)).target in CONVERTS:
         node = arguments(node)[0]
     return node
@@ -180,21 +185,24 @@ def largest(x: Any, dim: Any) -> Pattern:
 
 
 def log_sum_exp(x: Any, dim: Any) -> Pattern:
-    """x.logsumexp(dim, keepdim=True), or what Inductor takes it apart into."""
+    """x.logsumexp(dim, keepdim=True), or Inductor's decomposition of it."""
     top = Hole("top")
     return Either(Call((aten.logsumexp.default,), (x, dim, True)), log(total(exp(x - top), dim)) + top)
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """What an expression means: a function of what it is asked about, and of what stands for the holes, by name."""
+    """A pattern and its meaning.
+
+    means  a function of the arguments `context` of `apply`, and of the values that match the holes, by name
+    """
 
     pattern: Pattern
     means: Callable[..., Any]
 
 
 def apply(rules: Sequence[Rule], value: Any, *context: Any, **known: Any) -> Any:
-    """The meaning by the first rule that matches; None if none does. Holes of the names that are `known` stand for these."""
+    """Calls `means` of the first rule that matches, or returns None. `known` has values for some holes, by their names."""
     for rule in rules:
         found = match(rule.pattern, value, **known)
         if found is not None:
@@ -203,12 +211,12 @@ def apply(rules: Sequence[Rule], value: Any, *context: Any, **known: Any) -> Any
 
 
 def match(pattern: Pattern, value: Any, **known: Any) -> Found | None:
-    """What stands for the holes of an expression that a value is; None if it is another."""
+    """Returns the values that match the holes, or None if the value does not match."""
     return next(matches(pattern, value, **known), None)
 
 
 def matches(pattern: Pattern, value: Any, **known: Any) -> Iterator[Found]:
-    """The same in all the ways that there are, where operands in another order make other ones."""
+    """Yields all matches. Operands in another order can give another match."""
     return _matches(pattern, value, known, None)
 
 
@@ -275,11 +283,11 @@ def _is_last(dim: Any, call: fx.Node) -> bool:
 
 _ZEROS, _ONES = {aten.zeros.default}, {aten.ones.default, aten.ones_like.default}
 _FILLED: dict[Any, int] = {aten.scalar_tensor.default: 0, aten.full.default: 1, aten.full_like.default: 1}
-"""What makes a tensor that is full of one of its arguments, and of which."""
+"""Operations that fill a tensor with one of their arguments, and the index of that argument."""
 
 
 def number_of(value: Any) -> float | None:
-    """A number, or that of a tensor that is full of it."""
+    """Returns a number, or the number that a tensor is full of. Returns None for other values."""
     if not isinstance(value, fx.Node):
         return float(value) if isinstance(value, int | float) else None
     if value.target is aten.sqrt.default:

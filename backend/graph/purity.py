@@ -1,4 +1,4 @@
-"""Whether a graph or a node of Dynamo has effects: whether it may be computed a second time, and whether it writes."""
+"""Finds side effects: whether a graph may be computed twice, and whether a node of Dynamo's graph writes to its arguments."""
 
 import operator
 from typing import Any
@@ -11,12 +11,16 @@ from gossamer.runtime.torch_internals import OpOverload
 
 
 class Impure(Exception):
-    """A graph may be computed once only; the message says why."""
+    """A graph must not be computed twice. The message says why."""
 
 
 def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
-    """Why an inference graph may be computed once only: it draws random numbers, writes to an input, or returns a view of one
-    that has gradients, or two of anything, so that writes to one result are seen in another. None if it may be computed twice.
+    """Returns why an inference graph must not be computed twice, or None if it may be. The reasons are:
+
+    - It draws random numbers.
+    - It writes to an input.
+    - It returns a view of an input with gradients.
+    - It returns two views of one value, so that writes to one result change the other.
     """
     for node in graph.nodes:
         if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):
@@ -36,7 +40,7 @@ def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
 
 
 _DRAWS_NOTHING = {"dropout_p": 0, "train": False, "training": False}
-"""Values of arguments for which an operation that could draw random numbers does not."""
+"""Arguments with these values turn off the random numbers of an operation."""
 
 
 def _draws(node: fx.Node) -> bool:
@@ -49,7 +53,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _viewed(node: object) -> object:
-    """What a tensor shares its memory with, going back through views."""
+    """Returns the source of a chain of views."""
     while isinstance(node, fx.Node) and isinstance(node.target, OpOverload) and node.target.is_view:
         node = node.args[0]
     return node
@@ -60,7 +64,7 @@ def _has_gradients(value: torch.Tensor | None) -> bool:
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a node of Dynamo's graph may write to an argument. Functions that do so have names that say it."""
+    """Whether a node of Dynamo's graph may write to an argument, by its name, its schema and its arguments."""
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     inplace = name.endswith("_") or (name.startswith("i") and getattr(operator, name, None) is node.target)
     mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)

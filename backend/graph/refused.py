@@ -1,4 +1,4 @@
-"""How the code that recognises patterns says that it leaves some nodes as they are, and why."""
+"""The exception by which code that recognises patterns says why it leaves some nodes as they are."""
 
 
 class Refused(Exception):

@@ -1,6 +1,6 @@
-"""The bounds that tracing asserts of sizes which nothing else needs any more, once message passing or experts are rewritten.
+"""Removes assertions about sizes that no other node needs after message passing or experts are rewritten.
 
-%u = sym_size(index(%edge_index, [None, %mask]), 1), _assert_scalar(%u <= 1500)    the edges that are no self loops
+%u = sym_size(index(%edge_index, [None, %mask]), 1), _assert_scalar(%u <= 1500)    the number of edges without self loops
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _ASSERTIONS = {aten._assert_scalar.default, aten.sym_constrain_range_for_size.de
 
 
 def drop_vain_assertions(graph: fx.Graph) -> None:
-    """Removes those of one graph, and what only they were computed from."""
+    """Removes such assertions from a graph, with all nodes that only they need."""
     asserted = [n for n in graph.nodes if n.target in _ASSERTIONS]
     kept = {n for n in graph.nodes if n.op == "output"}
     others = [n for n in graph.nodes if n in kept or (n.is_impure() and n not in asserted and n.op == "call_function")]
@@ -29,7 +29,7 @@ def drop_vain_assertions(graph: fx.Graph) -> None:
 
 
 def _tensors_behind(assertion: fx.Node) -> Iterator[fx.Node]:
-    """The tensors whose sizes or values an assertion is about."""
+    """Yields the tensors whose sizes or values an assertion is about."""
     pending = list(assertion.all_input_nodes)
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""A graph as it was, to go back to."""
+"""Copies a graph, so that `compile_graph` can restore it if a pass fails."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,26 @@ from torch import fx
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A copy of a graph. Its nodes are other ones, their `meta` holds the same values."""
+    """A copy of a graph. It has its own nodes, whose `meta` has the same values."""
 
     graph: fx.Graph
 
     @classmethod
     def of(cls, graph: fx.Graph) -> "Snapshot":
-        """The graph as it is now."""
+        """Copies the current graph."""
         return cls(_copied(graph, fx.Graph()))
 
     def restore(self, graph: fx.Graph) -> None:
-        """Makes a graph that was rewritten what it was again, with new nodes."""
+        """Restores a rewritten graph in place. Its nodes are new."""
         for node in reversed(graph.nodes):
             graph.erase_node(node)
         _copied(self.graph, graph)
 
 
 def _copied(source: fx.Graph, to: fx.Graph) -> fx.Graph:
-    """All nodes of a graph, in one that has none."""
+    """Copies all nodes of a graph into an empty one."""
     found = to.graph_copy(source, {}, return_output_node=True)
-    assert isinstance(found, tuple)  # a value, and the output that returned it
+    assert isinstance(found, tuple)  # the returned value, and the output node
     value, output = found
     to.output(value).meta = dict(output.meta)
     return to

@@ -1,9 +1,9 @@
-"""Weights whose nonzeros are the values of a SparseTensor, which gossamer::einsum makes dense.
+"""Packs weights whose nonzeros are the values of a SparseTensor. In the graph, gossamer::einsum makes them dense.
 
     evaluate(pos, crd, values) = gossamer::einsum([pos, crd, values], [4096, 1024], "mk #CSR\\nmk")
 
-New values of such a weight go straight into what was packed of it, without a dense matrix in between. Where they change before
-every call, memory for them is taken for the call alone: all weights of a model share it.
+New values of such a weight go directly into its packing, without a dense matrix. If they change before every call, the packing
+has memory for values only during the call. So all weights of a model share that memory.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ ours = torch.ops.gossamer
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix of these sizes, computed from its arrays in a format; the values are the last leaf."""
+    """A matrix of these sizes, stored in a format. The leaves are its arrays, and the last one has the values."""
 
     format: Format
     sizes: tuple[int, int]
 
     @classmethod
     def of(cls, evaluate: Any) -> Self | None:
-        """What an expression of a weight stores, None if it computes anything or another order of its elements."""
+        """Returns the matrix that an expression makes dense. Returns None if the expression does anything else to it."""
         if not isinstance(evaluate, fx.GraphModule):
             return None
         node, turns = turned(evaluate.graph.output_node().args[0])
@@ -54,14 +54,16 @@ class StoredMatrix:
         return cls(matrix.format, (matrix.sizes[0], matrix.sizes[1]))
 
     def packed(self, format: Format | Packing, leaves: Sequence[Tensor]) -> tuple[Packed, InOrder] | None:
-        """All that is stored, zeros too, packed without the matrix; None for what is no CSR on CPUs, or no `Padded` of it."""
+        """Packs all stored values, also zeros, without a dense matrix.
+
+        Returns None unless the matrix is CSR on a CPU, with sorted rows, and the format is `Padded`."""
         values = leaves[-1].detach()
         if not isinstance(format, Padded) or not stored_by_rows(self.format, 0) or not values.is_cpu or not values.numel():
             return None
         at = coordinates(self.format, self.sizes, leaves)
         numbers = at[0] * self.sizes[1] + at[1]
         if not bool((numbers[1:] > numbers[:-1]).all()):
-            return None  # a row that is not in order
+            return None  # a row is not sorted
         height, width = self.sizes if format.reduction == 1 else self.sizes[::-1]
         row, column = at if format.reduction == 1 else at[::-1]
         panel, within = divided(column, format.columns)
@@ -74,18 +76,18 @@ class StoredMatrix:
         return packed, places
 
     def places(self, packed: Packed, leaves: Sequence[Tensor]) -> Tensor:
-        """Which stored value each packed one is, int32; -1 for what fills up, which is 0."""
+        """Returns for each packed value the index of the stored one, int32; -1 for padding, whose value is 0."""
         rows, columns = self.sizes
         at = coordinates(self.format, self.sizes, leaves)
         filled = (rows, columns) if not isinstance(packed.format, Format) else packed.format.padded_shape(self.sizes)
         source = packed.source.long()
         entries = torch.full((filled[0] * filled[1] + 1,), -1, dtype=torch.int32, device=source.device)
-        # The last element is what a Packing fills up with.
+        # The source of padding is the last element.
         entries[at[0] * filled[1] + at[1]] = torch.arange(at[0].numel(), dtype=torch.int32, device=source.device)
         return entries.index_select(0, source)
 
     def has_all(self, places: Tensor, leaves: Sequence[Tensor]) -> bool:
-        """Whether every stored value of the matrix has a place in what was packed: those that were zero then have none."""
+        """Whether every stored value has a place in the packing. Values that were zero at packing time may have none."""
         stored = torch.zeros(leaves[-1].numel(), dtype=torch.bool, device=places.device)
         stored[places[places >= 0].long()] = True
         missing = [at[~stored] for at in coordinates(self.format, self.sizes, leaves)]
@@ -93,18 +95,18 @@ class StoredMatrix:
         return not bool((inside[0] & inside[1]).any())
 
     def in_order(self, packed: Packed, leaves: Sequence[Tensor], places: Tensor) -> Places:
-        """The same `places` without a number for each, if the packing has each row's values in the order of CSR."""
+        """Returns `InOrder` if the packing has each row's values in the order of CSR. Otherwise returns `places`."""
         values = leaves[-1]
         if not stored_by_rows(self.format, 0) or not values.is_cpu:
             return places
         return in_order(packed, leaves[0], values.numel(), places)
 
     def renew(self, packed: Packed, leaves: Sequence[Tensor], places: Places) -> None:
-        """Takes over the stored values, which are at these `places`."""
+        """Writes the stored values into a packing, by their `places`."""
         renew(packed, leaves[0], leaves[-1].detach().contiguous(), places)
 
     def lent(self, packed: Packed, leaves: Sequence[Tensor], places: Places) -> Packed:
-        """The packing with the stored values in memory of their own, whatever it has."""
+        """Returns the packing with the stored values in new memory."""
         values = empty([packed.components[-2].numel() if isinstance(places, InOrder) else places.numel()], leaves[-1].dtype)
         filled = packed.with_values(values)
         self.renew(filled, leaves, places)

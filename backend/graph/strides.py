@@ -1,11 +1,13 @@
-"""Strides that a graph was traced with: of its results, which users see, and of what is between, for running it op by op.
+"""Restores the order of strides with which a graph was traced.
 
-A pass may put nodes in the place of others whose results lie otherwise in memory. Operators by element do not mind. Others
-were traced with what lay as it did: a view is refused, and kernels that expect two operands to be laid out alike (the
-gradients of norms) read one as if it were. So what reaches those is copied to strides in the order that it had. Inductor lays
-out by itself.
+results         users see them, so they are restored for every graph
+other values    restored only for graphs that run op by op, because Inductor chooses layouts by itself
 
-torch's own traces may be wrong, too (the strides of softplus_backward): views become reshapes, which copy where they have to.
+A pass may replace a node by one whose result has other strides. Pointwise operations work with any strides, but others do not.
+A view may raise an error. Kernels that expect two operands with the same strides, such as gradients of norms, read wrong
+elements. So operands of such operations are copied to strides in the traced order.
+
+torch's own traces may have wrong strides, too (softplus_backward). So views become reshapes, which copy if necessary.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,23 +27,23 @@ _VIEWS = (
 )  # fmt: skip
 
 Order = tuple[int, ...]
-"""The dimensions of a tensor, that of the largest stride first."""
+"""The dimensions of a tensor, from the largest stride to the smallest. Dimensions of size 1 are left out."""
 
 
 def orders(graph: fx.Graph) -> dict[fx.Node, list[Order | None]]:
-    """For each operation, those of what it is given; None for what is no tensor, and for unknown sizes."""
+    """Returns the orders of each operation's operands. An order is None for other values than tensors, and unknown sizes."""
     return {node: [_order(each) for each in node.all_input_nodes] for node in graph.nodes if node.op == "call_function"}
 
 
 def orders_of_results(graph: fx.Graph) -> list[Order | None]:
-    """Those of what a graph gives, one after the other; None for what is no tensor, and for unknown sizes."""
+    """Returns the orders of a graph's results. An order is None for other values than tensors, and unknown sizes."""
     return [_order(each) if isinstance(each, fx.Node) else None for each in tree_flatten(graph.output_node().args)[0]]
 
 
 def restore_results(graph: fx.Graph, traced: Sequence[Order | None], before: Collection[fx.Node]) -> None:
-    """Has a graph give its results laid out as it was traced, such as images with channels innermost.
+    """Gives results of a graph the traced order of strides, such as images with channels innermost.
 
-    before  the nodes of the traced graph: what is not among them may lie otherwise, and so may views of it
+    before  the nodes of the traced graph; new nodes, and views of them, may have other strides
     """
     output, known = graph.output_node(), dict[fx.Node, bool]()
     given, structure = tree_flatten(output.args)
@@ -54,7 +56,7 @@ def restore_results(graph: fx.Graph, traced: Sequence[Order | None], before: Col
 
 
 def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -> None:
-    """Gives the operations of before, unless they are by element, what is laid out as it was."""
+    """Gives the operands of traced operations, except pointwise ones, the traced order of strides."""
     moved = set[fx.Node]()
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -79,16 +81,16 @@ def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -
 
 
 def _now(node: fx.Node, before: Collection[fx.Node], known: dict[fx.Node, bool]) -> bool:
-    """Whether a node was put in the place of others, or its value comes from such nodes by views or by element.
+    """Whether a node is new, or its strides depend on new nodes, through views or pointwise operations.
 
-    Its own value is then computed again: it lies as those do.
+    Such a node's fake value is computed again, because its strides may have changed.
     """
     if node not in known:
         known[node] = node not in before
         moved = [_now(each, before, known) for each in node.all_input_nodes] if _lies_as_its_operands(node) else []
         if any(moved):
             if node.target in (aten.view.default, aten._unsafe_view.default):
-                node.target = aten.reshape.default  # which copies where the dimensions do not lie side by side
+                node.target = aten.reshape.default  # copies if strides require it
             node.meta["val"] = Emitter(node).evaluated(node)
             known[node] = True
     return known[node]
@@ -109,12 +111,12 @@ def _order(node: fx.Node) -> Order | None:
     strides, sizes = ([hint(n) for n in each] for each in (value.stride(), value.shape))
     if None in strides or None in sizes:
         return None
-    real = [d for d in range(value.dim()) if sizes[d] != 1]  # the stride of a single element says nothing
+    real = [d for d in range(value.dim()) if sizes[d] != 1]  # the stride of a dimension of size 1 has no meaning
     return tuple(sorted(real, key=lambda d: (-(strides[d] or 0), d)))
 
 
 def _laid_out(reader: fx.Node, given: fx.Node, order: Order | None, before: fx.Node | None = None) -> fx.Node:
-    """A copy that lies in this order, if it does not yet; right before what reads it, or before another node."""
+    """Returns `given`, or a copy of it if its strides have another order. The copy is before its reader, or before `before`."""
     if order is None or _order(given) in (order, None):
         return given
     emit, dims = Emitter(reader, before=before), given.meta["val"].dim()

@@ -1,4 +1,4 @@
-"""Masks some queries at a time, so that no array of queries x keys is made on the way to the tiles that they leave.
+"""Computes an attention mask for some queries at a time. So its tiles are found without an array of queries x keys.
 
 le(abs(sub(unsqueeze(%i, 1), %i)), 64)   →   le(abs(sub(unsqueeze(%i, 1)[1024:2048], %i)), 64), and so on
 """
@@ -22,16 +22,17 @@ _CONVERTS = COPIES | {aten._to_copy.default, torch.ops.prims.convert_element_typ
 
 
 class _Whole(Exception):
-    """What is computed of all queries together."""
+    """A value can be computed only for all queries together."""
 
 
 def strips(evaluate: fx.GraphModule, leaves: Sequence[Tensor] = (), numbers: Sequence[int] = ()) -> Strips | None:
-    """The mask that an expression computes, [batch or 1, heads or 1, queries, keys]; None if it has fewer than LARGE elements,
-    or if some queries' part of it is not computed from theirs of what it is made of."""
+    """Returns the mask that an expression computes, [batch or 1, heads or 1, queries, keys], in strips.
+
+    Returns None if the mask has fewer than LARGE elements, or if it cannot be computed for some queries alone."""
     values: list[Any] = [*leaves, *numbers]
     try:
         known = _traced(evaluate.graph, values)
-    except (RuntimeError, TypeError):  # as where a size depends on values
+    except (RuntimeError, TypeError):  # for example, if a size depends on values
         return None
     (mask,) = next(node for node in evaluate.graph.nodes if node.op == "output").args[0]
     shape = tuple(known[mask].shape)
@@ -55,7 +56,7 @@ def strips(evaluate: fx.GraphModule, leaves: Sequence[Tensor] = (), numbers: Seq
 
 
 def _traced(graph: fx.Graph, values: Sequence[Tensor | int]) -> dict[fx.Node, Any]:
-    """What nodes compute, without their elements."""
+    """Returns fake values of all nodes."""
     mode, known = FakeTensorMode(), dict[fx.Node, Any]()
     given = iter(values)
     with torch.no_grad(), mode:
@@ -74,17 +75,18 @@ def _applied(node: fx.Node, value: Callable[[fx.Node], Any]) -> Any:
 
 
 class _Rows:
-    """Values of an expression for some queries, their last dimension but one.
+    """Computes values of an expression for some queries. Queries are the last dimension but one.
 
-    shapes   of its tensors
-    whole    the values that are known for all queries: at first, of its leaves
+    shapes   the shapes of its tensors
+    whole    the values that are known for all queries: at first, only the leaves
+    queries  the number of all queries
     """
 
     def __init__(self, shapes: dict[fx.Node, tuple[int, ...]], whole: dict[fx.Node, Any], queries: int) -> None:
         self._shapes, self._whole, self._queries = shapes, whole, queries
 
     def of(self, node: fx.Node, begin: int, end: int) -> Tensor:
-        """What a node computes for these. _Whole if that takes others, too."""
+        """Returns a node's value for queries [begin, end). Raises _Whole if that needs other queries, too."""
         shape = self._shapes[node]
         if len(shape) < 2 or shape[-2] != self._queries:
             raise _Whole
@@ -94,7 +96,7 @@ class _Rows:
         of_strip = (*shape[:-2], end - begin, shape[-1])
 
         def spread(given: Any) -> Any:
-            """An argument that is spread to the shape of the result."""
+            """Returns the strip of an argument that is broadcast to the shape of the result."""
             if not isinstance(given, fx.Node) or given not in self._shapes:
                 return self._all(given) if isinstance(given, fx.Node) else given
             own = self._shapes[given]
@@ -118,7 +120,7 @@ class _Rows:
         raise _Whole
 
     def _all(self, node: Any) -> Any:
-        """What a node computes for all queries. _Whole if that is as large as masks are."""
+        """Returns a node's value for all queries. Raises _Whole if it is as large as a mask."""
         if node not in self._whole:
             if prod(self._shapes.get(node, ())) >= LARGE:
                 raise _Whole

@@ -1,10 +1,10 @@
-"""Weights: matrices computed from static inputs alone.
+"""Finds weights: matrices that are computed only from static inputs.
 
-A masked weight is not a tensor anyone holds; it is `mul(weight, mask)` in the graph. Such an expression is cut out
-(expressions.py), evaluated once on the real values to see its zeros, and kept so that it can be evaluated again when one of
-its leaves changes.
+A masked weight is not a tensor that somebody holds, but `mul(weight, mask)` in the graph. This file copies such an expression
+out of the graph (expressions.py), and evaluates it once on the real values to see its zeros. packed_weights.py evaluates it
+again when one of its leaves changes.
 
-    %t = permute(mul(%weight, %mask), [1, 0])   →   evaluator(weight, mask) = mul(weight, mask), transposed
+    %t = permute(mul(%weight, %mask), [1, 0])   →   evaluate(weight, mask) = mul(weight, mask), transposed
 """
 
 from collections.abc import Callable, Sequence
@@ -24,21 +24,21 @@ aten = torch.ops.aten
 T = TypeVar("T")
 
 _TRANSPOSES = {aten.permute.default, aten.t.default, aten.transpose.int, aten.numpy_T.default}
-"""Views that of a matrix are its transpose."""
+"""Views that transpose a matrix."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix that depends on static inputs only.
+    """A matrix that depends only on static inputs.
 
-    leaves      the placeholders and constants it is computed from, in the order `evaluate` takes their values
-    main        the leaf that gives the weight its name: a parameter if there is one, the largest, no scale or mask
-    evaluate    leaf values → the matrix as it is stored, rows first
+    leaves      the placeholders and constants that it is computed from, in the order in which `evaluate` takes their values
+    main        the leaf that gives the weight its name: a parameter if there is one, and the largest; no scale or mask
+    evaluate    leaf values → the stored matrix, rows first
     transposed  whether the graph uses the transpose of the stored matrix
     key         content hash of the expression and of its leaves' types
-    pattern     where its nonzeros lie, at compile time
-    groups      the bits of the integers that each 16 neighbours in a row are, and of the scale that they have, at compile time;
-                None for other matrices, which are floats
+    pattern     the positions of its nonzeros at compile time
+    groups      for a matrix of small integers with a scale for each 16 neighbours in a row: the bits of the integers, and
+                those of the scales, at compile time; None for other matrices
     """
 
     leaves: tuple[fx.Node, ...]
@@ -54,15 +54,16 @@ class Weight:
 
     @property
     def density(self) -> float:
-        """Share of its elements that are not zero."""
+        """The share of elements that are not zero."""
         return self.pattern.density
 
 
 def weight_behind(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Weight | None:
-    """The weight behind a matrix operand whose node is static.
+    """Returns the weight behind an operand that depends only on static inputs.
 
-    `leaf_values` holds the real value of every static leaf. A batch of equal matrices counts as one; None for anything
-    that is not a matrix, or whose evaluation fails.
+    leaf_values  the real value of every static leaf
+
+    A batch of equal matrices counts as one matrix. Returns None if the operand is no matrix, or its evaluation fails.
     """
     expression = cut([operand], leaf_values)
     leaves, evaluate = expression.leaves, expression.evaluate
@@ -97,7 +98,7 @@ def weight_behind(operand: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) ->
 
 
 def _groups(made: Any, leaves: Sequence[torch.Tensor], matrix: torch.Tensor) -> tuple[int, int] | None:
-    """See `Weight.groups`; of a matrix that this node computes from leaves."""
+    """Returns `Weight.groups` of a matrix that the node `made` computes from leaves."""
     if matrix.dtype is torch.float32 and matrix.is_cpu and any(_is_quantized(leaf, matrix) for leaf in leaves):
         return fitting(matrix)
     turned = False
@@ -111,7 +112,7 @@ def _is_quantized(leaf: torch.Tensor, matrix: torch.Tensor) -> bool:
 
 
 def run(evaluate: Callable[..., T], values: Sequence[torch.Tensor]) -> T:
-    """Evaluates a weight expression on real values, for a look at packed ones."""
+    """Evaluates a weight expression on real values. Weights that are kept only packed stay so (see `only_reading`)."""
     with only_reading():
         return evaluated(evaluate, values)
 

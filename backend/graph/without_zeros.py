@@ -1,4 +1,4 @@
-"""The weights that a user could have pruned and did not: no pass has anything to say about them, but the report does."""
+"""Lists weights that a user could have pruned but did not. No pass decides about them, but the report shows them."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -9,25 +9,27 @@ from gossamer.backend.report.report import FEW_ZEROS, NO_PRODUCT, NO_ZEROS, Deci
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 _SMALLEST = 256
-"""Elements of a matrix from which on anybody would prune it."""
+"""Smaller matrices, in elements, are not listed, because nobody prunes them."""
 
 _MOST = 0.9
-"""Share of nonzeros up to which a matrix counts as pruned."""
+"""Matrices with at most this share of nonzeros count as pruned."""
 
 
 _NO_PRODUCTS = {"embedding", "embedding_bag", "add", "iadd", "sub"}
 """Functions and methods that take as long for a zero as for any other value."""
 
 _SPREADS = {"getitem", "expand", "expand_as", "view", "reshape", "unsqueeze", "squeeze", "repeat", "to", "contiguous"}
-"""Functions and methods with the same values as their operand."""
+"""Functions and methods whose result has the same values as their operand."""
 
 
 def without_zeros(
     parameters: Mapping[str, Tensor], told: Collection[str], multiplied: Collection[str]
 ) -> Iterator[Decision]:  # fmt: skip
-    """Decisions about the parameters of a model that have none yet, by their names: matrices of floats and more.
+    """Yields decisions about those parameters of a model that no decision is about yet. Only floats of two or more dimensions.
 
-    `multiplied` are the names of those that a graph does more with than to look them up and to add them.
+    parameters  the parameters, by their names
+    told        the names in decisions so far
+    multiplied  the names of parameters for which `is_multiplied` is true
     """
     for name, weight in parameters.items():
         plain = not is_traceable_wrapper_subclass(weight) and not weight.is_meta
@@ -42,7 +44,7 @@ def without_zeros(
 
 
 def is_multiplied(node: fx.Node) -> bool:
-    """Whether a graph of Dynamo does more with a value than to look it up, as embeddings are, and to add it."""
+    """Whether a graph of Dynamo uses a value for more than look-ups, as of embeddings, and additions."""
     return any(
         is_multiplied(user) if (name := _name(user)) in _SPREADS else name not in _NO_PRODUCTS for user in node.users
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Where the nonzeros of a weight lie, read from the weight itself, as far as kernels and predictions care.
+"""Describes the positions of a weight's nonzeros, with as much detail as kernels and predictions need.
 
     Pattern.of(weight)            density 0.1003, block (16, 16) full to 0.98, rows (nm None, skew 1.31), columns (...)
     Pattern.of(weight).rounded    density 0.1,    block (16, 16) full to 1.0,  rows (nm None, skew 1.5),  columns (...)
 
-Rounded patterns are few, so that similar layers share kernels and measurements.
+There are few rounded patterns. So similar layers share kernels and measurements.
 """
 
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ import torch
 from gossamer.runtime.packers.nonzeros import count_nonzeros, nonzero_mask
 
 _FULL = 0.75
-"""Share of nonzeros from which on blocks count as filled."""
+"""Blocks with at least this share of nonzeros count as filled."""
 
 _LARGEST = 64
-"""Longest side of a block; sides are powers of two."""
+"""The longest side of a block. Sides are powers of two."""
 
-_GROUPS = ((1, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (1, 16), (2, 16), (4, 16), (8, 16))
-_STRIPS = (128, 64)
+_GROUPS = ((1, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (1, 16), (2, 16), (4, 16), (8, 16))  # (n, m)
+_STRIPS = (128, 64)  # v of V:N:M
 _SKEWS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
 _SAMPLE = 64
-"""Lines that are looked at first."""
+"""The number of lines that are checked first, to rule out patterns quickly."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The rows of a matrix, or its columns.
+    """Regularities of the rows of a matrix, or of its columns.
 
-    nm    (n, m) where of every m aligned neighbours in a line at most n are nonzero, and not by chance
-    skew  nonzeros of the longest line over the mean; 1 where all have equally many
-    v     (with nm) how many aligned lines have their nonzeros in 4 of every m places together, as V:N:M does; None for no such
+    nm    (n, m) if at most n of every m aligned neighbours in a line are nonzero, and not by chance; else None
+    skew  nonzeros of the fullest line divided by the mean; 1 if all lines have the same number
+    v     for V:N:M: every v aligned lines together use only 4 of every m places; else None
     """
 
     nm: tuple[int, int] | None
@@ -41,18 +41,18 @@ class Lines:
 
     @property
     def vnm(self) -> tuple[int, int, int] | None:
-        """(v, n, m) where the lines are so."""
+        """(v, n, m) if the lines have a V:N:M pattern, else None."""
         return None if self.v is None or self.nm is None else (self.v, *self.nm)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Where the nonzeros of a matrix lie.
+    """The positions of a matrix's nonzeros, in summary.
 
     density        share of nonzeros
-    block          (rows, columns) of the aligned blocks that the nonzeros fill; None where they do not
+    block          (rows, columns) of the aligned blocks that the nonzeros fill; None if they fill no blocks
     fill           share of nonzeros in the blocks that have any; 1 without blocks
-    rows, columns  what is regular along them
+    rows, columns  regularities along rows and along columns
     """
 
     density: float
@@ -63,7 +63,7 @@ class Pattern:
 
     @classmethod
     def of(cls, matrix: torch.Tensor) -> "Pattern":
-        """The pattern of a matrix of any dtype and strides; a NaN is a nonzero."""
+        """Returns the pattern of a matrix of any dtype and strides. A NaN is a nonzero."""
         mask = nonzero_mask(matrix).contiguous()
         nonzeros, elements = count_nonzeros(mask), mask.numel()
         density = nonzeros / elements if elements else 1.0
@@ -75,7 +75,7 @@ class Pattern:
 
     @property
     def label(self) -> str:
-        """What users call it, such as "2:4" or "blocks of 16x16"; empty where the nonzeros lie anywhere."""
+        """The usual name of the pattern, such as "2:4" or "blocks of 16x16"; empty for unstructured nonzeros."""
         for lines, along in ((self.rows, ""), (self.columns, " in columns")):
             numbers = lines.vnm or lines.nm
             if numbers is not None:
@@ -90,13 +90,13 @@ class Pattern:
 
     @property
     def rounded(self) -> "Pattern":
-        """The class of similar patterns: density to 5 % (finer below 5 %), fill to 10 %, skew up to one of a few numbers."""
+        """A pattern with rounded numbers: density to 5 % (finer below 5 %), fill to 10 %, skew up to the next of `_SKEWS`."""
         rows, columns = (Lines(lines.nm, _rounded_skew(lines.skew), lines.v) for lines in (self.rows, self.columns))
         return Pattern(rounded_density(self.density), self.block, round(self.fill, 1), rows, columns)
 
 
 def rounded_density(density: float) -> float:
-    """To the nearest 5 %, below that to 1, 2, 3 or 5 %."""
+    """Rounds a density to the nearest 5 %, and below 5 % to 1, 2, 3 or 5 %."""
     steps = (0.01, 0.02, 0.03, 0.05)
     return min(steps, key=lambda s: abs(s - density)) if density < 0.05 else round(round(density * 20) / 20, 2)
 
@@ -106,13 +106,13 @@ def _rounded_skew(skew: float) -> float:
 
 
 def _block(mask: torch.Tensor, nonzeros: int) -> tuple[tuple[int, int] | None, float]:
-    """The block that is best filled, larger ones preferred, and its fill.
+    """Returns the size of block that is filled best, with a preference for larger ones, and its fill.
 
-    A block has at least one nonzero if one of its halves does, so sizes grow from 1 x 1 as long as they are filled.
+    A block has a nonzero if one of its halves has. So sizes double, from 1 x 1 on, as long as blocks count as filled.
     """
     rows, columns = mask.shape
     padded = torch.nn.functional.pad(mask, (0, -columns % _LARGEST, 0, -rows % _LARGEST))
-    most = (rows * columns + nonzeros) / 2  # at least half the zeros have to lie outside
+    most = (rows * columns + nonzeros) / 2  # at least half the zeros have to be outside of blocks
     found, waiting = {(1, 1): 1.0}, {(1, 1): padded}
     while waiting:
         (r, c), occupied = waiting.popitem()
@@ -131,7 +131,7 @@ def _block(mask: torch.Tensor, nonzeros: int) -> tuple[tuple[int, int] | None, f
 
 
 def _lines(mask: torch.Tensor, density: float) -> Lines:
-    """What is regular along the rows of a mask that has nonzeros."""
+    """Returns the regularities along the rows of a mask that has nonzeros."""
     counts = mask.sum(1, dtype=torch.int32)
     skew = int(counts.max()) / (density * mask.shape[1])
     nm = _groups(mask, density)
@@ -139,7 +139,7 @@ def _lines(mask: torch.Tensor, density: float) -> Lines:
 
 
 def _groups(mask: torch.Tensor, density: float) -> tuple[int, int] | None:
-    """The tightest n:m that holds everywhere and would not hold by chance."""
+    """Returns the n:m with the smallest share that holds for all groups, and would not hold by chance."""
     count, sample = mask.numel(), mask[:: -(-mask.shape[0] // _SAMPLE)]
     for n, m in sorted(_GROUPS, key=lambda nm: (nm[0] / nm[1], nm[1])):
         exceeded = sum(comb(m, k) * density**k * (1 - density) ** (m - k) for k in range(n + 1, m + 1))
@@ -149,7 +149,7 @@ def _groups(mask: torch.Tensor, density: float) -> tuple[int, int] | None:
 
 
 def _strip(mask: torch.Tensor, m: int) -> int | None:
-    """The largest number of lines that have their nonzeros in 4 of every m places together."""
+    """Returns the largest v for which every v aligned lines together use only 4 of every m places."""
     for v in _STRIPS:
         padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % m, 0, -mask.shape[0] % v))
         used = padded.view(-1, v, padded.shape[1]).any(1)

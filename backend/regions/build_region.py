@@ -1,7 +1,7 @@
-"""Region → something that runs: import to contract IR, compile, pack the weight. Equal regions are done once.
+"""Makes a region executable: imports it to contract IR, compiles it, and packs its weight. Equal regions share all of that.
 
-Two regions are equal where their bodies, types, options and rounded patterns are; the values and positions of their
-weights are arguments of the kernel and do not count.
+Two regions share kernels if their bodies, types, options and rounded patterns are equal. The values and positions of their
+weights are arguments of the kernel.
 """
 
 import hashlib
@@ -36,16 +36,18 @@ from gossamer.runtime.packing import Packed
 _lock = threading.RLock()
 
 Arrays = tuple[tuple[str, int], ...]
-"""Names and bytes."""
+"""The name and the bytes of each array."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A region under its key, the kernels that run it, and each weight as packed for the usual tokens.
+    """A compiled region, and its weights as packed for the usual number of tokens.
 
-    packed_bytes  of each weight, 0 for one that is not packed
+    key           the key under which `gossamer::region` finds the region
+    kernels       the kernels that run it
+    packed_bytes  bytes of each packed weight, 0 for one that is not packed
     arrays        names and bytes of the arrays of each weight
-    stages        the region that the dump has for the kernel; empty without a dump
+    stages        the name under which the dump has the kernel's stages; empty without a dump
     """
 
     key: str
@@ -57,19 +59,22 @@ class Built:
 
     @property
     def format(self) -> str:
-        """What the weight is packed in, by its name in the field."""
+        """The usual names of the formats that the weight is packed in."""
         return ", ".join(format_of(kernel).name for kernel in self.kernels)
 
     @property
     def schedule(self) -> str:
-        """The schedules of the kernels; of several, each call picks one by its number of tokens."""
+        """The schedules of the kernels. If there are several, each call chooses one by its number of tokens."""
         return ", ".join(kernel.schedule for kernel in self.kernels)
 
 
 def build_region(region: Region, name: str, leaves: list[torch.Tensor], options: Options, dump: Dump | None) -> Built:
-    """Compiles the region, packs its weight from the values of `leaves`, and makes it known to `gossamer::region`.
+    """Compiles a region, packs its weight, and registers it for `gossamer::region`.
 
-    `name` is the weight's, for messages and dumps. Raises CompileError.
+    name    the name of the weight, for messages and dumps
+    leaves  the values that the weight is computed from
+
+    Raises CompileError.
     """
     contraction = region.contraction
     weight = contraction.weight
@@ -95,7 +100,7 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
             said = about("backward" * contraction.op.endswith("backward"), region.members, [contraction.node])
             built = CompiledRegion(tuple(variants), layout, body, device_of(weight.device).allocate, training, about=said)
         built = region_op.add(key, built)
-    # With several variants the first call that needs one packs for it.
+    # The weight is packed now for one variant. For the others, the first call that needs one packs it.
     at = next(n for n, v in enumerate(variants) if (contraction.tokens or UNKNOWN_TOKENS) <= v.most_tokens)
     usual = variants[at]
     try:
@@ -108,7 +113,7 @@ def build_region(region: Region, name: str, leaves: list[torch.Tensor], options:
 
 
 def arrays_of(packed: Packed | None) -> Arrays:
-    """The arrays of a packed weight, by their names; none if it is not packed."""
+    """Returns the names and bytes of a packed weight's arrays, or none if it is not packed."""
     if packed is None:
         return ()
     names = array_names(packed.format, len(packed.components))
@@ -116,7 +121,7 @@ def arrays_of(packed: Packed | None) -> Arrays:
 
 
 def _kernel(region: Region, name: str, matrix: Matrix, schedule: str, dump: Dump | None) -> tuple[str, Kernel]:
-    """What is asked for, and the kernel."""
+    """Returns the request, a text of all that the kernel depends on, and the kernel."""
     device, tokens = region.contraction.weight.device, rounded_tokens(region.contraction.tokens)
     request = "\n".join(map(str, (device_of(device).target, signature(region.body), matrix, tokens, schedule)))
 
@@ -129,15 +134,15 @@ def _kernel(region: Region, name: str, matrix: Matrix, schedule: str, dump: Dump
 
 
 def code_of(body: fx.GraphModule) -> str:
-    """A body as text."""
+    """Returns the Python code of a body."""
     return body.code.strip() + "\n"
 
 
 def rounded_tokens(tokens: int | None) -> int | None:
-    """The next power of two, so that one kernel serves similar batches."""
+    """Returns the next power of two, so that similar batches share a kernel."""
     return None if tokens is None else 1 << max(0, tokens - 1).bit_length()
 
 
 def content_hash(*parts: object) -> str:
-    """A hash of the texts of its arguments."""
+    """Returns a hash of the texts of its arguments."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]

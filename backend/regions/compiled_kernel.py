@@ -1,4 +1,4 @@
-"""The kernel that a request asks for: of this process, from the disk, or new."""
+"""Returns the kernel for a request: one of this process, one from the disk, or a new one."""
 
 from collections.abc import Callable
 from weakref import WeakValueDictionary
@@ -20,14 +20,15 @@ def compiled_kernel(
     kind: str, name: str, request: str, schedule: str, place: torch.device, contract: Callable[[], str], dump: Dump | None,
     shown: Callable[[], str] | None = None,
 ) -> Kernel:  # fmt: skip
-    """A kernel for tensors at a place. With a dump, each is compiled once for its stages.
+    """Returns a kernel for tensors on a device. With a dump, compiles it once even if the disk has it, to write its stages.
 
-    kind, name  what it is of, for messages and dumps
-    request     all that it depends on
-    contract    makes its contract IR; it is not called for a kernel that is known
-    shown       makes the text whose lines are the origins of that, for dumps
+    kind, name  the kind and name of the object that the kernel computes, for messages and dumps
+    request     a text of all that the kernel depends on
+    place       the device
+    contract    makes its contract IR; not called if the kernel is known
+    shown       makes the Python code that the lines of the contract IR come from, for dumps
 
-    CompileError if it cannot be compiled.
+    Raises CompileError.
     """
     known, device = _kernels.get(request) if dump is None or request in dump.written else None, device_of(place)
     if known is None:
@@ -52,7 +53,7 @@ def compiled_kernel(
 
 
 def format_of(kernel: Kernel) -> Format | Packing:
-    """What the weight of a kernel is packed in. CompileError if it is read densely."""
+    """Returns the format of a kernel's packed weight. Raises CompileError if the kernel reads a dense weight."""
     format = next((f for f in kernel.formats if f is not None), None)
     if format is None:
         raise CompileError("the kernel of a region reads the weight densely")

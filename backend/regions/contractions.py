@@ -1,12 +1,12 @@
-"""Contractions with a static matrix, in every form that ATen gives them.
+"""Finds contractions with a static matrix, in all forms that ATen has.
 
     addmm(bias, view(x), permute(w))              linear
     mm(x, permute(w)), mm(x, w)                   x @ w.T, x @ w, and grad_y @ w in a backward graph
     mm(w, x), bmm(expand(w), x)                   w @ x: the weight is on the left
     bmm(x, expand(permute(w))), baddbmm(...)      a batch that could not be flattened
     _int_mm(x, permute(w))                        factors of int8, sums of int32
-    int8_product(x, permute(w))                   the same, of any sizes; as torchao has it on GPUs,
-    out_dtype(mm, int32, x, permute(w))           and this
+    int8_product(x, permute(w))                   the same, for any sizes
+    out_dtype(mm, int32, x, permute(w))           the same, as torchao writes it on GPUs
 
 All mean y[t, m] = sum_k x[t, k] w[m, k], up to views and, for a weight on the left, two transposes.
 """
@@ -32,9 +32,9 @@ aten, out_dtype = torch.ops.aten, torch.ops.higher_order.out_dtype
 Side = Literal["left", "right"]
 
 Order = torch.Tensor
-"""Lines of a matrix in another order, int64."""
+"""The indices of a matrix's rows or columns in a new order, int64."""
 
-# op → positions of (addend, left factor, right factor) in its arguments
+# op → indices of (addend, left factor, right factor) among its arguments
 _PRODUCTS: dict[Any, tuple[int | None, int, int]] = {
     aten.mm.default: (None, 0, 1),
     aten.bmm.default: (None, 0, 1),
@@ -49,16 +49,16 @@ _INTEGER = (aten._int_mm.default, int8_product, out_dtype)
 
 @dataclass(frozen=True)
 class Contraction:
-    """One product of a graph whose one factor is a weight.
+    """A product in a graph. One of its factors is a weight.
 
     node    the product; its value is [..., m] for a weight on the right, [..., m, n] for one on the left
     x       the other factor: [..., k] or [..., k, n]
     weight  the matrix
-    side    where the weight stands
-    m, k    sizes of the weight: results and reduced elements
-    addend  y = alpha * product + beta * addend, where there is one
-    times   what was measured of the product, by `tokens_class`; empty where nothing was
-    orders  of the results and of what is summed over, where the weight is not in that of the graph (reorder_into_blocks.py)
+    side    the side of the weight
+    m, k    sizes of the weight: results, and elements that are summed
+    addend  the addend in y = alpha * product + beta * addend, or None
+    times   measured times of the product, by `tokens_class`; may be empty
+    orders  orders of m and of k in which the weight is stored, if not in those of the graph (reorder_into_blocks.py)
     """
 
     node: fx.Node
@@ -75,7 +75,7 @@ class Contraction:
 
     @property
     def tokens(self) -> int | None:
-        """Rows of x seen as a matrix; for a dynamic size its hint, None where there is none."""
+        """The rows of x as a matrix. For a dynamic size its hint, or None if it has none."""
         sizes = list(self.x.meta["val"].shape)
         del sizes[-1 if self.side == "right" else -2]
         known = hints(sizes)
@@ -83,23 +83,23 @@ class Contraction:
 
     @property
     def given(self) -> torch.dtype:
-        """The type of the other factor; the weight's, unless that is rounded."""
+        """The type of x. The weight has the same type, unless it is rounded to bf16."""
         dtype: torch.dtype = self.x.meta["val"].dtype
         return dtype
 
     @property
     def quantized(self) -> bool:
-        """Whether it is a product of int8 with exact sums."""
+        """Whether this is a product of int8 with exact sums."""
         return self.node.target in _INTEGER
 
     @property
     def dynamic(self) -> bool:
-        """Whether the number of tokens is known at run time only."""
+        """Whether only the call knows the number of tokens."""
         return any(isinstance(size, SymInt) for size in self.x.meta["val"].shape)
 
     @property
     def axis(self) -> int:
-        """The dimension of the results."""
+        """The dimension of the product that has the m results, from the end."""
         return -1 if self.side == "right" else -2
 
     @property
@@ -109,29 +109,29 @@ class Contraction:
 
     @property
     def op(self) -> str:
-        """What a user calls it."""
+        """The name of the use, for users."""
         name = "linear" if self.side == "right" else "weight @ x"
         return f"{name} backward" if self.backward else name
 
 
 def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Contraction]:
-    """Every contraction of `graph` with a weight made of the given leaves, in order.
+    """Returns all contractions of a graph with a weight that is computed from the given leaves, in order.
 
-    Where both factors are static, the one with more zeros is the weight.
+    If both factors are static, the one with more zeros is the weight.
     """
     static = computed_from(graph, leaf_values)
     return [c for n in list(graph.nodes) if (c := _contraction_at(n, static, leaf_values)) is not None]
 
 
 def contraction_at(node: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Contraction | None:
-    """The contraction that a node is, if it is one."""
+    """Returns the contraction that a node computes, or None."""
     return _contraction_at(node, computed_from(node.graph, leaf_values), leaf_values)
 
 
 def split_addends(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> None:
-    """Takes an addend that a region could not read out of its product.
+    """Separates addends from their products if a region cannot read them there.
 
-    addmm(%c, %w, %x)   →   add(mm(%w, %x), %c)          with a weight on the left, or a %c of an odd shape
+    addmm(%c, %w, %x)   →   add(mm(%w, %x), %c)          with a weight on the left, or a %c of another shape
     """
     static = computed_from(graph, leaf_values)
     for node in list(graph.nodes):
@@ -181,10 +181,10 @@ def _contraction(node: fx.Node, x: fx.Node, weight: Weight, side: Side, addend: 
 
 
 def _unbatched(operand: fx.Node) -> fx.Node:
-    """The matrix that an operand of bmm repeats, or the operand itself.
+    """Returns the matrix that an operand of bmm repeats, or the operand itself.
 
-    Views and expansions that keep the last two sizes only regroup batches, so if a matrix is at their end, every batch
-    is that matrix.
+    Views and expansions that keep the last two sizes only regroup batches. So if they begin with a matrix, each batch is
+    that matrix.
     """
     node = operand
     while node.op == "call_function" and node.target in SPREADS and node.meta["val"].dim() > 2:

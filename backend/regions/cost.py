@@ -1,4 +1,4 @@
-"""Whether a sparse kernel pays, and which schedules to compile: the cost model asked about a contraction on this machine."""
+"""Asks the cost model about a contraction on this machine: whether sparse is faster, and which schedules to compile."""
 
 import math
 from collections.abc import Mapping
@@ -16,36 +16,36 @@ from gossamer.runtime.data_cache import first_level_bytes
 from gossamer.runtime.elements import WEIGHTS
 
 TOKEN_CLASSES = (1, 2, 4, 8, 16, 32)
-"""Numbers of tokens up to each of which one schedule is chosen, where the number is not known at compile time."""
+"""Upper bounds of tokens. If the number of tokens is not known at compile time, each class may have another schedule."""
 
 
 _AT_ONCE = 64
-"""Tokens that the schedules for many tokens take together."""
+"""The number of tokens that schedules for many tokens compute together."""
 
 _ANOTHER = 1.15
-"""How much faster a schedule for fewer tokens has to be to be compiled, too."""
+"""Another schedule is compiled for fewer tokens only if it is so many times faster there."""
 
 _LEAST_US = 0.1
-"""Microseconds that a product takes at least."""
+"""The smallest time of a product, in microseconds."""
 
 
 def predicted_gain(contraction: Contraction, density: float | None = None) -> float:
-    """How many times faster than dense the contraction is with a weight of this density (its own by default).
+    """Returns the predicted speed-up over dense with a weight of this density (its own by default).
 
-    A weight on the left costs two transposes more: x before and y after it.
+    A weight on the left needs two transposes: of x before the kernel, and of y after it.
     """
     found = predicted(contraction, contraction.tokens, density)
     return found.dense_us / (found.sparse_us + transposes_us(contraction))
 
 
 def gain_without_call(contraction: Contraction) -> float:
-    """How many times faster than dense the contraction is where it shares its call with others, as in a chain."""
+    """Returns the predicted speed-up over dense without the cost of the call, which the products of a chain share."""
     found, call_us = predicted(contraction, contraction.tokens), device_of(contraction.weight.device).call_us
     return found.dense_us / max(found.sparse_us - call_us + transposes_us(contraction), _LEAST_US)
 
 
 def transposes_us(contraction: Contraction) -> float:
-    """Microseconds in which x and y are transposed around a kernel."""
+    """Returns the microseconds that transposes of x and y around a kernel take."""
     c = contraction
     if c.side == "right" or c.tokens == 1:
         return 0.0
@@ -53,23 +53,25 @@ def transposes_us(contraction: Contraction) -> float:
 
 
 def permuting_pays(contraction: Contraction, reordered: Contraction) -> bool:
-    """Whether sparse is faster with the weight reordered, although x and y have to be reordered, too."""
+    """Whether a reordered weight is faster, including the time to reorder x and y."""
     c = contraction
     copies = device_of(c.weight.device).transpose_us((c.m + c.k) * usual_tokens(c) * c.given.itemsize)
     return predicted(c, c.tokens).sparse_us > predicted(reordered, c.tokens).sparse_us + copies
 
 
 def renewing_pays(contraction: Contraction, min_gain: float, share: float = 1.0) -> bool:
-    """Whether sparse is faster even if a share of the weight's elements is gathered before every call, as in training."""
+    """Whether sparse is faster even if a share of the weight's elements is gathered before every call, as in training.
+
+    True if `min_gain` is 0."""
     c = contraction
     found, renewal = predicted(c, c.tokens), device_of(c.weight.device).renewal_us(int(c.m * c.k * share))
     return min_gain == 0 or found.dense_us > found.sparse_us + renewal
 
 
 def densest_that_pays(contraction: Contraction, min_gain: float) -> float:
-    """The density above which dense is faster, to 1 %; 1 where `min_gain` is 0 and everything is to be sparse.
+    """Returns the density above which dense is faster, to 1 %. Returns 1 if `min_gain` is 0, because all layers become sparse.
 
-    At least the weight's own density, which was found to pay.
+    The result is at least the weight's own density, for which sparse was chosen.
     """
     if min_gain == 0:
         return 1.0
@@ -81,9 +83,9 @@ def densest_that_pays(contraction: Contraction, min_gain: float) -> float:
 
 
 def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
-    """The schedules to compile for a contraction, each with the most tokens it is for; the last takes any number.
+    """Returns the schedules to compile, each with its largest number of tokens. The last one takes any number.
 
-    `wanted` is the option: "auto" leaves it to the number of tokens, of which a dynamic one may turn out few or many.
+    wanted  the option `schedule`. "auto" chooses by the number of tokens; if that is dynamic, there may be several schedules
     """
     if wanted != "auto":
         return [(math.inf, wanted)]
@@ -99,19 +101,21 @@ def schedules(contraction: Contraction, wanted: str) -> list[tuple[float, str]]:
 
 
 def usual_tokens(contraction: Contraction) -> int:
-    """The number of tokens to expect."""
+    """Returns the expected number of tokens."""
     return UNKNOWN_TOKENS if contraction.tokens is None else contraction.tokens
 
 
 def lasting_tokens(contraction: Contraction) -> int:
-    """The number of tokens to choose a schedule for, which others may follow: where it is open and there are many, a multiple
-    of what is taken at once, so that a weight has the same schedule, and one packed copy, in the graphs of many lengths."""
+    """Returns the number of tokens to choose a schedule for.
+
+    For many tokens of a dynamic number, rounds up to a multiple of `_AT_ONCE`. So graphs for many lengths choose the same
+    schedule for a weight, and share one packed copy."""
     tokens = usual_tokens(contraction)
     return -(-tokens // _AT_ONCE) * _AT_ONCE if contraction.dynamic and tokens > TOKEN_CLASSES[-1] else tokens
 
 
 def matrix_of(contraction: Contraction) -> Matrix:
-    """The weight of a contraction, as the families see it: its pattern is rounded to that of similar weights."""
+    """Returns the weight of a contraction as the schedules' families see it. Its pattern is rounded, as for similar weights."""
     c, weight = contraction, contraction.weight
     by_rows = weight.transposed == (c.side == "right")  # stored as [M, K]
     made = matrix_with(weight.pattern if by_rows else weight.pattern.transposed, c.m, c.k, weight.dtype, weight.device)
@@ -120,7 +124,7 @@ def matrix_of(contraction: Contraction) -> Matrix:
 
 
 def matrix_with(pattern: Pattern, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Matrix:
-    """A weight [rows, columns] with such a pattern, as the families see it."""
+    """Returns a weight [rows, columns] with this pattern, as the families see it."""
     found, place = pattern.rounded, device_of(device)
     return Matrix(
         rows, columns, 1, WEIGHTS[dtype], place.bits, found.density, block=found.block, fill=found.fill, nm=found.rows.nm,
@@ -131,9 +135,11 @@ def matrix_with(pattern: Pattern, rows: int, columns: int, dtype: torch.dtype, d
 def predicted(
     contraction: Contraction, tokens: int | None, density: float | None = None, measured: int | None = None
 ) -> Prediction:
-    """The prediction for its device; where the product was measured, what is wrong with its prediction is put right.
+    """Returns the prediction for a contraction's device. If the product was measured, the prediction is corrected.
 
-    `measured` is the number of tokens whose measurement counts, where that is another.
+    tokens    the number of tokens; None if it is not known
+    density   another density than the weight's own
+    measured  another number of tokens, whose measurement corrects the prediction
     """
     matrix, device = matrix_of(contraction), device_of(contraction.weight.device)
     own = replace(matrix, density=contraction.weight.density)
@@ -146,6 +152,10 @@ def predicted(
 
 
 def corrected(found: Prediction, base: Prediction, us: Mapping[str, float], call_us: float) -> Prediction:
-    """A prediction as wrong as `base`, that of a product whose schedules took these microseconds, put right."""
+    """Corrects the prediction `found` by measurements.
+
+    base  the prediction for the product that was measured; `found` is taken to be wrong by the same factors
+    us    the measured microseconds of its schedules
+    """
     factors = {name: (us[name] + call_us) / predicted for name, predicted in base.by_schedule if name in us}
     return found.scaled(us[DENSE] / base.dense_us, factors) if factors else found

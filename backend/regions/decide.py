@@ -1,4 +1,4 @@
-"""Whether a contraction becomes sparse, and the Decisions about everything that does not."""
+"""Decides whether a contraction becomes sparse, and makes the Decisions for the report."""
 
 from collections.abc import Container, Iterator
 from typing import Any
@@ -21,22 +21,22 @@ from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import GossamerError
 
 _INT8_PRODUCT = "_weight_int8pack_mm"
-"""What torch multiplies floats and an int8 weight by; int8 tensors that have other uses may be anything."""
+"""torch's product of floats with an int8 weight. An int8 tensor with only other uses may be anything, and is not reported."""
 
 _REMEDIES = {
     "mkldnn_rnn_layer": ": compile under torch.backends.mkldnn.flags(enabled=False), which gives one product for each step",
     _INT8_PRODUCT: ": F.linear(x, weight.to(x.dtype)) * scales, and layers of gossamer.quantize, have one",
 }
-"""What makes something else of an operation that has no sparse kernel."""
+"""Advice for the report: how to avoid an operation that has no sparse kernel."""
 
 _REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm", "routed_mlp", "routed_product", "region")
-"""What the passes `convolutions` and `routed-experts` report."""
+"""Operations that the passes `convolutions` and `routed-experts` report themselves."""
 
 
 def judge(contraction: Contraction, options: Options, renewed: float = 0.0) -> tuple[str | None, float | None]:
-    """Why this contraction has to stay dense (None if it may become sparse), and the predicted gain.
+    """Returns why a contraction has to stay dense (None if it may become sparse), and the predicted gain.
 
-    `renewed` is the share of its weight's elements that are gathered at every step, where it is trained.
+    renewed  the share of the weight's elements that are gathered at every training step; 0 if it is not trained
     """
     refused = refusal(contraction) or _wrong_schedule(contraction, options.schedule)
     if refused:
@@ -55,12 +55,12 @@ def judge(contraction: Contraction, options: Options, renewed: float = 0.0) -> t
 
 
 def refusal(contraction: Contraction) -> str | None:
-    """Why no kernel can compute this contraction, None if one may."""
+    """Returns why no kernel can compute a contraction, or None if one can."""
     return _quantized(contraction) if contraction.quantized else _refusal(contraction.weight, contraction.x.meta["val"])
 
 
 def stays_dense(contraction: Contraction, name: str, reason: str, gain: float | None, min_gain: float) -> Decision:
-    """The Decision about a contraction that stays dense, where others become sparse that gain `min_gain`."""
+    """Returns the Decision about a contraction that stays dense. `min_gain` is the option."""
     weight = contraction.weight
     return Decision.dense(
         name, contraction.op, weight.shape, weight.density, with_times(reason, contraction), gain, bool(contraction.times),
@@ -79,7 +79,10 @@ def taken(
     details: Details,
     measured: bool,
 ) -> Decision:
-    """The Decision about a contraction that a sparse kernel takes; `measured` says whether the gain was."""
+    """Returns the Decision about a contraction that a sparse kernel computes.
+
+    measured  whether the gain was measured
+    """
     weight = contraction.weight
     if rounded(weight.dtype, contraction.given):
         reason = f"{reason}, in bf16"
@@ -94,13 +97,13 @@ def taken(
 
 
 def with_times(reason: str, contraction: Contraction, what: str = "") -> str:
-    """A reason, and what was measured for the number of tokens to be expected, and of `what`."""
+    """Returns a reason, followed by the times that were measured for the expected number of tokens. `what` precedes these."""
     times = contraction.times.get(tokens_class(usual_tokens(contraction)))
     return f"{reason}; {what}{times}" if times is not None else reason
 
 
 def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:
-    """Decisions about the zero-heavy tensors that no contraction uses as its weight."""
+    """Yields decisions about tensors with many zeros that no contraction uses as its weight."""
     for node, static in statics.items():
         if node in covered or not zero_heavy(static.tensor, torch.int8):
             continue
@@ -115,7 +118,7 @@ def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Ite
 
 
 def unknown(inputs: Inputs) -> Iterator[Decision]:
-    """Decisions about the matrices whose content nobody knows while the graph is compiled."""
+    """Yields decisions about matrices whose values are not known during the compilation."""
     reason = "its values are unknown at compile time (a fake tensor)"
     for name, shape in inputs.unknown:
         if len(shape) >= 2:
@@ -135,7 +138,7 @@ def _refusal(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
 
 
 def _misplaced(weight: Weight | torch.Tensor, x: torch.Tensor) -> str | None:
-    """Why there are no kernels where these are, or that they are not in one place."""
+    """Returns why their device has no kernels, or that they are on different devices. Returns None if neither holds."""
     try:
         device_of(weight.device)
     except GossamerError as problem:
@@ -165,7 +168,7 @@ def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:
 
 
 def _uses(node: fx.Node, statics: Container[fx.Node]) -> Iterator[str]:
-    """Names of the operations that take the tensor, or what is computed from it alone, to something else."""
+    """Yields the names of operations that combine the tensor, or values computed only from it, with other values."""
     derived, candidates = {node}, list(node.users)
     while candidates:
         user = candidates.pop(0)

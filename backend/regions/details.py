@@ -1,4 +1,4 @@
-"""What a report says of a contraction beside its Decision: contenders, the zeros it would need, where its kernel ends."""
+"""Makes the details of a Decision for the report: contenders, the zeros that a layer would need, and where its kernel ends."""
 
 import operator
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from gossamer.dialects.packing import Packing
 
 
 def details_of(contraction: Contraction, min_gain: float) -> Details:
-    """The details of a contraction, as far as they do not depend on what is decided. See `answered` for the others."""
+    """Returns the details of a contraction that do not depend on the decision. See `answered` for the others."""
     c, tokens, dtype = contraction, usual_tokens(contraction), str(contraction.weight.dtype).removeprefix("torch.")
     times = c.times.get(tokens_class(tokens))
     us = {} if times is None else dict(times.us)
@@ -30,7 +30,7 @@ def details_of(contraction: Contraction, min_gain: float) -> Details:
 
 
 def answered(decisions: Iterable[Decision]) -> list[Decision]:
-    """Decisions whose details have contenders and the zeros that would pay."""
+    """Returns the decisions with complete details: contenders, and the share of zeros from which on sparse is faster."""
     return [each if each.details is None else replace(each, details=_answered(each.details)) for each in decisions]
 
 
@@ -43,7 +43,7 @@ def _answered(details: Details) -> Details:
 
 
 def _contenders(question: Question, tokens: int) -> Iterable[Contender]:
-    """Dense and the schedules by their predictions, which measurements of this product have corrected."""
+    """Yields dense, then the schedules by predicted time, then schedules that were only measured."""
     device, matrix, us = device_of(torch.device(question.device)), question.matrix, dict(question.us)
     base = device.predict(matrix, tokens)
     yield Contender(DENSE, base.dense_us, us.pop(DENSE, None))
@@ -54,7 +54,7 @@ def _contenders(question: Question, tokens: int) -> Iterable[Contender]:
 
 
 def _pays_from(question: Question) -> float | None:
-    """The share of zeros from which on a weight with this pattern gains enough by itself; None if none is."""
+    """Returns the share of zeros from which on a weight with this pattern gains enough by itself, or None if no share does."""
     q, device = question, device_of(torch.device(question.device))
     base = device.predict(replace(q.matrix, density=q.density), q.tokens)
 
@@ -73,7 +73,7 @@ def _pays_from(question: Question) -> float | None:
 
 
 def end_of(output: fx.Node) -> str:
-    """Why a kernel that computes `output` ends there: who takes its result."""
+    """Returns why a kernel that computes `output` ends there: the operations that take its result."""
     returned, takers, waiting, seen = False, list[str](), [output], {output}
     while waiting:
         for user in waiting.pop().users:
@@ -95,7 +95,7 @@ def end_of(output: fx.Node) -> str:
 
 
 def array_names(format: Format | Packing, count: int) -> list[str]:
-    """The names of the arrays that a weight is packed in, in their order."""
+    """Returns the names of the arrays that a weight is packed in, in order."""
     if isinstance(format, Packing):
         names = [component.name for component in format.components()]
     else:

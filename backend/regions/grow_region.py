@@ -1,15 +1,15 @@
-"""Regions: a contraction and the elementwise work that follows it, cut out of the graph as a function on matrices.
+"""Grows a region: a contraction and the elementwise operations after it, copied from the graph as a function on matrices.
 
     %mm = addmm(%bias, view(%x), permute(%w))         region(x, w, e0, e1):        [T, K], [M, K], [M], [T, M]
     %v  = view(%mm, [B, S, M])                   →      0 = mm(x, permute(w))
     %g  = gelu(%v)                                      1 = add(0, e0)
     %y  = add(%g, %residual)                            2 = gelu(1);  return add(2, e1)
 
-The largest sub-graph with one output is taken: nothing inside it but its output is used elsewhere. T is always dynamic,
-so that one kernel serves every number of tokens.
+A region is the largest sub-graph with one output: no other value inside it is used elsewhere. T is always dynamic, so that one
+kernel serves every number of tokens.
 
-In training, what follows such an output and reads nothing else may leave two outputs in its place: an activation, and the
-derivative that the backward pass multiplies with. Both are computed forward, from a value that nobody has to keep.
+In training, a region may have two outputs: an activation, and its derivative, which the backward pass multiplies by. The
+operations after the usual output compute both, and read no other tensor. So the forward pass need not save that usual output.
 """
 
 from collections.abc import Container, Mapping
@@ -28,16 +28,18 @@ from gossamer.backend.regions.matrix_functions import Extra, ProductBody
 aten = torch.ops.aten
 
 _ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of which a kernel computes exponential functions in vectors."""
+"""Types for which kernels have vectorized exponential functions."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A function cut out of a graph, and what it replaces.
+    """A function copied from a graph, and the nodes that it replaces.
 
-    body     (x [T, K], w as stored, *extras) → [T, M]; see `matrix_functions` for what its nodes' meta says
-    extras   the values of the large graph that `body` takes after x and w
-    members  the nodes of the large graph that it computes; others use `output` and `second`, if there is one, alone
+    body     (x [T, K], w as stored, *extras) → [T, M]; see `matrix_functions` for the metadata of its nodes
+    extras   the values of the graph that `body` takes after x and w
+    members  the nodes of the graph that it computes; other nodes use only `output` and `second`
+    output   the output
+    second   the second output, or None
     """
 
     contraction: Contraction
@@ -49,14 +51,14 @@ class Region:
 
     @property
     def fused(self) -> int:
-        """Number of elementwise operations in the epilogue."""
+        """The number of elementwise operations in the epilogue."""
         nodes = [n for n in self.body.graph.nodes if n.op == "call_function" and n.target is not aten.full.default]
         product = next(number for number, n in enumerate(nodes) if n.target is aten.mm.default)
         return len(nodes) - product - 1
 
 
 def grow(contraction: Contraction, claimed: Container[fx.Node]) -> Region:
-    """The largest region around a contraction that leaves the `claimed` nodes of other regions alone."""
+    """Returns the largest region with a contraction that contains none of the `claimed` nodes of other regions."""
     members = [contraction.node]
     if contraction.axis != -2:
         members = epilogue(contraction.node, claimed, device_of(contraction.weight.device).dtypes, contraction.axis)
@@ -80,8 +82,11 @@ def _may_have_two(contraction: Contraction) -> bool:
 
 
 def _two_outputs(output: fx.Node, claimed: Container[fx.Node]) -> tuple[list[fx.Node], fx.Node, fx.Node] | None:
-    """The elementwise nodes that compute something from an output alone, if others use two of their values, and not the output;
-    and these two, the first of the same phase as the output."""
+    """Returns the elementwise nodes that compute values only from an output, and the two of them that other nodes use.
+
+    Returns None unless other nodes use exactly two of these values, and not the output itself. The first of the two must be
+    in the same phase as the output, forward or backward.
+    """
     dtype = output.meta["val"].dtype
     if dtype not in _ACTIVATIONS:
         return None
@@ -110,7 +115,7 @@ def _ends(nodes: Mapping[fx.Node, None]) -> list[fx.Node]:
 
 
 def _follows(node: fx.Node, given: Container[fx.Node]) -> bool:
-    """Whether a node is elementwise and reads these matrices alone."""
+    """Whether a node is elementwise and reads only these matrices, and constants."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in (*_ACTIVATIONS, torch.bool):
         return False
@@ -125,11 +130,13 @@ def _follows(node: fx.Node, given: Container[fx.Node]) -> bool:
 def epilogue(
     start: fx.Node, claimed: Container[fx.Node], dtypes: Container[torch.dtype] = DTYPES, axis: int = -1
 ) -> list[fx.Node]:
-    """A product and the elementwise nodes that it can take, in order; the last is the output, of one of these types. Features
-    are along `axis`.
+    """Returns a product and the elementwise nodes that it can fuse, in order. The last one is the output.
 
-    Every fusable node after the product knows its ancestors up to it. The last node all of whose ancestors are
-    used by each other only is the output.
+    dtypes  the types that the output may have
+    axis    the dimension of the features
+
+    For every fusable node, the function finds its ancestors from the product on. The output is the last node whose ancestors
+    are used only by each other.
     """
     ancestors: dict[fx.Node, set[fx.Node]] = {start: {start}}
     best, pending, node = start, set(start.users), start
@@ -158,7 +165,7 @@ def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node], axis: in
         return True
     if value.dtype is torch.int32:  # sums of a quantized product, before they become floats
         return False
-    if not is_elementwise(node) or phase(node) != phase(start):  # what straddles phases could not be split
+    if not is_elementwise(node) or phase(node) != phase(start):  # the partitioner could not split a region of two phases
         return False
     for operand in node.all_input_nodes:
         if operand in region:
@@ -170,7 +177,7 @@ def _fusable(node: fx.Node, start: fx.Node, region: Container[fx.Node], axis: in
 
 
 def _readable(operand: fx.Node, value: torch.Tensor, axis: int) -> bool:
-    """Whether a region can read an operand from outside where it computes `value`; torch takes single numbers from the CPU to
-    any device, a kernel does not."""
+    """Whether a region can read an operand from outside to compute `value`. Unlike torch, kernels cannot read single numbers
+    from another device."""
     given = operand.meta["val"]
     return kind_of(operand, value.shape, axis) is not None and given.dtype in DTYPES and given.device == value.device

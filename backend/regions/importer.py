@@ -1,10 +1,10 @@
-"""Region → contract IR: linalg on tensors, with a sparse encoding on the weight's type.
+"""Imports a region to contract IR: linalg on tensors, with a sparse encoding on the weight's type.
 
     (x [T, 768], w [3072, 768], e0 [3072]): mm, add, relu      →
     func.func @region(%arg0: tensor<?x768xf32>, %arg1: tensor<3072x768xf32, #CSR> {kernel.density = 0.1 : f64},
                       %arg2: tensor<3072xf32>) -> tensor<?x3072xf32> attributes {kernel.tokens = 128 : i64}
 
-torch-mlir does the lowering; CSR here says only "sparse by rows", the passes choose the storage.
+torch-mlir does the lowering. CSR means only "sparse by rows" here. The passes choose the storage.
 """
 
 from typing import Any
@@ -25,17 +25,21 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.passes.framework.origins import printed
 
 WEIGHT = 1
-"""Position of the weight among the arguments of a region."""
+"""The index of the weight among the arguments of a region."""
 
 
 def import_region(
     body: fx.GraphModule, matrix: Matrix, tokens: int | None, window: Window | None = None, depthwise: bool = False
 ) -> str:
-    """The contract IR of a region, as text.
+    """Returns the contract IR of a region, as text.
 
-    `body` takes (x, w, *extras) as matrices (matrix_functions.py). `matrix` is the weight, whose hints are noted, `tokens`
-    the expected number of rows of x, `window` what slides over images, if matrices are to be images, `depthwise` over each
-    channel for itself. Raises CompileError if torch-mlir refuses the graph.
+    body       takes (x, w, *extras) as matrices (matrix_functions.py)
+    matrix     the weight; attributes note the hints about it
+    tokens     the expected number of rows of x
+    window     for convolutions: the window that slides over images, which take the place of matrices
+    depthwise  whether the window slides over each channel separately
+
+    Raises CompileError if torch-mlir refuses the graph.
     """
     module = import_body(body, WEIGHT)
     function = next(op for op in module.body.operations if op.operation.name == "func.func")
@@ -53,7 +57,7 @@ def import_region(
 
 
 def attribute(value: Any) -> ir.Attribute:
-    """A number of Python's, or several, as an attribute in the context at hand."""
+    """Returns a Python number, or several, as an attribute in the current context."""
     if isinstance(value, tuple):
         return ir.ArrayAttr.get([attribute(each) for each in value])
     if isinstance(value, float):
@@ -62,7 +66,7 @@ def attribute(value: Any) -> ir.Attribute:
 
 
 def import_body(body: fx.GraphModule, weight: int | None, format: Format = Format.CSR) -> ir.Module:
-    """A body as a function @region; the type of the argument at position `weight` has this format. Raises CompileError."""
+    """Imports a body as a function @region, whose argument with index `weight` has this format. Raises CompileError."""
     placeholders = [n for n in with_values(body).graph.nodes if n.op == "placeholder"]
     _number_lines(body)
     context = ir.Context()
@@ -80,7 +84,7 @@ def import_body(body: fx.GraphModule, weight: int | None, format: Format = Forma
 
 
 def _number_lines(body: fx.GraphModule) -> None:
-    """Has torch-mlir give each op the line of `body.code` that it comes from as its location."""
+    """Adds metadata so that torch-mlir's locations are lines of `body.code`."""
     lines = {line.split(" = ")[0].strip(): number for number, line in enumerate(body.code.strip().split("\n"), 1)}
     for node in body.graph.nodes:
         if node.op == "call_function" and node.name in lines:
@@ -107,7 +111,7 @@ class _EncodedTypes(ContextCache):
 
 
 def _drop_size_checks(module: ir.Module) -> None:
-    """Removes torch-mlir's run-time checks that sizes of broadcast operands agree: regions are cut so that they do."""
+    """Removes torch-mlir's run-time checks that sizes of broadcast operands agree. In regions they always agree."""
     checks: list[ir.Operation] = []
 
     def collect(op: ir.Operation) -> ir.WalkResult:

@@ -1,13 +1,13 @@
-"""Products of low rank beside a sparse one, as LoRA has them: two dense factors with few features between.
+"""Finds products of low rank beside a sparse one, as in LoRA: two dense factors with few features between them.
 
     %y = addmm(%bias, %x, permute(%w))        sparse
     %h = mm(%x, permute(%a))                  narrows:  [T, K] -> [T, R]
     %z = mm(%h, permute(%b))                  widens:   [T, R] -> [T, M]
     %o = add(%y, mul(%z, 2))
 
-In a chain, the tile that the sparse product reads is multiplied with `a`, too, and the sums of the sparse product get theirs of
-`b` before they leave their registers: nothing of [T, M] goes through memory. The factors are ordinary operands, so that other
-adapters need no other kernel.
+In a chain, the tile that the sparse product reads is also multiplied by `a`. The sums with `b` are added to those of the sparse
+product in registers. So no [T, M] tensor is written in between. The factors are ordinary operands, so other adapters need no
+other kernel.
 """
 
 from collections.abc import Container
@@ -24,14 +24,15 @@ from gossamer.backend.regions.contractions import Contraction
 aten = torch.ops.aten
 
 WIDEST = 128
-"""The highest rank: beyond it, a product of its own runs at a better rate than inside of a chain."""
+"""The highest rank. Products of higher ranks are faster outside of a chain."""
 
 
 @dataclass(frozen=True)
 class Inner:
-    """A product x @ w of a matrix of tokens and a dense matrix, to which an `addend` may be added.
+    """A product x @ w of a matrix of tokens and a dense matrix, plus an `addend` if there is one.
 
-    stored      the matrix as it lies in memory; `transposed` says that w is its transpose
+    stored      the dense matrix in memory
+    transposed  whether w is the transpose of `stored`
     """
 
     node: fx.Node
@@ -42,7 +43,7 @@ class Inner:
 
     @property
     def features(self) -> tuple[int, int]:
-        """Those summed over, and those of the result."""
+        """The number of features that are summed over, and that of the result."""
         return self.x.meta["val"].shape[-1], self.node.meta["val"].shape[-1]
 
     @property
@@ -52,11 +53,11 @@ class Inner:
 
 
 Product = Contraction | Inner
-"""What a chain multiplies by: a sparse weight, or a dense factor beside one."""
+"""A product in a chain: with a sparse weight, or with a dense factor beside one."""
 
 
 def inner_at(node: fx.Node) -> Inner | None:
-    """The product of low rank that a node is, if it is one."""
+    """Returns the product of low rank that a node computes, or None."""
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
         return None
     *addend, x, w = arguments(node)
@@ -74,8 +75,8 @@ def inner_at(node: fx.Node) -> Inner | None:
 
 
 def find_low_rank(graph: fx.Graph, sparse: Container[fx.Node]) -> dict[fx.Node, Inner]:
-    """The products of low rank whose result is combined with that of a sparse product, element by element, and those that
-    such a product multiplies."""
+    """Returns products of low rank, by their nodes: those that elementwise operations combine with a sparse product, and those
+    whose result such a product multiplies."""
     found = {node: inner for node in graph.nodes if (inner := inner_at(node)) is not None and node not in sparse}
     summed = _made_by_elements(graph, sparse)
     beside = {node for node in found if found[node].features[0] == found[node].rank and _meets(node, summed)}
@@ -83,7 +84,7 @@ def find_low_rank(graph: fx.Graph, sparse: Container[fx.Node]) -> dict[fx.Node, 
 
 
 def _made_by_elements(graph: fx.Graph, sparse: Container[fx.Node]) -> set[fx.Node]:
-    """The results of sparse products, and what is made of them by elements."""
+    """Returns the results of sparse products, and values computed from them by elementwise operations."""
     found = set[fx.Node]()
     for node in graph.nodes:
         if node in sparse or ((is_identity(node) or is_elementwise(node)) and not found.isdisjoint(node.all_input_nodes)):
@@ -92,7 +93,7 @@ def _made_by_elements(graph: fx.Graph, sparse: Container[fx.Node]) -> set[fx.Nod
 
 
 def _meets(node: fx.Node, summed: Container[fx.Node]) -> bool:
-    """Whether what is made of a product alone, by elements, meets such a result."""
+    """Whether elementwise operations combine the result of a product with one of the nodes in `summed`."""
     while (user := only_user(node)) is not None and (is_elementwise(user) or is_identity(user)):
         if any(other in summed for other in user.all_input_nodes if other is not node):
             return True
@@ -101,7 +102,7 @@ def _meets(node: fx.Node, summed: Container[fx.Node]) -> bool:
 
 
 def _leads_to(node: fx.Node, products: Container[fx.Node]) -> bool:
-    """Whether one of these products multiplies what is made of a node by elements."""
+    """Whether one of these products multiplies a node, also after elementwise operations."""
     seen, pending = {node}, [node]
     while pending:
         for user in pending.pop().users:

@@ -1,14 +1,16 @@
-"""Bodies: parts of a graph as functions on matrices, the form in which they are imported.
+"""Builds bodies: copies of a part of a graph as a function on matrices, which `importer.py` imports.
 
     %mm = addmm(%bias, view(%x), permute(%w))         body(x, w, e0, e1):          [T, K], [M, K], [M], [T, M]
     %v  = view(%mm, [B, S, M])                   →      0 = mm(x, permute(w))
     %g  = gelu(%v)                                      1 = add(0, e0)
     %y  = add(%g, %residual)                            2 = gelu(1);  return add(2, e1)
 
-T is always dynamic, so that one kernel serves every number of tokens. Placeholders carry shape (None for T) and type in
-meta["shape"] and meta["dtype"]; `with_values` adds the fake values that the importer needs. A `ProductBody` begins with a
-contraction, a `GatherBody` with a product of a sparse tensor; a `RowsBody` computes what stands between contractions:
-elementwise work and sums of rows, such as a layer norm.
+T is always dynamic, so that one kernel serves every number of tokens. Placeholders have shape (None for T) and type in
+meta["shape"] and meta["dtype"]. `with_values` adds the fake values that the importer needs.
+
+ProductBody  begins with a contraction
+GatherBody   begins with a product of a sparse tensor
+RowsBody     computes operations between contractions: elementwise operations and sums of rows, such as a layer norm
 """
 
 import math
@@ -42,15 +44,18 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor from outside that a body reads: one number, one number a column, one a token, one an element, or a dense matrix
-    that tokens are multiplied with."""
+    """A tensor from outside that a body reads.
+
+    kind  "scalar": one number; "vector": one for each column; "column": one for each token; "matrix": one for each element;
+          "factor": a dense matrix that tokens are multiplied by
+    """
 
     node: fx.Node
     kind: Kind
 
 
 class _Body:
-    """Builds a body, node by node; features of the nodes are along `axis`."""
+    """Builds a body node by node. `axis` is the dimension of the features in the graph."""
 
     axis = -1
 
@@ -60,7 +65,7 @@ class _Body:
         self._copies: dict[fx.Node, fx.Node] = {}
 
     def append(self, node: fx.Node) -> None:
-        """Adds the copy of a node of the large graph; views vanish, since all is [T, M] here."""
+        """Adds the copy of a node of the graph. Leaves out views, because all values of a body are [T, M]."""
         if is_identity(node, self.axis):
             self.keep(node)
         elif (inner := inner_at(node)) is not None:
@@ -69,7 +74,7 @@ class _Body:
             self._compute(node, node.meta["val"].shape)
 
     def _compute(self, node: fx.Node, shape: torch.Size) -> None:
-        """Adds the copy of an elementwise node, whose operands are read for a value of this shape."""
+        """Adds the copy of an elementwise node, whose operands broadcast to this shape."""
         args: Any
         kwargs: Any
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._operand(n, shape))
@@ -82,7 +87,7 @@ class _Body:
             self._copies[node] = result
         elif target is aten.gelu.default and kwargs.get("approximate") == "tanh":
             self._copies[node] = self._tanh_gelu(args[0])
-        elif target in _BOUNDED:  # by clamp: torch-mlir's own choose the bound where there is a NaN
+        elif target in _BOUNDED:  # as clamp, because torch-mlir's lowering of these returns the bound for a NaN
             self._copies[node] = self._call(*_BOUNDED[target](*args))
         elif target in (aten._to_copy.default, prims.convert_element_type.default):
             self._copies[node] = self._converted(args[0], node)
@@ -99,25 +104,25 @@ class _Body:
         self._copies[inner.node] = y
 
     def keep(self, node: fx.Node) -> None:
-        """Adds a node that has the values of the one that it is of."""
+        """Adds a view or copy, whose values are those of its source."""
         source = arguments(node)[0]
         self._copies[node] = self._operand(source, source.meta["val"].shape)
 
     def finish(self, output: fx.Node, *others: fx.Node) -> fx.GraphModule:
-        """The body that returns the copy of `output`, or of several nodes."""
+        """Returns the body, which returns the copy of `output`, or of several nodes."""
         found = tuple(self._copies[node] for node in (output, *others))
         self.graph.output(found if others else found[0])
         return fx.GraphModule({}, self.graph, "Region")
 
     def _converted(self, x: fx.Node, node: fx.Node) -> fx.Node:
-        """`x` in the type of a node; an integer becomes a narrow float by way of f32, as torch does it."""
+        """Converts `x` to the type of a node. Converts integers to narrow floats through f32, as torch does."""
         (source,), dtype = node.all_input_nodes, node.meta["val"].dtype
         if not source.meta["val"].is_floating_point() and dtype in (torch.bfloat16, torch.float16):
             x = self._call(prims.convert_element_type.default, (x, torch.float32))
         return self._call(prims.convert_element_type.default, (x, dtype))
 
     def _tanh_gelu(self, x: fx.Node) -> fx.Node:
-        """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); torch-mlir's own has sqrt(2/pi) to three digits only."""
+        """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). torch-mlir's lowering has only three digits of sqrt(2/pi)."""
         mul, add = aten.mul.Tensor, aten.add.Tensor
         cube = self._call(mul, (self._call(mul, (x, x)), x))
         inner = self._call(add, (x, self._call(mul, (cube, 0.044715))))
@@ -135,14 +140,14 @@ class _Body:
         kind = kind_of(node, shape, self.axis)
         assert kind is not None, f"{node} is no operand of a region"
         if kind == "scalar" and _of_scalars(node, shape):
-            self._compute(node, shape)  # sooner done than a kernel is called for one number
+            self._compute(node, shape)  # faster than a separate kernel call for one number
             return self._copies[node]
         width = shape[self.axis] if kind in ("vector", "matrix") else 1
         shapes: dict[str, Shape] = {"scalar": (), "vector": (width,), "column": (None, 1), "matrix": (None, width)}
         return self._outside(node, kind, shapes[kind])
 
     def _outside(self, node: fx.Node, kind: Kind, shape: Shape) -> fx.Node:
-        """What stands for a tensor from outside."""
+        """Returns the placeholder for a tensor from outside. Adds it if necessary."""
         if node not in self._copies:
             self._copies[node] = self._placeholder(f"e{len(self.extras)}", shape, node.meta["val"].dtype)
             self.extras.append(Extra(node, kind))
@@ -160,7 +165,7 @@ class _Body:
 
 
 def _of_scalars(node: fx.Node, shape: torch.Size) -> bool:
-    """Whether an operand is a number that elementwise work makes of other numbers that can be read."""
+    """Whether an operand is a number that an elementwise operation computes from other readable numbers."""
 
     def readable(operand: fx.Node) -> bool:
         own, given = node.meta["val"], operand.meta["val"]
@@ -207,15 +212,15 @@ class GatherBody(_Body):
 
 
 class RowsBody(_Body):
-    """(*extras) → [T, N]: elementwise nodes, and sums, means, variances, greatest and least values along the last dimension."""
+    """(*extras) → [T, N]: elementwise nodes, and sums, means, variances, maxima and minima along the last dimension."""
 
     def __init__(self) -> None:
         super().__init__()
         self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}
-        self._given = torch.float32  # type of the rows at hand
+        self._given = torch.float32  # type of the rows that are reduced
 
     def append(self, node: fx.Node) -> None:
-        """As for all bodies; means, variances and layer norms are spelled out in sums, those of narrow floats in f32."""
+        """Adds the copy of a node. Decomposes means, variances and layer norms into sums, in f32 for narrow floats."""
         if node.target is operator.getitem:
             source, number = arguments(node)
             self._copies[node] = self._tuples[source][number]
@@ -282,7 +287,7 @@ class RowsBody(_Body):
 
 
 def with_values(body: fx.GraphModule) -> fx.GraphModule:
-    """The body, its nodes with fake values in meta["val"]; T is one symbol."""
+    """Returns the body, after adding fake values to meta["val"] of its nodes. T is one symbol."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
     tokens = mode.from_tensor(torch.empty(8, 2), symbolic_context=dynamic).shape[0]
@@ -298,7 +303,7 @@ def with_values(body: fx.GraphModule) -> fx.GraphModule:
 
 
 def with_narrow_product(body: fx.GraphModule) -> fx.GraphModule:
-    """The body of a quantized product as torch runs it: GPUs have no products of int32, as which that of int8 is imported.
+    """Returns the body of a quantized product for plain torch. The imported body has a product of int32, which GPUs lack.
 
     mm(int32(x), permute(int32(w)))      →      int8_product(x, permute(w))
     """
@@ -317,6 +322,6 @@ def with_narrow_product(body: fx.GraphModule) -> fx.GraphModule:
 
 
 def signature(body: fx.GraphModule) -> str:
-    """All that a body computes, in text: equal signatures mean equal functions."""
+    """Returns a text of all that a body computes. Equal signatures mean equal functions."""
     arguments = [(n.meta["shape"], n.meta["dtype"]) for n in body.graph.nodes if n.op == "placeholder"]
     return f"{body.code}{arguments}"

@@ -1,9 +1,10 @@
-"""Weights whose nonzeros would lie in blocks if rows and columns came in another order: they are packed in that order, and the
-columns of x and of the result are reordered around the kernel.
+"""Reorders the rows and columns of weights whose nonzeros then form blocks. The weight is packed in the new order.
+replace_region.py reorders the columns of x and of the result around the kernel.
 
-The order is that of a walk from each line to the one that is most like it (Jaccard similarity of where their nonzeros are),
-so that lines with nonzeros in the same places end up side by side. A few lines are compared with all others first: in weights
-pruned one by one they are no more alike than chance makes them, and nothing else is done. After "SMaT", Okanovic et al. 2024.
+Lines are rows or columns. The order is a walk from each line to the most similar one that is left (Jaccard similarity of the
+positions of nonzeros). So lines with nonzeros in the same places become neighbours. At first, a few lines are compared with all
+others. In weights with unstructured pruning they are similar only by chance, and the search ends. After "SMaT", Okanovic et al.
+2024.
 """
 
 import dataclasses
@@ -21,22 +22,22 @@ from gossamer.backend.regions.cost import permuting_pays
 from gossamer.runtime.packers.nonzeros import nonzero_mask
 
 _ALIKE = 0.6
-"""Similarity to its nearest lines that a line has if it is part of a block."""
+"""The least average similarity of a line in a block to its most similar lines."""
 
 _SAMPLE, _NEAREST = 32, 3
-"""Lines that are looked at first, and the lines that each is expected to resemble."""
+"""The number of lines that are compared at first, and the number of lines that each must resemble."""
 
 _DENSEST = 0.5
-"""Density beyond which blocks do not pay."""
+"""Blocks of denser weights gain nothing."""
 
 _LONGEST = 1 << 13
-"""Lines beyond which comparing them all takes too long."""
+"""Comparing more lines with each other takes too long."""
 
 
 def in_blocks(contraction: Contraction, leaves: list[torch.Tensor]) -> Contraction:
-    """The contraction with its weight reordered, if that makes blocks which pay; else itself.
+    """Returns the contraction with a reordered weight if its blocks make it faster. Otherwise returns the contraction itself.
 
-    `leaves` are the values that the weight is computed from.
+    leaves  the values that the weight is computed from
     """
     weight = contraction.weight
     device = find_device(weight.device)
@@ -61,7 +62,7 @@ def in_blocks(contraction: Contraction, leaves: list[torch.Tensor]) -> Contracti
 
 
 def block_orders(mask: torch.Tensor) -> tuple[Order, Order] | None:
-    """Orders of the rows and of the columns of a bool matrix in which nonzeros may lie in blocks; None if none are alike."""
+    """Returns orders of a bool matrix's rows and columns in which nonzeros may form blocks, or None if no lines are similar."""
     found = [_walk(lines) if _some_are_alike(lines) else None for lines in (mask.float(), mask.t().float())]
     if all(order is None for order in found):
         return None
@@ -75,12 +76,12 @@ def _some_are_alike(lines: torch.Tensor) -> bool:
         return False
     chosen = torch.arange(0, count, -(-count // _SAMPLE))
     alike = _similarity(lines[chosen], lines)
-    alike[torch.arange(len(chosen)), chosen] = -1  # not with themselves
+    alike[torch.arange(len(chosen)), chosen] = -1  # a line is not compared with itself
     return float(alike.topk(_NEAREST).values.mean(1).median()) >= _ALIKE
 
 
 def _similarity(lines: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Common nonzeros over all nonzeros of each line and each other."""
+    """Returns the Jaccard similarity of each line and each other line: common nonzeros over all nonzeros of both."""
     common = lines @ others.t()
     return common / (lines.sum(1)[:, None] + others.sum(1) - common).clamp(min=1)
 

@@ -1,7 +1,7 @@
-"""Putting one `gossamer::region` call where a region was, or a call of several results.
+"""Replaces a region in the graph by a call of `gossamer::region`, or of `gossamer::chain` if it has two results.
 
-Where the weight is stored in another order of rows and columns (reorder_into_blocks.py), the columns of x, of the result, and
-of what is read beside it are brought into that order around the call.
+The weight may be stored in another order of rows and columns (reorder_into_blocks.py). Then operations around the call reorder
+the columns of x, of the result, and of the extra operands.
 """
 
 import operator
@@ -21,9 +21,9 @@ aten = torch.ops.aten
 
 
 def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Replaces the region's output by a call of the region op with views around it, and its second output, too.
+    """Replaces the region's outputs by a call with views around it.
 
-    `replaced` maps the outputs of the regions that were replaced before to their new nodes, and is added to.
+    replaced  maps outputs of regions that were replaced before to their new nodes; the function adds this region's
     """
     contraction, output = region.contraction, region.output
     emit = Emitter(output, replaced)
@@ -63,7 +63,7 @@ def replace(region: Region, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
 
 
 def read_as(operand: Extra, node: fx.Node, emit: Emitter) -> fx.Node:
-    """The node of an operand in as many dimensions as a body reads it in."""
+    """Returns the node of an operand, with as many dimensions as the body's placeholder has."""
     value = node.meta["val"]
     width = value.shape[-1] if value.dim() else 1
     if operand.kind == "factor":
@@ -74,14 +74,14 @@ def read_as(operand: Extra, node: fx.Node, emit: Emitter) -> fx.Node:
 
 
 def _in_order(operand: Extra, node: fx.Node, order: fx.Node, emit: Emitter) -> fx.Node:
-    """An operand whose elements, or columns, belong to those of the result, in this order of them."""
+    """Reorders an operand like the columns of the result, if it has an element or a column for each of them."""
     if operand.kind not in ("vector", "matrix"):
         return node
     return emit(aten.index.Tensor, node, [order] if operand.kind == "vector" else [None, order])
 
 
 def _shape(region: Region, output: fx.Node, emit: Emitter) -> list[Any]:
-    """The sizes of the output, as the graph spells them: elementwise nodes have the shape of a view before them."""
+    """Returns the sizes of the output as arguments: numbers, or the arguments of a view before the elementwise nodes."""
     value = output.meta["val"]
     if all(isinstance(s, int) for s in value.shape):
         return list(value.shape)

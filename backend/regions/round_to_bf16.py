@@ -1,7 +1,7 @@
-"""Products of f32 whose factors may be rounded to bf16: the user said so by `torch.set_float32_matmul_precision("medium")`.
+"""Rounds the factors of f32 products to bf16 if the user allows it by `torch.set_float32_matmul_precision("medium")`.
 
-The weight is stored in bf16; x stays f32 in the graph, and a kernel rounds it where it multiplies pairs of bf16. Sums, the
-epilogue and the result stay f32. Only where the device multiplies bf16 faster: elsewhere the permission is of no use.
+The weight is stored in bf16. x stays f32 in the graph, and the kernel rounds it. Sums, the epilogue and the result stay f32.
+This happens only on devices that multiply bf16 faster than f32.
 """
 
 import dataclasses
@@ -16,17 +16,17 @@ from gossamer.backend.report.options import Options
 
 
 def rounded(weight: torch.dtype, x: torch.dtype) -> bool:
-    """Whether a product with these factors is one of f32 whose weight is rounded."""
+    """Whether a product with factors of these types is a product of f32 whose weight is rounded."""
     return (weight, x) == (torch.bfloat16, torch.float32)
 
 
 def may_round(options: Options) -> bool:
-    """Whether products of f32 are to be computed in bf16 where that is faster; the reference never rounds."""
+    """Whether the user allows products of f32 in bf16. The reference schedule never rounds."""
     return torch.get_float32_matmul_precision() == "medium" and options.schedule != "reference"
 
 
 def with_rounded_weight(contraction: Contraction) -> Contraction:
-    """The contraction with its weight in bf16, if it is one of f32 on a device that gains by it."""
+    """Returns an f32 contraction with its weight in bf16 if the device is faster with it. Returns others unchanged."""
     weight = contraction.weight
     device = find_device(weight.device)
     if (weight.dtype, contraction.given) != (torch.float32, torch.float32) or device is None or not device.rounds_to_bf16:

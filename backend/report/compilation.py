@@ -1,4 +1,4 @@
-"""The compilation that Dynamo has in progress in this thread."""
+"""Finds out what Dynamo compiles in this thread at the moment."""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from gossamer.runtime.torch_internals import InstructionTranslator, callback_han
 
 @dataclass(frozen=True)
 class Compilation:
-    """What Dynamo compiles: the backend as the user named it, the function's name, and whether a break is an error."""
+    """A compilation of Dynamo: the user's backend, the name of the function, and whether a graph break is an error."""
 
     backend: object
     function: str
@@ -18,7 +18,8 @@ class Compilation:
 
 
 def compilation_in_progress() -> Compilation | None:
-    """What this thread compiles. None where nothing is compiled, or where this torch calls its compiler otherwise."""
+    """Returns the compilation in this thread. Returns None if there is none, or if this version of torch has another call
+    stack."""
     frame = sys._getframe()
     while frame is not None:
         variables = frame.f_code.co_varnames + frame.f_code.co_cellvars
@@ -33,9 +34,9 @@ def compilation_in_progress() -> Compilation | None:
 
 
 def is_traced_for(backend: object) -> bool:
-    """Whether Dynamo traces for `backend` now. To be asked within torch.compiler.assume_constant_result."""
+    """Whether Dynamo traces for `backend` now. Call it within torch.compiler.assume_constant_result."""
     compiler = getattr(InstructionTranslator.current_tx().output, "compiler_fn", None)
-    compiler = getattr(getattr(compiler, "__self__", None), "backend_compile_fn", compiler)  # DDP splits graphs before
+    compiler = getattr(getattr(compiler, "__self__", None), "backend_compile_fn", compiler)  # DDP's wrapper
     while compiler is not backend and (inner := getattr(compiler, "compiler_fn", None)) is not None:
         compiler = inner
     return compiler is backend
@@ -43,7 +44,8 @@ def is_traced_for(backend: object) -> bool:
 
 @contextmanager
 def callbacks_may_raise() -> Iterator[None]:
-    """Around what may raise at the end of a compilation, which Dynamo would take for pending ever after."""
+    """In this context, a callback at the end of a compilation may raise. Otherwise Dynamo would count the compilation as
+    pending for ever."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""The numbers behind one `Decision`, for the report as a page: which schedules competed, and what would have to change."""
+"""Data classes for the numbers behind one `Decision`, for the report's page: the competing schedules, and the zeros needed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from gossamer.passes.framework.family import Matrix
 class Contender:
     """A schedule that competed for a weight, or "dense".
 
-    name          of the schedule
+    name          the name of the schedule
     predicted_us  microseconds of a call by the cost model; None if it has no prediction
     measured_us   microseconds that were measured on this machine; None if nobody measured it
-    terms         what the prediction is made of, in the words of the cost model; empty for "dense"
+    terms         the terms of the prediction, with the names of the cost model; empty for "dense"
     """
 
     name: str
@@ -24,11 +24,12 @@ class Contender:
 
 @dataclass(frozen=True)
 class Question:
-    """What contenders and zeros are predicted from. That takes milliseconds, so it waits until somebody wants to see them.
+    """The data to predict contenders and needed zeros. The prediction takes milliseconds, so only reports make it.
 
-    device     that the product is for
-    matrix     the weight as schedules see it, and `density` its own
-    tokens     None if their number is open
+    device     the device of the product
+    matrix     the weight as schedules see it, with a rounded pattern
+    density    the weight's own density
+    tokens     the number of tokens; None if it is not known
     us         measured microseconds by schedule
     copies_us  microseconds of transposes around the kernel
     min_gain   the option
@@ -47,16 +48,17 @@ class Question:
 class Details:
     """The numbers behind one decision.
 
-    tokens      rows of the input that the decision is for; `dynamic` if their number is open
+    tokens      the number of tokens that the decision is for
+    dynamic     whether calls may have other numbers of tokens
     element     type of the weight's elements
-    contenders  the fastest prediction first
-    pays_from   share of zeros from which on the layer alone gains enough, to 1 %; None if no share is, or nobody knows
-    region      what the weights that one kernel call computes have in common
-    stages      the region whose stages the dump has for that kernel; empty without a dump
+    contenders  the schedules that competed, the fastest prediction first
+    pays_from   share of zeros from which on the layer alone gains enough, to 1 %; None if no share does, or it is not known
+    region      the key of the region; weights with equal keys are computed by one kernel call
+    stages      the name under which the dump has the kernel's stages; empty without a dump
     end         where the kernel ends, and why; empty if it is not sparse
     arrays      names and bytes of the arrays that the weight is packed in
     whole       whether the decision's gain is that of the whole kernel. The contenders are for this weight alone
-    question    what `contenders` and `pays_from` are predicted from, until they are
+    question    the data to predict `contenders` and `pays_from`; None afterwards
     """
 
     tokens: int

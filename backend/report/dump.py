@@ -1,8 +1,8 @@
-"""Text of every compilation stage, as numbered files: `0007_encoder.0.fc_fuse-epilogue.mlir`.
+"""Writes the text of every compilation stage to numbered files: `0007_encoder.0.fc_fuse-epilogue.mlir`.
 
-Numbers go on from the highest in the directory and are given out under a lock on it, so several compilations, threads or
-processes can write into one directory. Beside them `stages.jsonl` says what each file is of, which pass made it from which
-file, and where its lines come from.
+Numbers continue from the highest one in the directory. A lock on the directory protects them, so several compilations, threads
+or processes can write into one directory. `stages.jsonl` says for each file which region it belongs to, which pass made it from
+which file, and where its lines come from.
 """
 
 import fcntl
@@ -22,14 +22,14 @@ from gossamer.backend.page.stages import STAGES
 class Dump:
     """The dump directory during one compilation.
 
-    written  the kernels whose stages are in it already, by what was asked for, each with the name of its region
+    written  the kernels whose stages it has already: from the request for the kernel to the name of its region
     """
 
     directory: str
     written: dict[str, str] = field(default_factory=dict)
 
     def stages(self, region: str) -> Callable[[str, str, str], None]:
-        """An observer for one region: called with a stage's name, file suffix and text, it writes a file."""
+        """Returns an observer for one region. It is called with a stage's name, file suffix and text, and writes a file."""
         safe = re.sub(r"[^\w.-]+", "-", region).strip("-.") or "region"
         last: dict[str, str] = {}
 
@@ -45,7 +45,7 @@ class Dump:
         return write
 
     def _note(self, file: str, region: str, stage: str, text: str, before: str) -> None:
-        """What the page has to know of a file besides its text, which may tell it (see StageText)."""
+        """Adds a line to stages.jsonl with the data that the page needs about a file. Some is in the text (see StageText)."""
         origins = [[len(list(run)), list(lines)] for lines, run in groupby(getattr(text, "origins", ()))]
         noted: dict[str, Any] = {"file": file, "region": region, "stage": stage, "before": before}
         noted |= {"pass": getattr(text, "label", ""), "origins": origins}

@@ -1,9 +1,9 @@
-"""A warning where `generate` of a compiled model runs uncompiled.
+"""Warns if `generate` of a compiled model runs uncompiled.
 
     torch.compile(model, backend="sparse").generate(tokens)
 
-What torch.compile returns compiles calls only. Any method of it is the model's own: it calls the model as it was, and nothing
-of ours is ever asked.
+The object that torch.compile returns compiles only its own calls. Its methods are those of the original model. They call the
+original model, so the backend is never called.
 """
 
 import warnings
@@ -21,12 +21,12 @@ _warned = False
 
 
 def watch_for_generate(backend: object) -> None:
-    """Warns once when `generate` is asked of a model that was compiled for `backend`."""
+    """Warns once when somebody reads `generate` of a model that was compiled for `backend`."""
 
     def generate(compiled: Any) -> Any:
         global _warned
         model = compiled._orig_mod
-        method = model.generate  # AttributeError where there is none
+        method = model.generate  # AttributeError if there is none
         in_place = model._compiled_call_impl is not None or "forward" in vars(model)
         if not _warned and not in_place and _backend_of(compiled) is backend:
             _warned = True
@@ -38,7 +38,7 @@ def watch_for_generate(backend: object) -> None:
 
 
 def _backend_of(compiled: Any) -> object:
-    """What torch.compile was given as its backend."""
+    """Returns the backend that torch.compile was called with."""
     backend = getattr(compiled.dynamo_ctx, "callback", None)
     while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
         backend = inner

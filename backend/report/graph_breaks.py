@@ -1,8 +1,8 @@
-"""Graph breaks: why Dynamo split a model, for the report, and a warning where it is compiled for us.
+"""Collects graph breaks for the report, and warns about them: the lines at which Dynamo split a model.
 
-Dynamo breaks a graph silently. The line runs uncompiled, no chain crosses it, and where Dynamo cannot go on after it (in a
-loop, in a `with`), all of the function runs uncompiled, its sparse layers too. Where a setting would let the line through, the
-warning and the report say which: Dynamo reads its settings before it calls a backend, so that the backend cannot change them.
+Dynamo breaks a graph silently. The line runs uncompiled, and no chain crosses it. If Dynamo cannot continue after the line (in
+a loop, in a `with`), the whole function runs uncompiled, including its sparse layers. If a setting avoids the break, the
+warning and the report name it. The backend cannot change that setting, because Dynamo reads it before it calls a backend.
 """
 
 import ast
@@ -53,13 +53,13 @@ _REMEDIES = {
     "torch/ao/pruning": "model = gossamer.prepare(model)",
     "sparse tensor": "model = gossamer.prepare(model)",
 }
-"""The line to write before compiling, for what a reason says."""
+"""For a part of Dynamo's reason: the line that the user should write before compiling."""
 
 _IN_WHOLE_GRAPHS = ("capture_dynamic_output_shape_ops", "capture_scalar_outputs")
 """Settings that Dynamo turns on by itself under fullgraph=True."""
 
 _OF_VALUES = ("data-dependent", "capture_scalar_outputs", "tolist", "shape depends on input tensor data")
-"""What the reasons say of code that goes by the values of a tensor."""
+"""Parts of the reasons for code that depends on the values of a tensor."""
 
 _OVER_ALL = (
     " If this is a loop over the experts that are hit, write `for e in range(experts)` without `.tolist()` and `if`, and "
@@ -67,23 +67,23 @@ _OVER_ALL = (
 )
 
 _MIXED = " Write model.base_model.model.compile(backend=...) instead: peft adds hooks before each call, outside of that model."
-"""For `adapter_names` of peft's models."""
+"""Advice for calls of peft's models with `adapter_names`."""
 
 _OURS = tuple(os.path.join(folder, "") for folder in getattr(find_spec("gossamer.sparsity"), "submodule_search_locations", ()))
-"""Where our code is that Dynamo traces."""
+"""The folders of Gossamer's code that Dynamo traces."""
 
-_known: Any = None  # the last reason that was there when a compilation ended
-_told = set[tuple[str, int | None, str]]()
+_known: Any = None  # the last reason at the end of the latest compilation
+_told = set[tuple[str, int | None, str]]()  # files, lines and messages of earlier warnings
 
 _AROUND_MODELS = ("set_runtime_stats_and_log", "_inside_ddp_forward")
-"""Where DistributedDataParallel itself breaks the graph, before it calls the model."""
+"""Functions in which DistributedDataParallel itself breaks the graph, before it calls the model."""
 
 
 @contextmanager
 def collect_breaks() -> Iterator[list[str]]:
-    """Collects the graph breaks of what is compiled in the block, each with the user's line, when the block ends.
+    """Collects the graph breaks of compilations in the block, each with the user's line.
 
-    Torch's counters are then what they were before.
+    Fills the list, and restores torch's counters, when the block ends.
     """
     found: list[str] = []
     counted = {name: Counter(counts) for name, counts in counters.items()}
@@ -105,9 +105,9 @@ def collect_breaks() -> Iterator[list[str]]:
 
 
 def is_whole(graph: fx.GraphModule, function: Any) -> bool:
-    """Whether a graph that Dynamo has just traced is all that a call of a function or module does.
+    """Whether a graph that Dynamo has just traced does everything that a call of a function or module does.
 
-    Where nobody can tell, such as for modules whose hooks run beside the graph, the answer is False.
+    Returns False if that is not certain, for example for modules whose hooks run outside of the graph.
     """
     reason = getattr(graph, "compile_subgraph_reason", None)
     frame = compiled_frame()
@@ -123,7 +123,7 @@ def is_whole(graph: fx.GraphModule, function: Any) -> bool:
 
 
 def compiled_frame() -> Any:
-    """What Dynamo knows of the frame that it is compiling; None if it is compiling none."""
+    """Returns Dynamo's translator of the frame that it is compiling, or None if it is compiling none."""
     try:
         return InstructionTranslator.current_tx().output.root_tx
     except AttributeError:
@@ -134,7 +134,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def watch_graph_breaks(backend: object) -> None:
-    """Warns of each line at which a compilation for `backend` breaks the graph, once."""
+    """Registers a callback that warns once about each line at which a compilation for `backend` breaks the graph."""
 
     def check(_: Any) -> None:
         global _known
@@ -143,7 +143,7 @@ def watch_graph_breaks(backend: object) -> None:
         if compilation is None or compilation.backend is not backend:
             return
         failure = sys.exc_info()[1]
-        with callbacks_may_raise():  # where warnings are errors
+        with callbacks_may_raise():  # warnings may be errors
             for reason in new:
                 _tell(reason.reason, reason.user_stack, _SPLIT)
             if isinstance(failure, Unsupported) and not compilation.full_graph:
@@ -156,14 +156,14 @@ def watch_graph_breaks(backend: object) -> None:
 
 
 def _reasons_after(last: Any) -> list[Any]:
-    """Dynamo's reasons since then; all of them if it has been reset."""
+    """Returns Dynamo's reasons after the reason `last`, or all of them if Dynamo was reset since."""
     reasons = list(graph_break_reasons)
     at = next((i for i in reversed(range(len(reasons))) if reasons[i] is last), -1)
     return reasons[at + 1 :]
 
 
 def _tell(reason: str, stack: list[FrameSummary], message: str) -> None:
-    """Warns at the user's line. Not of a break that is asked for, nor twice of one line."""
+    """Warns at the user's line. Does not warn about breaks that the user asked for, nor twice about one line."""
     line = _of_user(stack)
     place = (line.filename, line.lineno) if line else ("", None)
     if (*place, message) in _told or "_dynamo.graph_break()" in reason:
@@ -177,7 +177,7 @@ def _tell(reason: str, stack: list[FrameSummary], message: str) -> None:
 
 
 def _of_user(stack: Sequence[FrameSummary] | None) -> FrameSummary | None:
-    """The innermost line that is not one of ours, such as where a product calls a method of SparseTensor."""
+    """Returns the innermost line outside of Gossamer's code, which appears, for example, in products of a SparseTensor."""
     theirs = [line for line in stack or () if not line.filename.startswith(_OURS)]
     return next(iter(reversed(theirs or stack or ())), None)
 

@@ -1,4 +1,4 @@
-"""Where a report was made, for its page."""
+"""Describes the machine on which a report was made, for its page."""
 
 import platform
 import re
@@ -12,7 +12,7 @@ from gossamer.runtime.target import host
 
 
 def this_machine() -> dict[str, Any]:
-    """Where the report was made."""
+    """Returns the processor, its vector bits, the number of threads, and the versions of torch and Gossamer."""
     info = Path("/proc/cpuinfo")
     named = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
     return {

@@ -1,6 +1,6 @@
-"""The reference for `torch.compile(model, backend="sparse", options={...})`.
+"""Parses and checks the options of `torch.compile(model, backend="sparse", options={...})`.
 
-In: the mapping a user wrote. Out: a validated, frozen `Options`, or an `OptionError` that names what was wrong.
+Input: the user's mapping. Output: a frozen `Options`, or an `OptionError` that names the wrong option and the valid ones.
 """
 
 import os
@@ -18,10 +18,10 @@ Verify = Literal["version", "full"]
 Gpu = Literal["dense", "untested"]
 SCHEDULES = ("auto", "reference", *by_name.schedules(*by_name.CPU_SCHEDULES), *by_name.schedules(*by_name.GPU_SCHEDULES))
 SMALLER_LAYERS = "smaller-layers"
-"""What the option `disable` calls the step before all graph passes, which leaves out empty rows and columns."""
+"""Name, for the option `disable`, of the step before all graph passes, which removes empty rows and columns."""
 
 STRUCTURED_WEIGHTS = "structured-weights"
-"""The same for the step before that, which multiplies with the factors of structured matrices."""
+"""Name of the step before that one, which multiplies by the factors of structured matrices."""
 
 MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
 """The modes of torch.compile in which schedules are measured."""
@@ -31,22 +31,23 @@ MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
 class Options:
     """The options of `torch.compile(model, backend="sparse", options={...})`, with their defaults.
 
-    dense     who runs everything that is not sparse: "inductor", "eager", or "auto" (Inductor if there is a C++ compiler)
-    schedule  the schedule of the sparse kernels. "auto" takes the one that is predicted to be fastest; "reference" is MLIR's
-              own sparsifier, slow and simple, for comparisons; docs/guide.md lists the others. A layer stays dense if its
-              device has no such schedule
+    dense     who runs all dense operations: "inductor", "eager", or "auto" (Inductor if there is a C++ compiler)
+    schedule  the schedule of the sparse kernels. "auto" takes the one with the fastest prediction; "reference" is MLIR's own
+              sparsifier, slow and simple, for comparisons; docs/guide.md lists the others. A layer stays dense if its device
+              has no such schedule
     min_gain  predicted speed-up that a layer needs to become sparse; with 0 every layer becomes sparse, even if that is slower
     max_autotune  measure the schedules of every sparse layer, and the dense product, instead of predicting. The same as
               mode="max-autotune", which torch.compile does not accept together with options
     dump_ir   folder for the text of every compilation stage; default: the environment variable GOSSAMER_DUMP_IR
     strict    raise an error if a region does not compile, instead of one warning and a dense layer
-    check     run every graph as torch runs it, too, and warn where results or gradients differ. Slow; dense
-              parts run op by op unless {"dense": "inductor"} is given
-    disable   names of graph passes to leave out, such as ["fuse-attention"]; the guide lists them.
-              "smaller-layers" keeps rows, columns, filters and heads of zeros, "structured-weights" makes whole matrices
+    check     run every graph also without Gossamer, and warn if results or gradients differ. Slow; dense parts run op by op
+              unless {"dense": "inductor"} is given
+    disable   names of graph passes to leave out, such as ["fuse-attention"]; the guide lists them. Two steps before them have
+              names, too: without "smaller-layers", rows, columns, filters and heads of zeros stay; without
+              "structured-weights", structured matrices are multiplied as whole matrices
     gpu       "dense" leaves graphs that use a GPU to Inductor; "untested" takes Gossamer's kernels for GPUs, none of which has
               run on a GPU yet
-    verify    how a changed weight is noticed: "version" compares data pointer, version counter and a few values; "full"
+    verify    how Gossamer notices a changed weight: "version" compares data pointer, version counter and a few values; "full"
               compares every value at every call, so it also sees writes that torch does not count (`.data`, NumPy)
     """
 
@@ -81,9 +82,9 @@ class Options:
 
     @classmethod
     def parse(cls, options: "Options | Mapping[str, Any] | None") -> "Options":
-        """The options a user gave to torch.compile or `explain`.
+        """Returns the options that a user gave to torch.compile or `explain`.
 
-        Raises OptionError for an unknown name, a bad value, or a dump directory that cannot be written.
+        Raises OptionError for an unknown name, a bad value, or a dump directory that is not writable.
         """
         if isinstance(options, Options):
             return options

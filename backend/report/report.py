@@ -1,6 +1,6 @@
-"""What was decided, as data: one `Decision` a region or weight.
+"""Keeps decisions as data: one `Decision` for each use of a weight.
 
-The log, the report (table.py) and the tests all read these records. `record` hands decisions to the log, to torch's counters
+The log, the report (table.py) and the tests read these records. `record` passes decisions to the log, to torch's counters
 (`torch._dynamo.utils.counters["gossamer"]`) and to every `collect` block that is open in this thread.
 """
 
@@ -18,16 +18,16 @@ log = logging.getLogger("gossamer")
 
 
 FAILED = "it failed to compile"
-"""The reason of a Decision that a compiler of ours is to blame for."""
+"""The reason of a Decision if Gossamer's compiler failed."""
 
 NO_ZEROS, FEW_ZEROS = "it has no zeros", "it has hardly any zeros"
-"""The reasons of Decisions about weights that nobody has pruned."""
+"""The reasons of Decisions about weights that are not pruned."""
 
 NO_PRODUCT = "it is looked up or added, not multiplied: zeros save no time"
-"""The reason of a Decision about a weight that nobody should prune for speed, such as an embedding table."""
+"""The reason of a Decision about a weight whose pruning would save no time, such as an embedding table."""
 
 _WITHOUT_KERNEL = ("folded", "order")
-"""Schedules of sparse decisions that save work before anything runs."""
+"""Schedules of sparse decisions that need no kernel, because they save work during the compilation."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Decision:
     format    storage format of the packed weight; None if it stays dense
     schedule  schedule of its kernel; None if it stays dense
     sparse    whether a sparse kernel runs it
-    reason    the reason, in a few words
+    reason    why, in a few words
     gain      speed-up over dense; None if there is no prediction
     measured  whether the gain was measured; otherwise it is predicted
     dense_bytes, packed_bytes
               bytes of the dense and of the packed weight, for the usual number of tokens; 0 if it stays dense
-    picture   of a mask, in characters: dark where it is computed; empty for other decisions
+    picture   picture of a mask, in characters, whose dark parts are computed; empty for other decisions
     kernels   keys of the kernels that run it, if these do not belong to a region
-    pattern   of its zeros, such as "2:4"; empty if they are anywhere
-    details   the numbers behind it, for products with a weight; None for other decisions
+    pattern   pattern of its zeros, such as "2:4"; empty if they are unstructured
+    details   the numbers behind the decision, for products with a weight; None for other decisions
     """
 
     name: str
@@ -71,9 +71,9 @@ class Decision:
 
     @property
     def kernel_keys(self) -> tuple[str, ...]:
-        """What tells its kernels from others, if these do not belong to a region.
+        """Keys of its kernels, if these do not belong to a region.
 
-        Operations over edge lists and SparseTensors compile their kernels when they are called. Such a use has one key.
+        Operations over edge lists and SparseTensors compile their kernels when they are called. Each such use has one key.
         """
         in_region = self.details is not None or self.packed_bytes > 0
         if self.kernels or in_region or not self.sparse or self.schedule in _WITHOUT_KERNEL:
@@ -85,7 +85,7 @@ class Decision:
         cls, name: str, op: str, shape: Sequence[int], density: float, reason: str, gain: float | None = None,
         measured: bool = False, pattern: str = "", details: Details | None = None,
     ) -> "Decision":  # fmt: skip
-        """What stays as torch has it, and why."""
+        """Returns a Decision that a weight stays dense, with the reason."""
         return cls(name, op, tuple(shape), density, None, None, False, reason, gain, measured, pattern=pattern, details=details)
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Decision:
 
 @dataclass
 class Collector:
-    """Receives what is decided while a `collect` block is open."""
+    """Receives the arguments of `record` while a `collect` block is open."""
 
     decisions: list[Decision] = field(default_factory=list)
     kernels: set[str] = field(default_factory=set)
@@ -129,9 +129,14 @@ def record(
     graphs: int = 1,
     flow: Callable[[], list[dict[str, Any]]] | None = None,
 ) -> None:
-    """Publishes the decisions about one graph; `kernels` are the content keys of the kernels it uses, `seconds` what each graph
-    pass took, `training` whether it has gradients; `graphs` is 0 where others about the same graph follow; `flow` tells how the
-    calls of the graph lead to each other."""
+    """Publishes the decisions about one graph.
+
+    kernels   content keys of the kernels that the graph calls
+    seconds   time of each graph pass
+    training  whether the graph has gradients
+    graphs    1, or 0 if another call publishes decisions about the same graph
+    flow      computes the parts of the graph (see flow.py)
+    """
     decisions = list(decisions)
     kernels = {*kernels, *(key for decision in decisions for key in decision.kernel_keys)}
     for decision in decisions:

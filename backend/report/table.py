@@ -1,4 +1,4 @@
-"""The report that a person reads: its text is a table of 100 columns, in which equal layers of a stack share a row."""
+"""The report for users. Its text is a table of 100 characters a line, in which equal layers of a stack share a row."""
 
 import io
 import os
@@ -22,7 +22,7 @@ _NAME = 32
 
 
 class Measured(Protocol):
-    """What `gossamer.profile` returns."""
+    """The result of `gossamer.profile`."""
 
     def data(self) -> dict[str, Any]: ...
 
@@ -31,7 +31,7 @@ class Measured(Protocol):
 class Report:
     """All decisions of one compilation. `print(report)` shows them as a table.
 
-    decisions     in the order of the graph, forward before backward; weights without zeros are at the end
+    decisions     the decisions in the order of the graph, forward before backward; weights without zeros are at the end
     graph_breaks  the reasons for which Dynamo split the model, each with your line; no sparse region crosses a break
     kernels       number of different kernels that the sparse decisions use. Operations over edge lists and SparseTensors
                   compile theirs when they are called: each use of such an operation counts as one kernel
@@ -40,8 +40,8 @@ class Report:
     training      whether gradients were compiled
     other         the report of the other mode, inference or training; None if it was not compiled
     min_gain      the option: the gain that a layer needs to become sparse
-    patterns      where the nonzeros of each weight lie, in the form that the page shows
-    flows         how the calls of each graph lead to each other, in the form that the page shows
+    patterns      the positions of each weight's nonzeros, as data for the page
+    flows         the parts of each graph and their connections, as data for the page
     dump          the folder of the option `dump_ir`, whose code the page shows; None without it
     """
 
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def layers(self) -> dict[str, bool]:
-        """Names of the weights, each with whether a sparse kernel runs any use of it."""
+        """For each weight's name, whether a sparse kernel runs any use of it."""
         taken = {decision.name for decision in self.sparse}
         return {decision.name: decision.name in taken for decision in self.decisions}
 
@@ -70,19 +70,19 @@ class Report:
 
     @property
     def dense_bytes(self) -> int:
-        """Dense bytes of the packed weights, each counted once. `prepare(free_dense=True)` frees these."""
+        """Dense bytes of the packed weights. Each weight counts once. `prepare(free_dense=True)` frees these bytes."""
         return sum({d.name: d.dense_bytes for d in self.sparse if d.packed_bytes}.values())
 
     @property
     def packed_bytes(self) -> int:
-        """Packed bytes of the same weights, once for each format."""
+        """Packed bytes of the same weights. Each weight counts once for each format."""
         return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
 
     def save(self, path: str | os.PathLike[str], profile: "Measured | None" = None) -> None:
         """Writes the report as one HTML file, which any browser shows from disk: the model, the patterns, the code, the run.
 
         It shows code if the report was made with options={"dump_ir": DIR}, and the run if there is a `profile` of the call.
-        OSError if the file cannot be written.
+        Raises OSError if the file cannot be written.
         """
         from gossamer.backend.page.render import render  # most reports are only printed
         from gossamer.backend.page.stages import kernels_in
@@ -92,7 +92,7 @@ class Report:
         Path(path).write_text(render(data, kernels, self.dump or ""), encoding="utf-8")
 
     def data(self) -> dict[str, Any]:
-        """The report as JSON can hold it: what its page shows, and what a dump folder keeps of it."""
+        """Returns the report as data for JSON. Its page shows that data, and a dump folder keeps it."""
         return {
             "training": self.training,
             "min_gain": self.min_gain,
@@ -110,7 +110,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        """The mode, a summary, the sparse and the dense weights, and the graph breaks, as text."""
+        """Returns the mode, a summary, the sparse and the dense weights, and the graph breaks, as text."""
         return _render(self)
 
 
@@ -152,13 +152,13 @@ def _mode(report: Report) -> str:
 
 
 def _summary(report: Report) -> str:
-    """How many weights are sparse: each counts once, however often it is used, and is sparse if any of its uses is."""
+    """Returns the numbers of sparse and dense weights. A weight with several uses counts once, as sparse if any use is."""
     sparse = sum(report.layers.values())
     return f"{sparse} sparse on {count(report.kernels, 'kernel')}, {len(report.layers) - sparse} left dense"
 
 
 def _advice(report: Report) -> str | None:
-    """What to do where nothing became sparse because there was nothing."""
+    """Returns advice if nothing became sparse because the model has no zeros. Otherwise returns None."""
     reasons = {decision.reason for decision in report.decisions} - {NO_PRODUCT}
     if not reasons:
         return "torch.compile has traced no weight matrix, no mask, no edge list and no SparseTensor."
@@ -196,25 +196,25 @@ def _table(decisions: Iterable[Decision]) -> Table:
 
 
 def _share(densities: list[float]) -> str:
-    """Shares of nonzeros. Less than one in a hundred, as in the edges of a graph, has a digit after the point."""
+    """Returns the range of shares of nonzeros. Shares below 1 %, as of a graph's edges, have a digit after the point."""
     return span([100 * each for each in densities], "{:.1f}" if 0 < min(densities) < 0.01 else "{:.0f}", "%")
 
 
 def _kernel(decision: Decision) -> str:
-    """The schedule, as the option of that name takes it; where users cannot ask for it, the format if that is a plain name."""
+    """Returns the schedule if the option `schedule` takes it. Otherwise returns the format if it has a short name."""
     schedules, format = (decision.schedule or "").split(", "), str(decision.format)
     named = "(" in format or all(each in SCHEDULES for each in schedules)
     return f"({decision.schedule})" if named else format
 
 
 def _kind(decision: Decision) -> object:
-    """What decisions have in common that share a row."""
+    """Returns a key. Decisions with equal keys share a row."""
     d = decision
     return without_numbers(d.name), d.op, d.shape, d.sparse, d.format, d.schedule, d.reason, d.pattern
 
 
 def _wrapped(name: str) -> str:
-    """A long name broken after its dots."""
+    """Breaks a long name after its dots."""
     lines = [""]
     for part in re.findall(r"[^.]*\.|[^.]+$", name):
         if lines[-1].strip() and len(lines[-1]) + len(part) > _NAME:

@@ -1,4 +1,4 @@
-"""Names, numbers and bytes as the tables of reports have them."""
+"""Formats names, numbers and bytes for the tables of reports."""
 
 import re
 from itertools import groupby
@@ -7,12 +7,12 @@ _NUMBER = re.compile(r"(?<![^. ])(?<!of )\d+(?![^. ,])")
 
 
 def without_numbers(name: str) -> str:
-    """What names of equal layers of a stack have in common: layer.0.fc, layer.1.fc → layer.*.fc."""
+    """Replaces the numbers in a name, so that equal layers of a stack have equal names: layer.0.fc → layer.*.fc."""
     return _NUMBER.sub("*", name)
 
 
 def one_name(names: list[str]) -> str:
-    """One name for many that differ in numbers: layer.0.fc, layer.1.fc, layer.2.fc → layer.{0-2}.fc."""
+    """Returns one name for names that differ only in numbers: layer.0.fc, layer.1.fc, layer.2.fc → layer.{0-2}.fc."""
     numbers = [list(dict.fromkeys(found)) for found in zip(*map(_NUMBER.findall, names), strict=True)]
     texts = iter(column[0] if len(column) == 1 else f"{{{_runs(column)}}}" for column in numbers)
     return _NUMBER.sub(lambda _: next(texts), names[0])
@@ -27,7 +27,7 @@ def _runs(numbers: list[str]) -> str:
 
 
 def span(values: list[float], form: str, unit: str) -> str:
-    """The least and the largest of some values."""
+    """Returns the range of some values as text, or one value if both ends are equal."""
     if not values:
         return "-"
     low, high = form.format(min(values)), form.format(max(values))
@@ -35,10 +35,10 @@ def span(values: list[float], form: str, unit: str) -> str:
 
 
 def in_bytes(number: int) -> str:
-    """A number of bytes in a unit that fits."""
+    """Returns a number of bytes as text, in kB or MB."""
     return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB" if number >= 1e5 else f"{max(1, round(number / 1e3))} kB"
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things."""
+    """Returns a number with a noun, which gets an s unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

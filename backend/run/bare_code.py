@@ -1,14 +1,14 @@
-"""Inductor's code, called without the functions that AOTAutograd puts around it.
+"""Calls Inductor's code without the functions that AOTAutograd puts around it.
 
-    compiled(x, weight)                          eight Python functions, 10 µs, or 20 where the caches are cold
-    code.current_callable([x, weight])           the last of them
+    compiled(x, weight)                          eight Python functions, 10 µs, or 20 µs if the caches are cold
+    code.current_callable([x, weight])           the innermost of them
 
-Those functions serve views, writes, duplicates and subclasses among the inputs and results. The first call shows whether a
-graph needs them. If Inductor's code gets the very inputs of the call and returns its very results, it does not. Dynamo's guards
-keep later calls alike.
+Those functions handle views, writes, duplicates and subclasses among the inputs and results. The first call shows whether a
+graph needs them. It does not if Inductor's code gets the inputs of the call themselves, and the call returns the results of
+that code themselves. Dynamo's guards make sure that this holds for later calls.
 
-Calls of six layers of 384 with one token took 162 µs instead of 181, or 274 instead of 299 where other work had filled the
-caches (medians of 400, in turn, Emerald Rapids).
+Calls of six layers of 384 with one token took 162 µs instead of 181. If other work had filled the caches, they took 274 µs
+instead of 299 (medians of 400, in turn, Emerald Rapids).
 """
 
 import threading
@@ -24,10 +24,10 @@ Function = Callable[..., Sequence[Any]]
 
 
 def bare(compiled: Function) -> Function:
-    """Returns a shorter way to the code of a compiled graph, which has no effects.
+    """Returns a function that calls the code of a compiled graph more directly. The graph must have no effects.
 
-    Call it right after compilation, under the same autocast. It returns the function itself if that calls more than one piece
-    of Inductor's code. While gradients are enabled or a profiler runs, the shorter way is not taken.
+    Call `bare` right after compilation, under the same autocast state. Returns the function itself if that calls more than
+    one piece of Inductor's code. While gradients are enabled or a profiler runs, calls go through all functions.
     """
     around = [*reached(compiled)]
     codes = [each for each in around if isinstance(each, CompiledFxGraph)]
@@ -58,7 +58,7 @@ _WITH_AUTOCAST = ("cpu", "cuda")
 
 
 def _tried(compiled: Function, code: Any, inputs: Sequence[Any]) -> tuple[Sequence[Any], bool | None]:
-    """The results, and whether the code by itself would have given them; None if another thread has called it meanwhile."""
+    """Returns the results, and whether the code alone would return them, or None if another thread called it meanwhile."""
     calls = list[tuple[Sequence[Any], Sequence[Any]]]()
     own: Any = code.current_callable
 

@@ -1,10 +1,10 @@
-"""The object behind most keys of regions: one kernel.
-
-Memory is planned once for each shape of the first operand.
+"""Runs a region with one kernel. `gossamer::region` (region_op.py) finds a `CompiledRegion` under most keys.
 
 operands    [first input, leaves of all weights, other inputs]
-planned     which kernel, the sizes of the results, how the kernel sees what lies in memory (see layouts.py)
-each call   the packed weights, memory for the results, the kernel; plain torch where a weight is not packed
+plan        made once for each shape of the first operand: the kernel, the sizes of the results, and how the kernel sees the
+            tensors in memory (see layouts.py)
+each call   looks up the packed weights (packed_weights.py), allocates the results and calls the kernel. If a weight is not
+            packed, the region runs in plain torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +23,18 @@ from gossamer.runtime.compiled_kernel import Memory
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.region_kernel import RegionKernel
 
-_MANY = 64  # shapes that a region remembers
+_MANY = 64  # plans that a region remembers, one for each shape
 
 
 @dataclass(eq=False)
 class Weight:
     """One weight of a region.
 
-    statics  where its leaves are among the operands
-    densest  density above which plain torch is faster
-    renew    whether sparse is faster even for a weight that changes at every call
-    verify   whether every value of the weight is compared on every call
+    packings finds the weight in the form that the kernel takes
+    statics  the indices of its leaves among the operands
+    densest  the density above which plain torch is faster
+    renew    whether the sparse kernel is faster even if the weight changes at every call
+    verify   whether to compare every value of the weight at every call
     """
 
     packings: Packings
@@ -46,13 +47,13 @@ class Weight:
         self.look_up = self.packings.verified if self.verify else self.packings.current
 
     def packed(self, leaves: Sequence[torch.Tensor]) -> Packed | None:
-        """The weight of these leaves as a kernel takes it."""
+        """Returns the packed weight of these leaves, or None if the region has to run dense."""
         return self.look_up(leaves, self.densest, self.renew)
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One way to compute a region, for up to `most_tokens` tokens: a kernel, and the weights packed for it."""
+    """A kernel that computes a region for up to `most_tokens` tokens, and the weights packed for it."""
 
     most_tokens: float
     kernel: Kernel
@@ -60,13 +61,13 @@ class Variant:
 
     @property
     def others(self) -> slice:
-        """Where the other inputs are among the operands."""
+        """The indices of the other inputs among the operands."""
         return slice(self.weights[-1].statics.stop if self.weights else 1, None)
 
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """A kernel that computes so many rows of the weight, that is channels of the result, and no more."""
+    """A kernel for a band of a convolution: so many rows of the weight, which are channels of the result."""
 
     kernel: Kernel
     rows: int
@@ -74,11 +75,14 @@ class Band:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Plan:
-    """How a region runs for a first operand of some shape.
+    """How a region runs for one shape of the first operand.
 
-    weights  with where their leaves are, and `others` the other inputs, among the operands
-    outputs  sizes, strides and type of each result; `alone` is that of the only one
-    view     of all that the kernel takes; None where it takes it as it is
+    weights  the weights, with the indices of their leaves among the operands
+    others   the indices of the other inputs among the operands
+    outputs  sizes, strides and type of each result
+    alone    the entry of `outputs` if there is only one, else None
+    view     converts operands and results to the kernel's arguments; None if the kernel takes them unchanged
+    is_empty whether the results have no elements
     """
 
     kernel: Kernel
@@ -92,15 +96,15 @@ class _Plan:
 
 @dataclass(eq=False)
 class CompiledRegion:
-    """A region that can run, sparse or dense.
+    """A region that can run sparse or dense.
 
-    variants the sparse ways, by ascending number of tokens; the last one takes any number
-    layout   what operands and results are: matrices, sequences, images
-    body     computes the region from (first input, weights, other inputs), densely
-    allocate memory for the results, on the device of the kernels
-    training whether the region is of a graph with gradients
-    band     computes some channels of a convolution, where a depthwise one reads the result
-    about    what it computes besides its products, in words (see labels.py)
+    variants the sparse kernels, by ascending `most_tokens`; the last one takes any number of tokens
+    layout   the kind of operands and results: matrices, sequences, images
+    body     computes the region from (first input, weights, other inputs) in plain torch
+    allocate allocates the results on the device of the kernels
+    training whether the graph of the region has gradients
+    band     computes some channels of a convolution, for a depthwise convolution that reads the result; None for others
+    about    names the operations beside the products (see labels.py)
     """
 
     variants: tuple[Variant, ...]
@@ -112,29 +116,31 @@ class CompiledRegion:
     about: str = ""
 
     def __post_init__(self) -> None:
-        self._plans: dict[Shape, _Plan] = {}  # it takes as long to make one as to multiply small matrices
+        self._plans: dict[Shape, _Plan] = {}  # kept, because making a plan takes as long as multiplying small matrices
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledRegion, tuple(getattr(self, each.name) for each in fields(self))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those of all variants, and of the band."""
+        """The kernels of all variants, and of the band."""
         return *(variant.kernel for variant in self.variants), *([self.band.kernel] if self.band is not None else [])
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Those of the variant for the fewest tokens: all have the same expressions."""
+        """The weights of the first variant. Those of the others have the same expressions."""
         return self.variants[0].weights
 
     def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[Shape, torch.dtype]]:
-        """Sizes and types of all results."""
+        """Returns the sizes and type of each result."""
         return self.layout.outputs(operands[0].shape)
 
     def __call__(self, operands: list[torch.Tensor], out: Any = None) -> Any:
-        """The result, a list of several. It is computed into `out`, or densely into another tensor, if that is given and not
-        empty."""
-        # Runs at every call: what would read better in a function, or as a comprehension, costs 0.1 µs more there.
+        """Returns the result, or a list if there are several.
+
+        out  memory for the results, which must not be empty. If the region runs dense, the results are new tensors instead.
+        """
+        # Runs at every call. A helper function or a comprehension would read better, but each takes 0.1 µs more.
         x = operands[0]
         plan = self._plans.get(x.shape) or self._planned(x.shape)
         if out is None:
@@ -156,9 +162,9 @@ class CompiledRegion:
         return out
 
     def prepared(self, operands: Sequence[Any], out: Memory, work: int, copied: Copied | None = None) -> Call | None:
-        """A call that computes matrices into `out`, to run beside other calls. Operands may be `Memory`, except leaves.
+        """Returns a call that computes matrices into `out`, to run beside other calls. Operands except leaves may be `Memory`.
 
-        None if the region is dense now, or runs on another kind of kernel.
+        Returns None if the region has to run dense, or its kernel is not a `RegionKernel` on plain matrices.
         """
         plan = self._plans.get(operands[0].shape) or self._planned(operands[0].shape)
         if plan.view is not None or not isinstance(plan.kernel, RegionKernel):
@@ -172,7 +178,7 @@ class CompiledRegion:
         return Call(*plan.kernel.alone([operands[0], *packed, *operands[plan.others]], out), work, copied, packed)
 
     def dense(self, operands: Sequence[torch.Tensor]) -> Any:
-        """The same in plain torch."""
+        """Computes the same in plain torch."""
         x, variant = operands[0], self.variants[0]
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             weights = [run(weight.packings.evaluate, operands[weight.statics]) for weight in variant.weights]

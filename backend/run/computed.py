@@ -1,7 +1,8 @@
-"""What operations of a graph compute from some of its inputs, the leaves, when these are new: edge lists, masks, and values
-that depend on them alone.
+"""Computes structures that depend only on some inputs of a graph, the leaves, and keeps them until the leaves change.
 
-    gossamer::aggregate(x, leaves, numbers, weight, size, key)        `key` is the hash under which this process knows how
+Examples are edge lists, masks, and values that depend only on these.
+
+    gossamer::aggregate(x, leaves, numbers, weight, size, key)        `key` is the hash under which `known` finds a `Computed`
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -18,19 +19,19 @@ from gossamer.dialects.errors import CompileError
 from gossamer.runtime.remembered import Compared, Remembered
 
 LEAVES = "Tensor[] leaves, SymInt[] numbers"
-"""What the operations take for them: tensors, and sizes."""
+"""The part of the operations' schemas for the leaves: tensors, and sizes."""
 
 
 @dataclass(eq=False)
 class Computed:
-    """How something is computed.
+    """Computes a structure, and remembers the results for earlier leaves.
 
-    evaluate  leaves and numbers → the values that it is made of
-    compared  of which leaves the values are compared
+    evaluate  leaves and numbers → the values that the structure is made of
+    compared  the leaves whose values are compared to notice changes
     """
 
     most: ClassVar[int | None] = None
-    """How many results are kept."""
+    """The largest number of results that are kept, or None for no limit."""
 
     evaluate: fx.GraphModule
     compared: Compared
@@ -43,15 +44,16 @@ class Computed:
         return _restored, (type(self), to_steps(evaluate), others)
 
     def shared(self, key: str) -> Self:
-        """The one that the operations find under a key: this one, where there is none yet, as long as somebody keeps it."""
+        """Registers this object under a key, unless one is registered already. Returns the registered one. Keep it alive: the
+        table holds it by a weak reference."""
         return cast(Self, share(_table, key, cast(Computed, self)))
 
     def values(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Any:
-        """What it is made of, computed now."""
+        """Computes the values that the structure is made of."""
         return evaluated(self.evaluate, leaves, numbers)
 
     def remembered(self, leaves: Sequence[Tensor], more: Sequence[Hashable], make: Callable[[], Any]) -> Any:
-        """What was made of these leaves, and of what else it depends on."""
+        """Returns the structure for these leaves and the further values `more`. Calls `make` if it is not known."""
         return self._known.get(leaves, more, make)
 
 
@@ -63,7 +65,7 @@ _table: WeakValueDictionary[str, Computed] = WeakValueDictionary()
 
 
 def known(key: str) -> Any:
-    """What is found under a key. CompileError if this process has not compiled it."""
+    """Returns the `Computed` that is registered under a key. Raises CompileError if there is none in this process."""
     try:
         return _table[key]
     except KeyError:
@@ -74,11 +76,11 @@ def known(key: str) -> Any:
 
 
 def used_in(graph: fx.Graph) -> dict[str, Computed]:
-    """What the operations in a graph find by their keys, which are their last arguments."""
+    """Returns the `Computed` objects that the operations in a graph use, by their keys. A key is the last argument."""
     keys = [node.args[-1] for node in graph.nodes if node.args and isinstance(node.args[-1], str)]
     return {key: _table[key] for key in keys if key in _table}
 
 
 def compared_for(verify: Verify) -> Compared:
-    """Of which leaves the values are compared, if that is how changes are noticed."""
+    """Returns the leaves whose values are compared, for this value of the option `verify`."""
     return "all" if verify == "full" else "uncounted"

@@ -1,10 +1,10 @@
-"""What runs where several convolutions stood, each a region of its own: their kernels, one after the other, in one call.
+"""Runs several convolutions in one call: their kernels, one after the other.
 
     gossamer::chain([*images, *statics], key) -> [results that others use]
 
-The first call with some statics, and every one after they have changed, runs region by region. The second prepares what all
-later ones take: packed weights, what epilogues read for each channel, and memory for what no other reads. It is prepared for
-each Python thread and shape of images.
+The first call with new or changed statics runs each region by itself. The second call prepares all later ones: it packs
+weights, computes the operands of epilogues for each channel, and allocates memory for intermediate results (see
+row_of_kernels.py). Each Python thread prepares its own calls, for each shape of images.
 """
 
 import threading
@@ -20,17 +20,18 @@ from gossamer.backend.run.layouts import Shape
 from gossamer.backend.run.row_of_kernels import Ready, Step, prepare
 from gossamer.runtime.remembered import Remembered
 
-_MANY = 4  # shapes of images that a thread prepares
+_MANY = 4  # shapes of images that a thread keeps prepared
 
 
 @dataclass(frozen=True, eq=False)
 class ConvolvedRow:
     """Several convolutions that can run.
 
-    given     how many operands are not static
-    leaves    how many of the others `evaluate` takes, from the first one on
-    evaluate  computes from them what they alone determine
-    results   the numbers of the steps that others read
+    steps     the convolutions, in order
+    given     the number of operands that are not static; they come first
+    leaves    the number of statics that `evaluate` takes: the first so many
+    evaluate  computes the tensors that depend only on these statics
+    results   the numbers of the steps whose results the graph uses
     """
 
     steps: tuple[Step, ...]
@@ -48,16 +49,16 @@ class ConvolvedRow:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those of all steps."""
+        """The kernels of all steps."""
         return tuple(kernel for step in self.steps for kernel in step.region.kernels)
 
     @property
     def about(self) -> str:
-        """See labels.py."""
+        """Words for the label of a call (see labels.py)."""
         return f"row of {len(self.steps)}"
 
     def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[Shape, torch.dtype]]:
-        """Sizes and types of all results."""
+        """Returns the sizes and type of each result."""
         made, shapes = [], [tuple(each.shape) for each in operands[: self.given]]
         for step in self.steps:
             made += step.region.layout.outputs(shapes[step.images])
@@ -82,7 +83,7 @@ class ConvolvedRow:
         return prepare(self.steps, shapes, self.results, run(self.evaluate, statics[: self.leaves]), statics)
 
     def _by_themselves(self, images: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results, region by region."""
+        """Computes the results region by region."""
         computed, images = run(self.evaluate, statics[: self.leaves]), list(images)
         for step in self.steps:
             weight = [statics[n] for n in step.leaves] if step.weight is None else [computed[step.weight]]
@@ -95,10 +96,12 @@ _Prepared = dict[tuple[Shape, ...], Ready | None]
 
 
 class _Known(Remembered[_Prepared]):
-    """What was prepared for static tensors as they were, by sizes of images."""
+    """The prepared calls for static tensors, by the shapes of images."""
 
     def of(self, statics: Sequence[torch.Tensor]) -> _Prepared | None:
-        """That for these; None at the first call with them as they are, and where torch does not tell when they change."""
+        """Returns the prepared calls for these statics.
+
+        Returns None at the first call with their current values, and always if torch does not count all writes to them."""
         key = tuple(map(torch.Tensor.data_ptr, statics))
         made = self._entries.get(key)
         if made is not None and made.is_current(statics):
@@ -110,7 +113,7 @@ class _Known(Remembered[_Prepared]):
 
 
 class _Here(threading.local):
-    """What a Python thread has prepared: layers of equal sizes share a row."""
+    """The prepared calls of one Python thread: two threads must not share their memory. Layers of equal sizes share a row."""
 
     def __init__(self) -> None:
         self.known = _Known(compared="none")

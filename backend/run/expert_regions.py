@@ -1,8 +1,8 @@
-"""What runs where tokens, sorted by their expert, were multiplied with the weights of the experts.
+"""Runs a grouped product: tokens, sorted by their expert, times the weights of the experts. Each expert has a region.
 
     gossamer::region([x [T, K], ends [experts], *leaves of the weights], key) -> [T, M]
 
-Rows of x from ends[e - 1] to ends[e] go through the region of expert e, those behind the last end give 0.
+Rows of x from ends[e - 1] to ends[e] go through the region of expert e. The results for rows after the last end are 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,22 +16,22 @@ from gossamer.backend.run.compiled_region import CompiledRegion
 from gossamer.runtime.compiled_kernel import Memory
 
 Hit = Sequence[tuple[int, int, int]]
-"""Experts, and where their rows begin and end."""
+"""(expert, begin, end) of each expert that has tokens: its rows are [begin, end)."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertRegions:
-    """A region for each expert; all take the same leaves and have results of one type."""
+    """A region for each expert. All take the same leaves, and their results have one type."""
 
     experts: tuple[CompiledRegion, ...]
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those of all experts, each once."""
+        """The kernels of all experts, each once."""
         return tuple(dict.fromkeys(kernel for expert in self.experts for kernel in expert.kernels))
 
     def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Sizes and type of the result."""
+        """Returns the sizes and type of the result."""
         return self.experts[0].outputs(operands)
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -56,7 +56,7 @@ class ExpertRegions:
 def run_each(
     regions: Sequence[CompiledRegion], x: torch.Tensor, hit: Hit, leaves: Sequence[torch.Tensor], out: torch.Tensor
 ) -> None:
-    """The rows of each expert, which lie one after the other, through its region."""
+    """Runs the contiguous rows of each expert through its region, into the same rows of `out`."""
 
     def call(expert: int, begin: int, end: int) -> Call | None:
         return regions[expert].prepared([part(x, begin, end), *leaves], part(out, begin, end), end - begin)
@@ -67,7 +67,7 @@ def run_each(
 
 
 def at_once(call: Callable[[int, int, int], Call | None], hit: Hit) -> bool:
-    """Whether the calls of all experts that are hit have run at once, each on one thread."""
+    """Tries to run the calls of all experts that have tokens at once, each on one thread. Returns whether they ran."""
     calls = list[Call]()
     for each in hit:
         made = call(*each)
@@ -78,12 +78,12 @@ def at_once(call: Callable[[int, int, int], Call | None], hit: Hit) -> bool:
 
 
 def part(rows: torch.Tensor, begin: int, end: int) -> Memory:
-    """Some rows of a contiguous matrix."""
+    """Returns the memory of rows [begin, end) of a contiguous matrix."""
     return Memory(rows.data_ptr() + begin * rows.shape[1] * rows.itemsize, (end - begin, rows.shape[1]))
 
 
 def run_into(rows: torch.Tensor, region: CompiledRegion, operands: list[torch.Tensor]) -> None:
-    """Computes a region into some rows, which are contiguous."""
+    """Computes a region into contiguous rows."""
     result = region(operands, rows)
     if result is not rows:
         rows.copy_(result)

@@ -1,8 +1,8 @@
-"""What runs where a dense product of a few rows was.
+"""Runs a dense product of a few rows.
 
     gossamer::region([x [T, K], weight [N, K]], key) -> [T, N]
 
-The weight is read where it is, as one expert that every row chose.
+A kernel for mixtures of experts reads the weight in place, as the only expert, which all rows chose.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from gossamer.backend.devices.device_kernel import Kernel, allocate
 
 @dataclass(frozen=True, eq=False)
 class FewRows:
-    """A product of so many `rows`, by a kernel for the products of experts (see dialects/experts.py)."""
+    """A product with this number of `rows`, by a kernel for the products of experts (see dialects/experts.py)."""
 
     kernel: Kernel
     rows: int
@@ -27,7 +27,7 @@ class FewRows:
         return (self.kernel,)
 
     def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Sizes and type of the result."""
+        """Returns the sizes and type of the result."""
         x, weight = operands
         return [((self.rows, weight.shape[0]), x.dtype)]
 
@@ -41,5 +41,5 @@ class FewRows:
 
 @lru_cache(maxsize=256)
 def _others(rows: int, outputs: int) -> tuple[Tensor, ...]:
-    """No scales, no bias, and the routes of rows that all chose the first of one expert."""
+    """Returns the kernel's other operands: empty scales, an empty bias, and routes that send all rows to the only expert."""
     return torch.empty(0, outputs, 1), torch.empty(0, outputs), torch.tensor([0, rows]), torch.arange(rows)

@@ -1,11 +1,11 @@
-"""FlexAttention by tiles: the tiles that a BlockMask and its functions leave are found when what they are computed from is new.
+"""Runs FlexAttention by tiles. If their inputs change, the BlockMask and its functions are evaluated again to find the tiles.
 
     gossamer::attend_flex(q, k, v, leaves, numbers, scale, key) → out, logarithms
     gossamer::attend_flex_backward(upstream, of_logarithms, q, k, v, out, logarithms, leaves, numbers, scale, key) → gradients
 
-`leaves` and `numbers` are what the mask's blocks and the buffers of its functions are computed from, `key` says how
-(computed.py). Queries that see no key get 0, and minus infinity as the logarithm (to base 2, f32) of the sum of
-exponentials. See torch.nn.attention.flex_attention.
+The `FlexMask` under `key` (computed.py) computes the mask's blocks and the buffers of its functions from `leaves` and
+`numbers`. `logarithms` are those of the sums of exponentials, to base 2, in f32. For queries that see no key, `out` is 0 and
+the logarithm is minus infinity. See torch.nn.attention.flex_attention.
 """
 
 from collections.abc import Sequence
@@ -25,22 +25,22 @@ from gossamer.runtime.operations import Operation
 from gossamer.sparsity.attention.masked_attention import Scoring, attend, fake, fake_backward, gradients
 from gossamer.sparsity.attention.tile_table import TileTable, listed
 
-_AT_ONCE = 1 << 20  # pairs of queries and keys whose mask is in memory
-_EDGE = 256  # queries or keys of the parts of a block that has all of them; whole tiles
+_AT_ONCE = 1 << 20  # pairs of queries and keys whose mask is in memory at one time
+_EDGE = 256  # a block with all queries or keys is split into parts of so many, which are whole tiles
 
 
 @dataclass(eq=False)
 class FlexMask(Computed):
-    """What FlexAttention does to scores, and which it looks at.
+    """The mask and the score function of a FlexAttention.
 
-    evaluate  leaves and numbers → numbers and indices of the blocks that are masked and of those that are not (as a BlockMask
-              has them), the buffers of `mask` and those of `added`
-    buffers   how many `mask` has
-    mask      (batch, head, query, key, buffers...) → whether the query sees the key, of places that are broadcast
-    added     likewise, what is added to the score; None for nothing
-    hides     whether minus infinity, added, hides a key: not if a function with bounds follows
+    evaluate  leaves and numbers → counts and indices of the masked blocks and of the full ones, as in a BlockMask, then the
+              buffers of `mask` and of `added`
+    buffers   the number of buffers of `mask`
+    mask      (batch, head, query, key, buffers...) → whether the query sees the key, for indices that broadcast
+    added     with the same arguments: the number added to the score; None for nothing
+    hides     whether adding minus infinity hides a key; it does not if a bounded function follows
     score     the steps of the score function
-    block     queries and keys of a block
+    block     the numbers of queries and keys of a block
     """
 
     most: ClassVar[int | None] = 16
@@ -54,20 +54,20 @@ class FlexMask(Computed):
 
     @property
     def key(self) -> str:
-        """A hash of all that it is."""
+        """A hash of all fields."""
         added = self.added.code if self.added is not None else ""
         more = self.mask.code, added, self.buffers, self.hides, self.score, self.block, self.compared
         return content_key(self.evaluate, *more)
 
     def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
-        """The tiles for these leaves, and for tensors of these sizes; `turned` has queries and keys in each other's place."""
+        """Returns the tiles for these leaves, and for tensors of these sizes. With `turned`, rows are keys, not queries."""
         size = *q.shape[:3], k.shape[2]
         key = (*numbers, *size, turned)
         found: TileTable = self.remembered(leaves, key, lambda: self._listed(leaves, numbers, size, turned))
         return found
 
     def unseeing(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor) -> Tensor:
-        """Which queries see no key: bools [batch or 1, heads or 1, queries]"""
+        """Returns which queries see no key: bools [batch or 1, heads or 1, queries]."""
         table, size = self.table(leaves, numbers, q, k), (*q.shape[:3], k.shape[2])
         found: Tensor = self.remembered(leaves, (*numbers, *size, "unseeing"), lambda: table.unseeing()[..., : q.shape[2]])
         return found
@@ -80,7 +80,7 @@ class FlexMask(Computed):
             whole if any(function is not None and _uses(function, axis) for function, _ in functions) else masked.shape[axis]
             for axis, whole in enumerate((batch, heads))
         ]
-        block = [b if b < n else _EDGE for b, n in zip(self.block, lengths, strict=True)]  # one block is taken in parts
+        block = [b if b < n else _EDGE for b, n in zip(self.block, lengths, strict=True)]  # a single block is split into parts
         found: list[tuple[Any, ...]] = []
         with torch.no_grad():
             for counts, at, is_masked in ((masked, indices, True), (seen, seen_indices, False)):
@@ -100,7 +100,7 @@ class FlexMask(Computed):
     def _tiles(
         self, blocks: Tensor, block: Sequence[int], lengths: Sequence[int], functions: Sequence[Any], turned: bool
     ) -> tuple[Any, ...]:
-        """Of blocks [n, 4] the places of their tiles [4, tiles], words and floats."""
+        """Returns the indices of the tiles of blocks [n, 4] as [4, tiles], their mask words, and their added numbers."""
         places = [blocks[:, 2 + axis, None] * block[axis] + torch.arange(block[axis]) for axis in (0, 1)]
         within = [place.clamp(max=length - 1).int() for place, length in zip(places, lengths, strict=True)]
         of_heads = blocks[:, 0].int(), blocks[:, 1].int()
@@ -108,7 +108,7 @@ class FlexMask(Computed):
         row, column = (1, 0) if turned else (0, 1)  # axes of places
         inside = (places[row] // TILE_QUERIES < ceil(lengths[row] / TILE_QUERIES))[
             :, :, None
-        ]  # with what fills up the last tile
+        ]  # all rows of whole tiles, even those that fill up the last tile
         sees = inside & (places[column] < lengths[column])[:, None]
         if mask is not None:
             sees = sees & (mask.mT if turned else mask)
@@ -132,14 +132,16 @@ def _uses(function: fx.GraphModule, axis: int) -> bool:
 
 
 def _everywhere(function: fx.GraphModule, buffers: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """The values [n, queries, keys] of a function of batches [n], heads [n], queries [n, queries] and keys [n, keys]."""
+    """Returns [n, queries, keys]: a function of batches [n], heads [n], queries [n, queries] and keys [n, keys]."""
     batch, head, query, key = places
     value = torch.as_tensor(function(batch[:, None, None], head[:, None, None], query[:, :, None], key[:, None], *buffers))
     return value.expand(len(query), query.shape[1], key.shape[1])
 
 
 def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Batch, head, row and column [n, 4] of the blocks that are listed; those of no query are left out."""
+    """Returns batch, head, row and column [n, 4] of the listed blocks, without blocks that have no queries.
+
+    Raises ValueError if the BlockMask lists a block of keys that does not exist."""
     listed_here = torch.arange(indices.shape[-1]) < counts[..., None]
     b, h, row, at = listed_here.nonzero(as_tuple=True)
     column = indices[b, h, row, at]
@@ -152,7 +154,7 @@ def _blocks(counts: Tensor, indices: Tensor, block: Sequence[int], size: Sequenc
 
 
 def _parted(blocks: Tensor, block: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Blocks [n, 4], where those as long as all queries or keys are taken in parts of _EDGE."""
+    """Returns blocks [n, 4]. Splits blocks that have all queries or all keys into parts of _EDGE."""
     for axis in (0, 1):
         if block[axis] >= lengths[axis]:
             parts = torch.arange(ceil(lengths[axis] / _EDGE))

@@ -1,4 +1,4 @@
-"""What calls of regions are called in profiles: by the modules whose weights they take, and what else they compute.
+"""Labels calls of regions in profiles, with the modules whose weights they take and the operations beside the products.
 
 encoder.layer.0.attention.self.query to output.dense + softmax, gelu, layer_norm, chain of 6
 """
@@ -17,23 +17,23 @@ _UNSAID = {
     "add", "sub", "mul", "div", "neg", "pow", "sum", "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand",
     "unsqueeze", "squeeze", "clone", "slice", "select", "getitem", "_to_copy", "full", "alias", "detach",
 }  # fmt: skip
-"""Arithmetic, and what changes shapes: the pieces of which functions are written out."""
+"""Arithmetic and changes of shapes. Labels do not name them, because decomposed functions consist of them."""
 
 
 def about(kind: str, members: Sequence[fx.Node], products: Sequence[fx.Node]) -> str:
-    """What the members of a region compute besides some products, by the operations that torch traced, then its kind."""
+    """Returns the operations that the members of a region compute besides some products, then the kind of the region."""
     said = operations_of(members, unsaid=[_operation(node) for node in products])
     return ", ".join(each for each in (f"+ {said}" if said else "", kind) if each)
 
 
 def operations_of(nodes: Sequence[fx.Node], unsaid: Sequence[str] = ()) -> str:
-    """The operations of the model that nodes compute, the first few of them: "softmax, gelu, …"."""
+    """Returns the first few of the model's operations that nodes compute: "softmax, gelu, …"."""
     said = [name for name in dict.fromkeys(map(_operation, nodes)) if name and name not in _UNSAID and name not in unsaid]
     return ", ".join(said[:_MOST]) + ", …" * (len(said) > _MOST)
 
 
 def _operation(node: fx.Node) -> str:
-    """The operation of the model that a node is, or is a part of."""
+    """Returns the name of the model's operation that a node is, or that was decomposed into it."""
     target: Any = node.meta.get("original_aten") or node.target
     return (
         str(getattr(getattr(target, "overloadpacket", target), "__name__", ""))
@@ -44,7 +44,7 @@ def _operation(node: fx.Node) -> str:
 
 
 def modules_of(region: object, operands: Sequence[Tensor]) -> list[str]:
-    """The modules whose weights a call takes, in the order in which it takes them."""
+    """Returns the modules whose weights a call takes, in the order of the operands."""
     leaves = list(operands)
     if isinstance(region, CompiledRegion) and region.weights:
         leaves = [leaf for weight in region.weights for leaf in operands[weight.statics]]
@@ -53,12 +53,12 @@ def modules_of(region: object, operands: Sequence[Tensor]) -> list[str]:
 
 
 def module_of(name: str) -> str:
-    """The module of a parameter, or of its mask; the parameter itself if it has another name than most weights."""
+    """Returns the module of a parameter or mask. Returns the name unchanged if it is not a usual name of a weight."""
     return re.sub(r"\.(parametrizations\.weight\..*|weight(_orig|_mask)?)$", "", name)
 
 
 def label(region: object, operands: Sequence[Tensor]) -> str:
-    """The label of a call."""
+    """Returns the label of a call."""
     modules = modules_of(region, operands)
     if not modules:
         sizes = ["x".join(map(str, each.shape)) for each in operands[:2]]

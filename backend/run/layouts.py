@@ -1,7 +1,7 @@
-"""What operands and results of a region are: matrices with a token a row, sequences of tokens, images.
+"""Layouts of a region's operands and results: matrices with a row for each token, sequences of tokens, images.
 
-A kernel knows the sizes that are fixed. For the shape of the first operand, a layout says how many tokens there are, what sizes
-and types results have, and how the kernel sees tensors that lie in memory one element after the other.
+A kernel knows only the static sizes. A layout computes the other sizes from the shape of the first operand: the number of
+tokens, and the sizes of the results. It also turns contiguous tensors into the kernel's arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,40 +17,43 @@ from gossamer.runtime.compiled_kernel import Memory
 Shape = tuple[int, ...]
 
 View = Callable[[Sequence[Any], Any], tuple[Any, ...]]
-"""(contiguous operands, results) → what a kernel is called with. Tensors may be `Memory` instead."""
+"""(contiguous operands, results) → the arguments of a kernel. `Memory` may take the place of tensors."""
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """[T, K] → [T, M], ...: `results` are columns and type of each."""
+    """[T, K] → [T, M], ...; `results` has the number of columns and the type of each result."""
 
     results: tuple[tuple[int, torch.dtype], ...]
 
     def tokens(self, given: Shape) -> int:
-        """Rows of results."""
+        """Returns the number of rows of the results."""
         return given[0]
 
     def outputs(self, given: Shape) -> list[tuple[Shape, torch.dtype]]:
-        """A row for each token."""
+        """Returns the sizes and type of each result, which has a row for each token."""
         return [((self.tokens(given), columns), dtype) for columns, dtype in self.results]
 
     def view(self, given: Shape) -> View | None:
-        """As they are."""
+        """Returns None: kernels take matrices unchanged."""
         return None
 
 
 @dataclass(frozen=True)
 class Sequences(Matrices):
-    """[sequences, length, K] → [sequences length, M], ...; `by_position`: the first operand is [length, sequences, K]."""
+    """[sequences, length, K] → [sequences length, M], ...
+
+    by_position  whether the first operand is [length, sequences, K] instead
+    """
 
     by_position: bool
 
     def tokens(self, given: Shape) -> int:
-        """Those of all sequences."""
+        """Returns the number of tokens of all sequences."""
         return given[0] * given[1]
 
     def view(self, given: Shape) -> View:
-        """A matrix, and the length of sequences behind all others."""
+        """Returns the view as a matrix. The last argument is the length of the sequences."""
         rows, length = (given[0] * given[1], given[2]), given[not self.by_position]
 
         def view(operands: Sequence[Any], out: Any) -> tuple[Any, ...]:
@@ -62,10 +65,10 @@ class Sequences(Matrices):
 
 @dataclass(frozen=True)
 class Images:
-    """[N, C, H, W] → [N, M, H', W'] with a window that slides over them.
+    """[N, C, H, W] → [N, M, H', W'] with a window that slides over the images.
 
-    dims      how many of depth, height and width the kernel is told
-    channels  those of the result, None for those of the images
+    dims      the number of sizes among depth, height and width that the kernel takes: the last so many
+    channels  the channels of the result; None for as many as the images have
     """
 
     window: Window
@@ -74,16 +77,17 @@ class Images:
     dtype: torch.dtype
 
     def tokens(self, given: Shape) -> int:
-        """Images."""
+        """Returns the number of images."""
         return given[0]
 
     def outputs(self, given: Shape) -> list[tuple[Shape, torch.dtype]]:
-        """A batch of images. RuntimeError where the window does not fit."""
+        """Returns the sizes and type of the resulting images. Raises RuntimeError if the window does not fit."""
         channels = given[1] if self.channels is None else self.channels
         return [((given[0], channels, *slid_over(self.window, given)), self.dtype)]
 
     def view(self, given: Shape) -> View:
-        """Images as [N, channels, pixels], and their sizes behind all operands; a number for each channel as it is."""
+        """Returns the view of images as [N, channels, pixels], with their sizes after all operands. Vectors with a number for
+        each channel do not change."""
         ((shape, _),) = self.outputs(given)
         read, written = ((*each[:2], prod(each[2:])) for each in (given, shape))
         sizes = sizes_of(given)[3 - self.dims :]
@@ -97,13 +101,13 @@ class Images:
 
 
 def sizes_of(given: Shape) -> Sizes:
-    """Depth, height and width of images of this shape; rows of pixels are images of height 1."""
+    """Returns depth, height and width of images of this shape. Missing ones are 1."""
     depth, height, width = *[1] * (5 - len(given)), *given[2:]
     return depth, height, width
 
 
 def slid_over(window: Window, given: Shape) -> Shape:
-    """Sizes of the result for images of this shape. RuntimeError where the window does not fit."""
+    """Returns the sizes of the result for images of this shape. Raises RuntimeError if the window does not fit."""
     found = window.output(*sizes_of(given))
     if not window.pointwise and min(found) < 1:
         sizes, kernel = ("x".join(map(str, each[5 - len(given) :])) for each in (sizes_of(given), window.kernel))

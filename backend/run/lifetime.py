@@ -1,10 +1,9 @@
 """Keeps regions, edge lists and structure values alive as long as the compiled code that calls them.
 
-The code of a graph has only the keys of its regions, edge lists and structure values; the tables that it finds them in hold
-them by weak references. Their owners are
+The code of a graph has only their keys. It finds the objects in tables, which hold them by weak references. Their owners are:
 
-    the function for Dynamo     held by the cache entry of a frame until that dies or torch._dynamo.reset() is called
-    its autograd.Function       held by the `grad_fn` of results too: their gradients may be asked for when the function is gone
+    the function for Dynamo     the cache entry of a frame holds it until the frame dies or torch._dynamo.reset() is called
+    its autograd.Function       the `grad_fn` of results holds it, too, because backward may run after the function is gone
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,12 +21,12 @@ T = TypeVar("T")
 
 _kept: ContextVar[list[object] | None] = ContextVar("kept", default=None)
 _forever: list[object] = []
-"""What belongs to code that cannot own anything."""
+"""The objects of code that cannot own anything."""
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """In here, all that is shared stays known: a graph that is being rewritten calls it, and has no owner yet."""
+    """In this context, all shared objects stay alive. Use it while a graph is rewritten, because its code is no owner yet."""
     token = _kept.set([])
     try:
         yield
@@ -36,7 +35,8 @@ def kept() -> Iterator[None]:
 
 
 def share(table: WeakValueDictionary[str, T], key: str, value: T) -> T:
-    """The value that a table has under a key, or this one, as long as somebody keeps it."""
+    """Puts a value into a table, unless the table has one under this key. Returns the value in the table, which stays there
+    as long as somebody keeps it."""
     shared = table.setdefault(key, value)
     keep = _kept.get()
     if keep is not None:
@@ -45,10 +45,10 @@ def share(table: WeakValueDictionary[str, T], key: str, value: T) -> T:
 
 
 def keep_with(compiled: Callable[..., Any], values: Iterable[object]) -> None:
-    """Has compiled code own values."""
+    """Makes compiled code the owner of values."""
     if owned := list(values):
         try:
-            # Dynamo takes the function out of the wrapper that it is returned in.
+            # Dynamo unwraps the function that a backend returns, and drops the wrapper.
             for owner in (innermost_fn(compiled), *_autograd_functions(compiled)):
                 owner._gossamer_owns = owned
         except (AttributeError, TypeError):
@@ -56,13 +56,13 @@ def keep_with(compiled: Callable[..., Any], values: Iterable[object]) -> None:
 
 
 def _autograd_functions(compiled: Callable[..., Any]) -> list[type[torch.autograd.Function]]:
-    """Those that compiled code calls."""
+    """Returns the autograd.Functions that compiled code calls."""
     found = (each for each in reached(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function))
     return [each for each in found if each is not torch.autograd.Function]
 
 
 def reached(compiled: Callable[..., Any]) -> Iterator[object]:
-    """What compiled code may call: AOTAutograd has put functions around it."""
+    """Yields the objects that compiled code may call, through the functions that AOTAutograd puts around it."""
     seen: set[int] = set()
     pending: list[object] = [compiled]
     while pending:
@@ -82,5 +82,5 @@ def reached(compiled: Callable[..., Any]) -> Iterator[object]:
 def _contents(cell: Any) -> list[object]:
     try:
         return [cell.cell_contents]
-    except ValueError:  # it is empty yet
+    except ValueError:  # the cell is empty
         return []

@@ -1,9 +1,9 @@
-"""Lines of a value, by their numbers along one dimension: some taken out of it, or put back among constants.
+"""Two operations that pick slices of a tensor along one dimension, and that put such slices back among constants.
 
-    gossamer::pick_lines(x, index, dim)                          →  x[..., index, ...], in memory as x
-    gossamer::spread_lines(small, index, fill, size, dim, order) →  its lines are those of `small`, the others `fill` or zeros
+    gossamer::pick_lines(x, index, dim)                          →  x[..., index, ...], with the memory order of x
+    gossamer::spread_lines(small, index, fill, size, dim, order) →  at `index` the slices of `small`, elsewhere `fill` or zeros
 
-order  the dimensions of the result, from the outermost in memory on. `small` does not tell it: a single line has no order.
+order  the dimensions of the result, from the outermost in memory on. A `small` with a single slice does not tell them.
 """
 
 from torch import Tensor
@@ -29,13 +29,13 @@ def _spread(small: Tensor, index: Tensor, fill: Tensor | None, size: int, dim: i
 
 
 def _empty(x: Tensor, size: int, dim: int, order: list[int]) -> Tensor:
-    """Memory for a tensor like x that has this size along one dimension."""
+    """Allocates a tensor like x that has this size along one dimension."""
     sizes = [size if n == dim else x.shape[n] for n in order]
     return x.new_empty(sizes).permute(inverse(order))
 
 
 def outside_in(x: Tensor) -> list[int]:
-    """The dimensions of x, from the outermost on; as in a contiguous tensor where strides are unknown."""
+    """Returns the dimensions of x, from the outermost in memory on. If strides are unknown, assumes a contiguous tensor."""
     strides = [hint(n) for n in x.stride()]
     if None in strides:
         return list(range(x.dim()))
@@ -43,7 +43,7 @@ def outside_in(x: Tensor) -> list[int]:
 
 
 def inverse(order: list[int]) -> list[int]:
-    """The places of dimensions 0, 1, … in an order."""
+    """Returns the places of dimensions 0, 1, … in an order."""
     return [order.index(n) for n in range(len(order))]
 
 

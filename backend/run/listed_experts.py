@@ -1,9 +1,9 @@
-"""A mixture of experts whose weights are tensors of their own, as those of a list of modules, without gradients.
+"""Runs a mixture of experts in which each expert's weights are tensors of their own, as in a list of modules. No gradients.
 
     gossamer::listed_mlp(x, experts, scores, leaves, numbers, activation, layout, key) -> y
 
-The kernels read the weights of all experts in one tensor. It is made when the leaves are new (computed.py), and again after one
-of them changes. `leaves` are what the weights are computed from, mostly these themselves; `key` says how.
+The kernels read the weights of all experts in one tensor. The `ListedExperts` under `key` (computed.py) makes it from `leaves`,
+and again after one of them changes. The leaves are mostly the weights themselves.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ListedExperts(Computed):
     """The weights of all experts of a layer."""
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Weights:
-        """Those for these leaves."""
+        """Returns the weights for these leaves."""
         found: Weights = self.remembered(leaves, numbers, lambda: self._made(leaves, numbers))
         return found
 
@@ -39,7 +39,7 @@ class ListedExperts(Computed):
 
 
 def listed_experts(expression: Expression, verify: Verify) -> str:
-    """The key under which the operation finds these weights."""
+    """Registers the weights of a layer. Returns the key under which the operation finds them."""
     key = f"{expression.key}-{verify}-experts"
     ListedExperts(expression.evaluate, compared_for(verify)).shared(key)
     return key

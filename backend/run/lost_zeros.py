@@ -1,8 +1,8 @@
-"""Weights that have lost their zeros: the graph that uses one is compiled anew, so that its layers are torch's again.
+"""Makes Dynamo compile a graph again if one of its weights has lost its zeros, so that Inductor compiles the layer as dense.
 
-A region whose weight has become too dense for it runs in plain torch, one operation after the other, on tensors that lie as
-sparse kernels want them. That is slower than the code that Inductor makes of dense layers, so it does not last: Dynamo compiles
-a graph once more if one of its tensors has got a mark.
+If the weight of a region has become too dense, the region runs in plain torch, op by op. Its tensors have the layout that
+sparse kernels need. That is slower than Inductor's code for dense layers. Dynamo compiles a graph again if one of its tensors
+gets a mark as static.
 """
 
 from collections import Counter
@@ -13,22 +13,22 @@ from torch import Tensor
 from gossamer.runtime.torch_internals import mark_static
 
 _PATIENCE, _MOST_TIMES = 8, 6
-"""Calls for which a weight is too dense until its graph is compiled anew; each time twice as many are waited for as before, so
-that weights which lose their zeros one after the other do not keep Dynamo busy."""
+"""Dense calls of a weight before its graph is compiled again, and the largest number of compilations. The first number doubles
+each time, so that weights that lose their zeros one after the other do not keep Dynamo busy."""
 
-_MOST_WEIGHTS = 4096
+_MOST_WEIGHTS = 4096  # that are counted; beyond, counting starts again
 
 _calls = Counter[int]()
-"""For how many calls a weight has run in plain torch, by its address."""
+"""The number of calls for which a weight has run in plain torch, by its address."""
 
 _times = 0
-"""How often graphs were compiled anew."""
+"""The number of times that graphs were compiled again."""
 
 
 def ran_densely(leaves: Sequence[Tensor], too_dense: Callable[[], bool]) -> None:
-    """To be called when a region has run in plain torch because of the weight that is computed from these.
+    """Counts a call for which a region runs in plain torch because of the weight that is computed from these leaves.
 
-    `too_dense` tells whether it has too few zeros. Others, whose zeros move at every call, may settle.
+    too_dense  tells whether the weight has too few zeros; otherwise its zeros move at every call, and may settle later
     """
     global _times
     address = leaves[0].data_ptr()

@@ -1,10 +1,10 @@
-"""Attention under a mask that is computed from inputs of the graph: its tiles are found when those are new, for all layers.
+"""Runs attention under a mask that is computed from inputs of the graph. New inputs give new tiles, once for all layers.
 
     gossamer::attend_under(q, k, v, leaves, numbers, scale, cap, seed, dropout, own, key) → out, statistics
     gossamer::attend_under_backward(upstream, q, k, v, out, statistics, leaves, ..., key) → gradients
 
-`leaves` and `numbers` are what the mask is computed from, `key` says how (computed.py). Between two new
-inputs no array of queries x keys is made or read. What comes out is that of gossamer::attend_masked.
+The mask is computed from `leaves` and `numbers` by the `Computed` under `key` (computed.py). While these inputs stay the same,
+no array of queries x keys is made or read. The results are those of gossamer::attend_masked.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -36,7 +36,7 @@ class AttentionMask(Computed):
     most: ClassVar[int | None] = 16
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Mask:
-        """The mask for these leaves."""
+        """Returns the mask for these leaves."""
 
         def value() -> Tensor:
             mask: Tensor
@@ -50,7 +50,7 @@ class AttentionMask(Computed):
 
 
 def attention_mask(expression: Expression, verify: Verify) -> str:
-    """The key under which the operations find this mask."""
+    """Registers a mask. Returns the key under which the operations find it."""
     key = f"{expression.key}-{verify}-mask"
     AttentionMask(expression.evaluate, compared_for(verify)).shared(key)
     return key
@@ -86,4 +86,4 @@ _attend_under_backward = Operation(
 ).register()
 
 OPERATIONS = {_attend_under, _attend_under_backward}
-"""Those that read what masks are computed from."""
+"""The operations whose arguments include `leaves` and `numbers` of masks. flex_ops.py adds its own."""

@@ -1,12 +1,13 @@
-"""gossamer::masked_filter_gradient(g, x, mask, ...): the gradient of a convolution's weight, times a mask.
+"""gossamer::masked_filter_gradient(g, x, mask, ...) returns the gradient of a convolution's weight, times a mask.
 
     g [N, M, pixels...], x [N, C, pixels...], mask [M, C / groups, kernel...], all f32 or f64, on CPUs
 
-It is summed where the mask is not 0; what the mask hides is 0, whatever g and x are there. Images lie behind each other, with
-zeros around them and, behind strides, in phases (see window.py), so that what a tap reads for neighbouring pixels of g are
-neighbours, too: each entry of the mask sums products of a line of g, in which there are zeros between rows, and the line of x
-that begins at its place. Nothing of the size of x times the taps is made. What the zeros of g meet must be finite; where a sum
-is NaN, all are computed anew by torch.
+Only entries where the mask is not 0 are summed. The others are 0, whatever values g and x have.
+
+All images of a channel are in one line of memory, with zeros around them. For strides, they are in phases (see window.py). So
+the values of x that a tap reads for neighbouring pixels of g are neighbours, too. The gradient of an entry is the product of
+two lines: g with zeros between its rows, and the line of x that begins at the entry's place. So there is no array of the size
+of x times the taps. The values of x that meet zeros of g must be finite. If a sum is NaN, torch computes all entries again.
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,16 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Line:
-    """How images lie in a line, along one of their dimensions after the other.
+    """The layout of images in a line of memory. Each field has an entry for each dimension of the images.
 
-    rows     sizes of g
-    sizes    those of x
-    length   from one place to the next of the dimension before
-    lead     zeros before the first place
-    phases   those that taps read, places of x modulo the stride
-    shifts   for each tap: its phase, and how many places further it reads
+    rows     the sizes of g
+    sizes    the sizes of x
+    stride, padding
+             those of the convolution
+    length   the places along the dimension, including zeros
+    lead     the zeros before the first place
+    phases   the phases that taps read; a phase is a place of x modulo the stride
+    shifts   for each tap: its phase, and the places by which it reads further
     """
 
     rows: tuple[int, ...]
@@ -49,11 +52,11 @@ class Line:
 
     @classmethod
     def of(cls, rows: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Self:
-        """For gradients of results of these sizes, and images of those."""
+        """Returns the layout for gradients with sizes `rows`, and images with `sizes`."""
         lengths, leads, reads = list[int](), list[int](), list[list[tuple[int, int]]]()
         for q, n, k, s, p, d in zip(rows, sizes, kernel, stride, padding, dilation, strict=True):
             taps, reach = range(0, d * k, d), d * (k - 1) // s
-            if s == 1:  # zeros behind a row are those before the next one
+            if s == 1:  # the zeros after a row are also those before the next one
                 after = max(0, q - 1 + reach - p - (n - 1))
                 lengths.append(max(q, n + max(p, after)))
                 leads.append(p)
@@ -68,33 +71,33 @@ class Line:
 
     @property
     def plain(self) -> bool:
-        """Whether images are lines as they are."""
+        """Whether images need no copy, because their memory has this layout already."""
         once = len(self.shifts) == 1 and set(self.stride) == {1}
         return once and self.rows == self.sizes == self.length and not any(self.padding)
 
     @property
     def steps(self) -> list[int]:
-        """From a place to the next one, along each dimension."""
+        """The distance from a place to the next one along each dimension."""
         return [prod(self.length[axis + 1 :]) for axis in range(len(self.length))]
 
     def along(self, places: Sequence[int]) -> int:
-        """A place as one number."""
+        """Returns the distance from the start of the line to a place."""
         return sum(place * step for place, step in zip(places, self.steps, strict=True))
 
     def elements(self, images: int) -> int:
-        """Of a phase of a channel."""
+        """Returns the number of elements of one phase of a channel."""
         furthest = max(self.along(shift) for _, shift in self.shifts)
         return self.along(self.lead) + images * prod(self.length) + furthest
 
     def with_zeros_between(self, g: Tensor) -> Tensor:
-        """g, [N, M, pixels...], as [1, M, N pixels and zeros]."""
+        """Returns g, [N, M, pixels...], as [1, M, N pixels and zeros]."""
         images, rows = g.shape[:2]
         line = empty([rows, images, *self.length], g.dtype).zero_()
         line[(slice(None), slice(None), *(slice(n) for n in self.rows))] = g.transpose(0, 1)
         return line.view(1, rows, -1)
 
     def with_zeros_around(self, x: Tensor) -> Tensor:
-        """x, [N, C, pixels...], as [1, elements]."""
+        """Returns x, [N, C, pixels...], as [1, elements]."""
         images, channels = x.shape[:2]
         elements = self.elements(images)
         line = empty([channels, len(self.phases), elements], x.dtype).zero_()
@@ -108,7 +111,7 @@ class Line:
                 if s == 1:
                     taken.append(slice(min(n, length)))
                     continue
-                first = -(-max(0, p - a) // s)  # the first place of the phase that is no zero
+                first = -(-max(0, p - a) // s)  # the first place of the phase after the padding
                 source = first * s + a - p
                 taken.append(slice(source, max(source, min(n, source + (length - first) * s)), s))
                 begin += first * step
@@ -117,7 +120,7 @@ class Line:
         return line.view(1, -1)
 
     def places(self, channels: Tensor, taps: Tensor, images: int) -> Tensor:
-        """Where entries of channels and taps begin in what `with_zeros_around` makes."""
+        """Returns the places in the result of `with_zeros_around` at which the lines of these channels and taps begin."""
         elements, numbers = self.elements(images), {phase: number for number, phase in enumerate(self.phases)}
         first = torch.tensor([numbers[phase] * elements + self.along(shift) for phase, shift in self.shifts])
         return channels * (len(self.phases) * elements) + first[taps]
@@ -125,8 +128,13 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """What a mask keeps, row by row: where rows begin, where entries are in the flat mask and in the line of x, and the
-    factors, None where all are 1."""
+    """The entries that a mask keeps, row by row.
+
+    positions  the first entry of each row
+    entries    the indices of the entries in the flat mask
+    places     the beginnings of the entries' lines in x
+    factors    the values of the mask; None if all are 1
+    """
 
     positions: Tensor
     entries: Tensor

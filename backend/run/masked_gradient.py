@@ -1,8 +1,8 @@
-"""gossamer::masked_gradient(g, x, mask): (gᵀ x) * mask, summed where the mask is not 0 alone.
+"""gossamer::masked_gradient(g, x, mask) returns (gᵀ x) * mask. It sums only entries where the mask is not 0.
 
     g [tokens, rows], x [tokens, columns], mask [rows, columns], all of one float type, on CPUs
 
-What the mask keeps is found when it is new. What it hides is 0, whatever g and x are there.
+The kept entries are listed again if the mask changes. All other entries are 0, whatever values g and x have.
 """
 
 from torch import Tensor

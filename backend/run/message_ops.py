@@ -1,13 +1,13 @@
-"""What message passing becomes in the rewritten graph. The edge list is sorted when it is new, and checked then.
+"""Defines the operations of message passing in a rewritten graph. If the edge list changes, it is checked and sorted again.
 
     gossamer::aggregate(x, leaves, numbers, weight, size, key)        [sources, *trail]  →  [size, *trail]
     gossamer::edge_products(a, b, leaves, numbers, edges, key)        [nodes, heads, features] twice  →  [edges, heads]
-    gossamer::attend(leaves, numbers, targets, values, …, scale, slope, dropout, key)      attend_edges, with edges as they come
-        [sources, heads, features]  →  [targets, heads, features], and what attend_backward needs of the softmax
+    gossamer::attend(leaves, numbers, targets, values, …, scale, slope, dropout, key)      attend_edges, for unsorted edges
+        [sources, heads, features]  →  [targets, heads, features], and the statistics of the softmax for attend_backward
     gossamer::extreme(x, leaves, numbers, size, kind, key)            [sources, features]  →  [size, features], "max" or "min"
-    gossamer::structure(leaves, numbers, size, key)                   a value that depends on the structure alone
+    gossamer::structure(leaves, numbers, size, key)                   a value that depends only on the structure
 
-`leaves` and `numbers` are what the edge list is computed from, `key` says how (computed.py).
+The `Computed` under `key` (computed.py) computes the edge list, or the value, from `leaves` and `numbers`.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,11 @@ from gossamer.sparsity.edges.sorted_edges import SortedEdges
 
 @dataclass(eq=False)
 class _Edges:
-    """A sorted edge list, with the weights that belong to it."""
+    """A sorted edge list.
+
+    weight  the weights of the edges, in their original order; None for ones
+    mean    whether each target gets the mean of its edges instead of the sum
+    """
 
     sorted: SortedEdges
     weight: Tensor | None
@@ -37,7 +41,7 @@ class _Edges:
     _values: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """The values of the matrix where all are known before."""
+        """Returns the values of the matrix for the known weights, or ones."""
         known = self._values.get(dtype)
         if known is None:
             ones = torch.ones_like(self.sorted.coordinates, dtype=dtype)
@@ -46,7 +50,7 @@ class _Edges:
         return known
 
     def weighted(self, weight: Tensor, heads: int) -> Tensor:
-        """The values of the matrix of so many heads for weights [edges, heads]."""
+        """Returns the values of the matrix with so many heads for weights [edges, heads]."""
         expanded = self.sorted.with_heads(heads)
         values = expanded.sorted(weight.flatten())
         return values / expanded.degrees.repeat_interleave(expanded.degrees) if self.mean else values
@@ -54,12 +58,12 @@ class _Edges:
 
 @dataclass(eq=False)
 class EdgeList(Computed):
-    """Edges: sources (None: edges themselves), targets, and weights if known."""
+    """Computes edges: sources (None if each edge is its own source), targets, and weights if they are known."""
 
     mean: bool
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
-        """The sorted edge list for these leaves and numbers of nodes. FormatError if an edge is out of bounds."""
+        """Returns the sorted edge list for these leaves and numbers of nodes. Raises FormatError for an edge out of bounds."""
 
         def make() -> _Edges:
             source, target, weight = self.values(leaves, numbers)
@@ -74,12 +78,12 @@ class EdgeList(Computed):
 
 @dataclass(eq=False)
 class StructureValue(Computed):
-    """A value that depends on the structure alone."""
+    """Computes a value that depends only on the structure."""
 
     dtype: torch.dtype
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-        """The value for these leaves; not to be written to."""
+        """Returns the value for these leaves. Do not write to it."""
 
         def make() -> Tensor:
             (value,) = self.values(leaves, numbers)
@@ -90,20 +94,20 @@ class StructureValue(Computed):
 
 
 def _own(value: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-    """The value in memory of its own: what is kept for a leaf must not keep it alive."""
+    """Returns the value in memory of its own, so that keeping it for a leaf does not keep the leaf alive."""
     shared = any(value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr() for leaf in leaves)
     return value.clone() if shared else value
 
 
 def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
-    """The key under which the operations find this edge list."""
+    """Registers an edge list. Returns the key under which the operations find it."""
     key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
     EdgeList(expression.evaluate, compared_for(verify), mean).shared(key)
     return key
 
 
 def structure_value(expression: Expression, verify: Verify, dtype: torch.dtype) -> str:
-    """The key under which the operation finds this value."""
+    """Registers a value of the structure. Returns the key under which the operation finds it."""
     key = f"{expression.key}-{verify}-{dtype}"
     StructureValue(expression.evaluate, compared_for(verify), dtype).shared(key)
     return key
@@ -165,7 +169,7 @@ def _attend_backward_fake(
 
 
 def _sorted(edges: SortedEdges, terms: list[Any]) -> list[Any]:
-    """The terms, and numbers, with those of edges in the order of the sorted list."""
+    """Returns the terms. Those with a row for each edge are in the order of the sorted list."""
     names = (*NAMES, *[""] * (len(terms) - len(NAMES)))
     each = zip(names, terms, strict=True)
     return [edges.sorted(term) if name in _OF_EDGES and term is not None else term for name, term in each]
@@ -187,7 +191,7 @@ def _extreme_backward(
 
 
 def _structure(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
-    # A graph may reuse the memory of what it was given.
+    # A copy, because a graph may reuse the memory of its values.
     value: Tensor = known(key).current(leaves, numbers)
     return value.clone()
 

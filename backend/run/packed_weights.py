@@ -1,13 +1,15 @@
-"""Packed weights, kept as long as the tensors they were packed from live, and renewed when those change.
+"""Packs weights, keeps them as long as the tensors that they were computed from, and renews them when these change.
 
-A weight is recognised by its leaves' storages (weak references, so a freed and reused address is never taken for the
-old tensor), data pointers, version counters and a few of their values. When a version moves on, or a value differs,
-weight_states.py says what is done; one that is new while a CUDA graph is captured runs densely in that graph. Where versions do
-not tell (see runtime/uncounted.py), all values are compared at every call.
+A weight is computed by an expression from tensors, its leaves. `Packings` recognises a weight by its leaves:
 
-Most weights never change. Until one does, where its values lie in the dense weight is not kept: that takes 4 bytes a value.
+storages           weak references, so that a reused address is never taken for the old tensor
+data pointers      the keys of the entries
+version counters   compared at every call
+a few values       compared at every call; all values if torch does not count all writes (see runtime/uncounted.py)
 
-Weights are packed on the CPU and kept where they are used.
+If a leaf has changed, weight_states.py says what to do. A weight that is new while a CUDA graph is captured runs dense in that
+graph. Most weights never change. So the positions of its values in the dense weight, 4 bytes a value, are not kept before the
+first change. Weights are packed on the CPU, and kept on the device that uses them.
 """
 
 import math
@@ -37,32 +39,33 @@ if TYPE_CHECKING:
     from gossamer.backend.graph.stored_matrix import StoredMatrix
 
 _Key = int | tuple[int, ...]
-"""Addresses of the leaves; of a single one, that is of most weights, without a tuple around it."""
+"""Addresses of the leaves. Most weights have one leaf: then its address, without a tuple, which is faster to look up."""
 
 _HOLLOW = 0.75
-"""Share of the nonzeros below which a pattern that lost values is packed again."""
+"""If new values leave a packed pattern with less than this share of its nonzeros, the weight is packed again."""
 
 _GROWN = 0.6
-"""Share of nonzeros among stored values above which zeros are packed, too: they have just grown and change next."""
+"""If more than this share of the stored values is nonzero, the zeros are packed, too. Training has just added them to the
+pattern, and changes them next."""
 
 
 class Packings(Remembered[KnownWeight]):
     """All weights that are computed by one expression and packed in one format.
 
     key       content hash of the expression and of its leaves' types
-    evaluate  leaf values → the matrix as it is stored
-    format    what it is packed in
+    evaluate  leaf values → the dense matrix to pack
+    format    the format or packing
     """
 
     def __init__(self, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> None:
-        super().__init__(compared="none")  # but see `verified`
+        super().__init__(compared="none")  # except in `verified`
         self.key, self.evaluate, self.format = key, evaluate, format
         self._stored, self._masked = _stored_matrix(evaluate), arrangement_of(evaluate)
         self._unsettled, self._compares = 0, False
 
     @classmethod
     def of(cls, key: str, evaluate: Callable[..., torch.Tensor], format: Format | Packing) -> "Packings":
-        """Those that all regions share which have this weight in this format."""
+        """Returns the packings for this key and format. All regions of the process share them."""
         with _lock:
             return _known.setdefault((key, str(format)), cls(key, evaluate, format))
 
@@ -70,7 +73,7 @@ class Packings(Remembered[KnownWeight]):
         return Packings.of, (self.key, self.evaluate, self.format)
 
     def first(self, leaves: Sequence[torch.Tensor], densest: float) -> Packed | None:
-        """As `current`, where a region is built: FormatError if the format does not hold the weight."""
+        """Does the same as `current` when a region is built. Raises FormatError if the format cannot hold the weight."""
         packed = self.current(leaves, densest)
         made = self._entries.get(_key(leaves))
         if made is not None and made.value.refused:
@@ -78,11 +81,11 @@ class Packings(Remembered[KnownWeight]):
         return packed
 
     def current(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
-        """The packed weight for these leaves; None where it is denser than `densest` or will not settle.
+        """Returns the packed weight for these leaves, or None if it is denser than `densest` or changes too often.
 
-        `renew` tells whether sparse pays even where new values have to be gathered before every call.
+        renew  whether the sparse kernel is faster even if new values have to be gathered before every call
         """
-        # Runs at every call, mostly for a single leaf that has a version, and so looks at such a one without a call.
+        # Runs at every call, mostly for one leaf with a version. So the check of such a leaf is written out here.
         leaf = leaves[0]
         made = self._entries.get(leaf.data_ptr() if len(leaves) == 1 else _key(leaves))
         if made is not None and made.storage is not None:
@@ -108,7 +111,7 @@ class Packings(Remembered[KnownWeight]):
         return count_nonzeros(value) / value.numel()
 
     def verified(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool = True) -> Packed | None:
-        """As `current`, but every value is compared, so that writes which no version counter shows are seen."""
+        """Does the same as `current`, but compares every value, to notice writes that torch does not count."""
         self._compares = True
         made = self._entries.get(_key(leaves))
         if made is not None and made.value.lacks_source:
@@ -118,17 +121,17 @@ class Packings(Remembered[KnownWeight]):
         return self.current(leaves, densest, renew)
 
     def _is_current(self, made: Made[KnownWeight], leaves: Sequence[torch.Tensor]) -> bool:
-        """Whether it was made of these leaves as they are now: by their versions, or by all values where those do not tell."""
+        """Whether an entry was made of the current values of the leaves. Compares them if torch does not count all writes."""
         if not made.is_current(leaves):
             return False
         packed = made.value.packed
         return made.counted or packed is None or _capturing(leaves) or packed.matches(run(self.evaluate, leaves))
 
     def _renewed(self, leaves: Sequence[torch.Tensor], densest: float, renew: bool) -> tuple[KnownWeight, Packed | None]:
-        """The weight for these leaves, and what this call takes."""
+        """Returns the known weight for these leaves after a change, and the packed weight for this call."""
         if _capturing(leaves):
             return KnownWeight(), None
-        # What is packed lasts longer than torch.inference_mode may: new values are written to it later.
+        # A packed weight outlives torch.inference_mode, and later calls write new values to it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             key = _key(leaves)
             made = self._entries.get(key)
@@ -149,7 +152,7 @@ class Packings(Remembered[KnownWeight]):
         self, old: KnownWeight | None, same: bool, before: list[int], begun: Made[KnownWeight],
         leaves: Sequence[torch.Tensor], densest: float, renew: bool,
     ) -> News:  # fmt: skip
-        """What happened to a weight whose leaves had the versions `before` when it was looked at last."""
+        """Returns what happened to a weight since the last call, when its leaves had the versions `before`."""
         written = [n for n, (was, now) in enumerate(zip(before, begun.versions, strict=False)) if was != now]
         changes = old.changes + 1 if old is not None and old.calls - old.before <= 1 else 0
         if old is None:
@@ -165,20 +168,20 @@ class Packings(Remembered[KnownWeight]):
         return News(change, list(leaves), written, changes, densest, begun.counted and not self._compares)
 
     def _kept(self, old: KnownWeight, news: News) -> KnownWeight:
-        """As it is: another thread was faster."""
+        """Keeps the weight, which another thread has renewed meanwhile."""
         return old
 
     def _owning(self, old: KnownWeight, news: News) -> KnownWeight:
-        """With values of its own, for a second call with the same ones."""
+        """Gives a lent weight its own values, because a second call has the same ones."""
         old.packed, old.lent = self._filled(old, news.leaves), False
         return old
 
     def _repacked(self, old: KnownWeight, news: News) -> KnownWeight | None:
-        """Packed anew; None if it has not settled."""
+        """Packs the weight again. Returns None if the old packing served too few calls."""
         return None if old.calls < SETTLED else self._packed(old, news)
 
     def _refreshed(self, old: KnownWeight, news: News) -> KnownWeight | None:
-        """The weight with the new values in the old pattern; None if they do not fit it, or leave it hollow."""
+        """Puts the new values into the old pattern. Returns None if they do not fit it, or are too often zero (`_HOLLOW`)."""
         assert old.packed is not None
         value, packed = run(self.evaluate, news.leaves), old.packed
         try:
@@ -196,7 +199,7 @@ class Packings(Remembered[KnownWeight]):
         return KnownWeight(packed, old.nonzeros, density, old.calls, old.calls, news.changes)
 
     def _taken_over(self, old: KnownWeight, news: News) -> KnownWeight:
-        """The weight with new stored values of the same structure; see `KnownWeight.is_placed`."""
+        """Takes the new stored values of a SparseTensor that has the same structure. See `KnownWeight.is_placed`."""
         assert self._stored is not None and old.packed is not None
         leaves, packed, places = news.leaves, old.packed, old.places
         if places is None:
@@ -217,14 +220,14 @@ class Packings(Remembered[KnownWeight]):
         return taken
 
     def _filled(self, weight: KnownWeight, leaves: Sequence[torch.Tensor]) -> Packed:
-        """What a weight that has no values of its own is with them."""
+        """Returns a lent weight with its values."""
         assert self._stored is not None and weight.packed is not None and weight.places is not None
         return self._stored.lent(weight.packed, leaves, weight.places)
 
     def _gathered(self, old: KnownWeight, news: News) -> KnownWeight | None:
-        """The weight with new values of the leaf that was written, under the same mask; None if the packing lacks some that it
-        keeps."""
-        from gossamer.backend.graph.masked_values import MaskedValues  # which needs the compiler
+        """Gathers new values of the leaf that was written, under the same mask. Returns None if the mask keeps entries that the
+        packing does not have."""
+        from gossamer.backend.graph.masked_values import MaskedValues  # imports the compiler
 
         assert old.packed is not None and self._masked is not None
         (at,), masked = news.written, old.masked
@@ -236,7 +239,7 @@ class Packings(Remembered[KnownWeight]):
         return replace(old, before=old.calls, changes=news.changes, masked=masked)
 
     def _packed(self, old: KnownWeight | None, news: News, whole: bool = False) -> KnownWeight:
-        """The weight as it is now; a new one, of which versions tell all, without the places of its values."""
+        """Packs the weight as it is now. Leaves out the positions of values for a new weight whose writes torch counts."""
         self._unsettled += 1
         leaves, densest = news.leaves, news.densest
         if self._stored is not None:
@@ -259,10 +262,11 @@ class Packings(Remembered[KnownWeight]):
         return KnownWeight(packed, nonzeros, density, whole=whole)
 
     def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int, whole: bool) -> Packed:
-        """A matrix, packed: its nonzeros, or all that a mask keeps or is stored, so that zeros among it may train."""
+        """Packs a matrix: its nonzeros, or all entries that a mask keeps or that are stored, so that training may change zeros
+        among them."""
         mask, kept = mask_of(leaves) if self._masked is not None else None, None
         if mask is not None and self._masked is not None:
-            from gossamer.sparsity.training.kept_steps import note_mask  # models without masks need nothing of training
+            from gossamer.sparsity.training.kept_steps import note_mask  # only masked weights need this import
 
             note_mask(next(leaf for leaf in leaves if leaf.requires_grad), mask)
             kept = self._masked(mask) if nonzeros < count_nonzeros(mask) else None
@@ -280,7 +284,7 @@ _known: WeakValueDictionary[tuple[str, str], Packings] = WeakValueDictionary()
 
 
 def _capturing(leaves: Sequence[torch.Tensor]) -> bool:
-    """Whether the calls of this thread go into a CUDA graph, during which nothing may wait for the GPU."""
+    """Whether a CUDA graph captures the calls of this thread. Nothing may wait for the GPU then."""
     return leaves[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -289,13 +293,13 @@ def _key(leaves: Sequence[torch.Tensor]) -> _Key:
 
 
 def _adopted(packed: Packed, leaves: Sequence[torch.Tensor]) -> Packed:
-    """What has been packed, kept in place of the dense weight if that is to be freed."""
+    """Returns a packed weight. If the dense weight is to be freed, its store keeps the packed one instead."""
     store = store_of(leaves[0]) if len(leaves) == 1 else None
     return packed if store is None else store.adopt(packed)
 
 
 def _stored_matrix(evaluate: Any) -> "StoredMatrix | None":
-    """See `StoredMatrix.of`, which needs the compiler: it is loaded for what computes a SparseTensor only."""
+    """Calls `StoredMatrix.of` for an expression that computes a SparseTensor. Others do not need its imports, the compiler."""
     if not isinstance(evaluate, fx.GraphModule) or all(
         str(node.target) != "gossamer.einsum.default" for node in evaluate.graph.nodes
     ):

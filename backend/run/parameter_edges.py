@@ -1,12 +1,12 @@
-"""Autograd's edges to a model's parameters, asked for once instead of at every call.
+"""Keeps autograd's edges to a model's parameters, so that autograd does not collect them at every call.
 
-    way = ways.to(parameters)             its `handle` is a tensor without elements, whose node has an edge to each of them
-    y = Function.apply(way.handle, x)     autograd asks the handle for an edge, not each parameter
+    way = ways.to(parameters)             its `handle` is an empty tensor, whose node has an edge to each parameter
+    y = Function.apply(way.handle, x)     autograd collects one edge, that of the handle
     Function.backward(…)                  returns `Gradients` of the handle; its node hands them on to the parameters
 
-For a hundred parameters, asking takes as long as a small layer. A handle keeps its parameters alive. So it is kept only for
-parameters of modules that call the graph, and only as long as these live. If a parameter is replaced, the handle goes at the
-next call, or when Python collects garbage. Models of one class may share a graph, and each has a handle.
+Collecting the edges of a hundred parameters takes as long as a small layer. A handle keeps its parameters alive. So `Ways`
+keeps it only for parameters of modules that call the graph, and only as long as these live. If a parameter is replaced, the
+next call or Python's garbage collection drops the handle. Models of one class may share a graph, and each has a handle.
 """
 
 import gc
@@ -23,28 +23,28 @@ from gossamer.runtime.operations import Node
 
 _VERSION = attrgetter("_version")
 _IDENTITY = attrgetter("_cdata")
-"""A number that torch.utils.swap_tensors exchanges together with a tensor's edge; `id` would stay."""
+"""A number that torch.utils.swap_tensors exchanges together with a tensor's edge. `id` does not change then."""
 
 _OF_PARAMETERS = list[Tensor | None]
 
 
 class Gradients(Tensor):
-    """The gradient of a handle: a list of the parameters' gradients for each pass that has the handle.
+    """The gradient of a handle: for each pass that used the handle, a list of the parameters' gradients.
 
-    Autograd adds up what the passes return. All other operations see a tensor without elements, which it is.
+    Autograd adds up the gradients of several passes. All other operations see an empty tensor.
     """
 
     passes: list[_OF_PARAMETERS]
 
     @staticmethod
     def of(*passes: _OF_PARAMETERS) -> "Gradients":
-        """The gradient for lists of one gradient, or None, for each parameter."""
+        """Returns the gradient for some passes. Each is a list with a gradient, or None, for each parameter."""
         made = _nothing().as_subclass(Gradients)
         made.passes = [*passes]
         return made
 
     def sums(self) -> _OF_PARAMETERS:
-        """The gradient of each parameter."""
+        """Returns the gradient of each parameter."""
         first, *others = self.passes
         for other in others:
             first = [b if a is None else a if b is None else a + b for a, b in zip(first, other, strict=True)]
@@ -73,10 +73,12 @@ class _Edges(Node):
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """The way to the gradients of some tensors, as they were at these versions.
+    """The way to the gradients of some tensors at these versions.
 
-    handle  to be passed to an autograd.Function in place of the tensors
-    leads   the places of those that require gradients, for which `Gradients` are to be given
+    handle      the empty tensor to pass to an autograd.Function instead of the tensors
+    leads       the indices of the tensors that require gradients; `Gradients` have an entry for each
+    versions    the versions of all tensors
+    identities  their `_IDENTITY`
     """
 
     handle: Tensor
@@ -113,7 +115,7 @@ class Ways:
         _all.add(self)
 
     def to(self, tensors: Sequence[Tensor]) -> Way:
-        """The way to these tensors as they are now."""
+        """Returns the way to these tensors as they are now."""
         versions, identities = [*map(_VERSION, tensors)], [*map(_IDENTITY, tensors)]
         model = next((each for each in self._models if each.way.identities == identities), None)
         if model is not None and model.way.versions == versions:
@@ -129,7 +131,7 @@ class Ways:
         return found
 
     def forget_replaced(self) -> None:
-        """Drops the handles of modules that are gone, or have other parameters by now."""
+        """Drops the handles of modules that no longer live, or that have other parameters now."""
         self._models = [model for model in self._models if model.owns()]
 
     def _keep(self, way: Way) -> None:
@@ -148,7 +150,7 @@ def _at_collection(phase: str, info: Mapping[str, int]) -> None:
             ways.forget_replaced()
 
 
-_OLDEST = 2
+_OLDEST = 2  # the generation of a full garbage collection
 gc.callbacks.append(_at_collection)
 
 

@@ -1,5 +1,6 @@
-"""Dynamo's code for a frame marks in profiles what it does before it calls a graph. Two calls do so, profiler or not, and cost
-5 to 10 us. Frames with graphs of ours have none.
+"""Removes the profiler marks from Dynamo's code for frames with Gossamer's graphs.
+
+Dynamo's code for a frame makes two calls that mark its own work in profiles. Even without a profiler they take 5 to 10 µs.
 """
 
 from gossamer.backend.report.graph_breaks import compiled_frame
@@ -8,7 +9,8 @@ from gossamer.runtime.torch_names import MARKS
 
 
 def leave_out_profile_marks() -> None:
-    """Has the frame that Dynamo compiles now go without; torch's setting is what it was when that is done, or has failed."""
+    """Makes Dynamo compile the current frame without marks. torch's setting is restored after that compilation or its
+    failure."""
     if off(MARKS) or (frame := compiled_frame()) is None:
         return
     from gossamer.runtime.torch_internals import dynamo_config

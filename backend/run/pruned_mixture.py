@@ -1,14 +1,13 @@
-"""What runs where a mixture of experts with pruned weights was.
+"""Runs a mixture of experts with pruned weights. A slot is a pair of a token and one of its experts.
 
     gossamer::region([x [T, K], experts [T, top], scores [T, top], *leaves of the weights], key) -> [T, M]
 
-many slots an expert   one expert after the other: its rows of x are gathered into a cache, and go through one chain of gate,
-                       up, activation and down
-few                    all rows are gathered, and go through a region of gate and up for each expert, the activation, and a
+many slots an expert   for each expert: its rows of x are gathered, and go through one chain of gate, up, activation and down
+few slots an expert    all rows are gathered, and go through a region of gate and up for each expert, the activation, and a
                        region of down for each expert
 
-Experts run at once, each on one thread, unless one of them has so many slots that the threads would wait for it. Then the rows
-of each token are summed by its scores.
+Experts run at once, each on one thread, unless one has so many slots that the other threads would wait for it. At the end, the
+rows of each token are added up, times its scores.
 """
 
 from collections.abc import Sequence
@@ -29,15 +28,18 @@ from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.region_kernel import RegionKernel
 
 MANY = 16
-"""Slots of the average expert that is hit from which chains run: a tile of a chain has a vector of tokens at least."""
+"""Chains run from so many slots on, for the average expert with slots. A tile of a chain has at least a vector of tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrunedMixture:
-    """A region for each product of each expert, and a chain for each expert, or none.
+    """A mixture of experts with pruned weights.
 
-    places      where the leaves of up, of down and of a chain are among those of the operation
-    activation  between the products, and the `layout` of its operands (see runtime/experts/activations.py)
+    up, down    a region for each expert; `up` also computes the gate
+    chains      a region for each expert that computes all its products; or empty
+    places      the indices of the leaves of `up`, of `down` and of `chains` among those of the operation
+    activation  the activation between the products (see runtime/experts/activations.py)
+    layout      the layout of its operands
     sorting     the kernel that sorts slots by their experts
     """
 
@@ -51,7 +53,7 @@ class PrunedMixture:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those of all experts, each once."""
+        """The kernels of all experts, each once."""
         regions = (*self.up, *self.down, *self.chains)
         return tuple(dict.fromkeys(kernel for region in regions for kernel in region.kernels))
 
@@ -61,7 +63,7 @@ class PrunedMixture:
         return positions, order
 
     def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Sizes and type of the result."""
+        """Returns the sizes and type of the result."""
         return self.down[0].outputs(operands)
 
     def __call__(self, operands: Sequence[Tensor]) -> Tensor:
@@ -87,7 +89,7 @@ class PrunedMixture:
 def _each_gathered(
     chains: Sequence[CompiledRegion], x: Tensor, tokens: Tensor, hit: Hit, leaves: Sequence[Tensor], out: Tensor
 ) -> None:
-    """The rows of each expert, which are copied from x, through its chain."""
+    """Copies the rows of each expert from x, and runs them through its chain."""
     columns, row_bytes = x.shape[1], x.shape[1] * x.itemsize
 
     def call(expert: int, begin: int, end: int) -> Call | None:
@@ -105,7 +107,7 @@ def _each_gathered(
 
 
 def _summed(y: Tensor, routes: Routes, scores: Tensor) -> Tensor:
-    """[tokens, M]: the rows of each token, which are in the order of the routes, times its scores."""
+    """Returns [tokens, M]: the sum of each token's rows of y times its scores. y is in the order of the routes."""
     places = torch.empty_like(routes.order).scatter_(0, routes.order, torch.arange(len(y)))
     wide = torch.promote_types(y.dtype, torch.float32)
     given = F.embedding_bag(places.view(scores.shape), y.to(wide), mode="sum", per_sample_weights=scores.to(wide))

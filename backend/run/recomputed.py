@@ -1,10 +1,10 @@
-"""A forward pass without anything saved for gradients, which is computed again if somebody calls backward.
+"""Runs a forward pass as in inference, and computes it again if somebody calls backward. `compile_eval.py` uses it.
 
-    y = inference(*inputs)      what a call costs: chains, several results, nothing saved but the inputs
-    y.sum().backward()          computes y again, as a training graph does, and then its gradients
+    y = inference(*inputs)      runs chains, and saves nothing but the inputs
+    y.sum().backward()          computes y again with the training graph, and then its gradients
 
-A model in eval mode is mostly called with gradients enabled and hardly ever differentiated. Who does call backward regularly
-gets the training graph at once: see `_Habit`.
+Most models in eval mode are called with gradients enabled, but hardly ever differentiated. If a caller regularly calls
+backward, the training graph runs at once (see `_Habit`).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +22,18 @@ from gossamer.runtime.operations import Node
 
 @dataclass(eq=False)
 class Recomputed:
-    """A function of tensors and numbers that can be computed in three ways. Results are the same but for rounding.
+    """A function of tensors and numbers in three versions. Their results differ only by rounding.
 
-    inference  as fast as possible, called without gradients
-    training   with gradients, but not with gradients of gradients; called with gradients enabled
-    plain      with all gradients: PyTorch's own operations, one by one
-    constant   the positions of those results that have no gradient
-    static     the positions of those inputs that are parameters or buffers
-    moving     of those that are other tensors
-    numbers    of those that are numbers
-    context    what the recomputation is to run in: the autocast state of the forward pass
-    ways       to the gradients of the static inputs
+    inference  the fastest version, called without gradients
+    training   the version with gradients, but without gradients of gradients; called with gradients enabled
+    plain      the version with all gradients: PyTorch's own operations, one by one
+    constant   the indices of results that have no gradient
+    static     the indices of inputs that are parameters or buffers
+    moving     the indices of inputs that are other tensors
+    numbers    the indices of inputs that are numbers
+    context    a context for the recomputation, which sets the autocast state of the forward pass
+    ways       finds the autograd handle of the static inputs (see parameter_edges.py)
+    habit      notes whether callers ask for gradients
     """
 
     inference: Callable[..., Sequence[Any]]
@@ -57,8 +58,8 @@ class Recomputed:
         return results
 
     def differentiable(self, inputs: Sequence[Any], again: bool) -> "_Passed":
-        """The function computed with gradients; with gradients of these if it is to be differentiated `again`."""
-        # Hooks of the inputs belong to the caller's graph, so that neither way may differentiate these themselves.
+        """Computes the function with gradients. With `again`, the gradients have gradients, too."""
+        # Hooks of the inputs belong to the caller's graph. So both versions differentiate aliases of the inputs.
         leaves = [_alias(each, again) if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.enable_grad(), self.context():
             return _Passed(leaves, self.plain(*leaves) if again else self.training(*leaves))
@@ -66,18 +67,23 @@ class Recomputed:
 
 @dataclass(frozen=True, eq=False)
 class _Passed:
-    """A forward pass that can be differentiated: its inputs, without a history unless they are to have one, and its results."""
+    """A forward pass that can be differentiated.
+
+    leaves   aliases of its inputs, with a history only for gradients of gradients
+    results  its results
+    """
 
     leaves: Sequence[Any]
     results: Sequence[Any]
 
     def detached(self) -> list[Any]:
-        """The results without their history."""
+        """Returns the results without their history."""
         return [each.detach() if isinstance(each, torch.Tensor) else each for each in self.results]
 
     def gradients(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The gradient of each input for these of the results, None where there is none; with gradients of their own if
-        gradients are enabled."""
+        """Returns the gradient of each input, or None if it has none, for these gradients of the results.
+
+        The gradients have gradients of their own if gradients are enabled."""
         wanted = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         pairs = [(y, t) for y, t in zip(self.results, tangents, strict=True) if t is not None and y.requires_grad]
         if not pairs or not wanted:
@@ -89,7 +95,7 @@ class _Passed:
 
 
 class _Call(NamedTuple):
-    """A call of a function, and the way to the gradients of its static inputs. Autograd looks at none of these tensors."""
+    """A call of a function, and the way to the gradients of its static inputs. Autograd does not see the tensors in it."""
 
     function: Recomputed
     static: Sequence[torch.Tensor]
@@ -99,12 +105,12 @@ class _Call(NamedTuple):
 class _Recomputation(Node):
     @staticmethod
     def forward(ctx: Any, call: _Call, inputs: Sequence[Any], handle: torch.Tensor, *moving: torch.Tensor) -> Any:
-        # Runs at every call: each function, and each attribute of ctx, costs 0.2 µs, and twice that where caches are cold.
+        # Runs at every call. Each function call, and each attribute of ctx, takes 0.2 µs, or 0.4 µs if caches are cold.
         function = call.function
-        # What a pass keeps for its gradients serves once. A list, because compiled autograd hands out copies of ctx.
+        # The saved tensors of a pass serve only one backward pass. A list, because compiled autograd copies ctx.
         ctx.passed = [function.differentiable(inputs, again=False)] if function.habit.differentiates() else None
         results = ctx.passed[0].detached() if ctx.passed else _own_tensors(function.inference(*inputs))
-        # To save hundreds of parameters as autograd does takes it half a microsecond each.
+        # Parameters are not saved with `save_for_backward`, which takes half a microsecond for each of hundreds.
         ctx.call = call
         ctx.save_for_backward(*moving)
         if function.numbers:
@@ -126,9 +132,10 @@ class _Recomputation(Node):
 
 
 def _passed_again(ctx: Any) -> _Passed:
+    """Computes a forward pass again. Raises RuntimeError if somebody has written to an input since."""
     function, static, way = ctx.call
     function.habit.asked()
-    moving = ctx.saved_tensors  # raises if one of them was written to since
+    moving = ctx.saved_tensors  # raises if somebody has written to one of them
     for tensor, version in zip(static, way.versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(_WRITTEN.format(tuple(tensor.shape), tensor._version, version))
@@ -147,7 +154,7 @@ _WRITTEN = (
 
 
 def _own_tensors(results: Sequence[Any]) -> Sequence[Any]:
-    """The results, none of which is a view or a parameter: a function of ours may return neither, as autograd sees it."""
+    """Returns the results, detached if they are views or parameters. Autograd forbids our function to return these."""
     return [
         each.detach() if isinstance(each, torch.Tensor) and (each._is_view() or each.requires_grad) else each
         for each in results
@@ -155,14 +162,14 @@ def _own_tensors(results: Sequence[Any]) -> Sequence[Any]:
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A quick function that picks the elements at these places."""
+    """Returns a fast function that picks the elements with these indices."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda values: [values[place] for place in places]
 
 
 def _alias(tensor: torch.Tensor, connected: bool) -> torch.Tensor:
-    """The same values without the tensor's hooks, with its history or without."""
+    """Returns an alias without the tensor's hooks, which has its history only if it is `connected`."""
     if connected:
         return tensor.view_as(tensor)
     apart = tensor.detach()
@@ -175,10 +182,14 @@ def _alias(tensor: torch.Tensor, connected: bool) -> torch.Tensor:
 
 @dataclass
 class _Habit:
-    """Whether the caller differentiates most passes; then computing them twice does not pay.
+    """Predicts whether the caller will differentiate a pass. If so, computing passes twice costs more than it saves.
 
-    Once that is so, the next passes are taken to be differentiated too, ever more of them. After those a few are computed as
-    in inference again, to see whether it still is so.
+    If the caller differentiates at least half of some passes, the next `confidence` passes run the training graph. Then some
+    passes run as in inference again, to test the prediction. Each time that it holds, `confidence` grows eightfold.
+
+    passes          recent passes that ran as in inference
+    differentiated  those among them whose gradients somebody asked for
+    certain         passes that still run the training graph
     """
 
     passes: int = 0
@@ -187,7 +198,7 @@ class _Habit:
     confidence: int = 1
 
     def differentiates(self) -> bool:
-        """Whether backward is to be expected after the pass that begins now."""
+        """Whether the caller will probably differentiate the pass that begins now."""
         if self.certain:
             self.certain -= 1
             return True
@@ -195,7 +206,7 @@ class _Habit:
             self.confidence = min(_MOST, 8 * self.confidence)
             self.passes, self.differentiated, self.certain = 0, 0, self.confidence
             return True
-        if self.passes >= _RECENT:  # what was long ago counts less
+        if self.passes >= _RECENT:  # older passes count less
             self.confidence = self.confidence if self.differentiated else 1
             self.passes //= 2
             self.differentiated //= 2
@@ -203,8 +214,8 @@ class _Habit:
         return False
 
     def asked(self) -> None:
-        """To be called when gradients of a pass are asked for that was computed as in inference."""
+        """Notes that somebody asked for gradients of a pass that ran as in inference."""
         self.differentiated += 1
 
 
-_FEW, _RECENT, _MOST = 2, 8, 512
+_FEW, _RECENT, _MOST = 2, 8, 512  # differentiated passes for a prediction, passes that count fully, largest confidence

@@ -1,8 +1,8 @@
-"""What runs where a convolution was under schedule="reference": the matrix of what the window shows, and MLIR's sparsifier.
+"""Runs a convolution under schedule="reference": unfolds the images into a matrix, and multiplies it by MLIR's sparsifier.
 
     gossamer::region([x [N, C, H, W], *leaves of the weight, *extras], key) -> [N, M, H', W']
 
-What tests of the kernel compare it with on small images: the matrix has a row for each pixel of the result.
+Tests compare the kernels of convolutions with it on small images. The matrix has a row for each pixel of the result.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRegion:
-    """A convolution of one group as a product of matrices: a region on them, between images of a layout."""
+    """A convolution of one group as a product of matrices. `region` multiplies; `layout` gives the sizes of the images."""
 
     region: CompiledRegion
     layout: Images
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those of the product."""
+        """The kernels of the product."""
         return self.region.kernels
 
     def outputs(self, operands: Sequence[Tensor]) -> list[tuple[Shape, torch.dtype]]:
-        """Sizes and type of the result."""
+        """Returns the sizes and type of the result."""
         return self.layout.outputs(operands[0].shape)
 
     def __call__(self, operands: list[Tensor]) -> Tensor:
@@ -48,7 +48,7 @@ class ReferenceRegion:
 
 
 def shown(x: Tensor, window: Window) -> Tensor:
-    """[pixels of the result, channels x taps]: what the window shows there of images [N, C, ...]."""
+    """Returns the unfolded images [N, C, ...]: a matrix [pixels of the result, channels x taps] of the values in the window."""
     dims = x.dim() - 2
     sizes = (window.kernel, window.stride, window.dilation, window.before, window.after)
     kernel, stride, dilation, before, after = (each[3 - dims :] for each in sizes)

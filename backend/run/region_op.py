@@ -1,11 +1,14 @@
-"""`gossamer::region`, the opaque operation that stands for a region in the rewritten graph.
+"""Defines `gossamer::region`, the opaque operation that stands for a region in the rewritten graph.
 
     gossamer::region([x [T, K], *statics, *extras], key) -> [T, M]
-    gossamer::chain([...], key) -> [[T, M], [T, N], ...]                the same, or several regions, with several results
+    gossamer::chain([...], key) -> [[T, M], [T, N], ...]                one or more regions with several results
 
-`statics` are the leaves of the weight's expression, `extras` the other tensors the epilogue reads, `key` is the content
-hash under which this process knows the region. One list, and torch.library.Library instead of custom_op, because every
-argument that the dispatcher converts costs on every call.
+statics  the leaves of the weight's expression (see graph/weight_expressions.py)
+extras   the other tensors that the epilogue reads
+key      the content hash under which this process knows the region (see compiled_region.py)
+
+All tensors are in one list, and torch.library.Library defines the operations instead of custom_op. Both save time at every
+call, because the dispatcher converts each argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +24,12 @@ from gossamer.backend.run.fused_optimizers import count_writes
 from gossamer.backend.run.labels import label
 from gossamer.backend.run.lifetime import share
 from gossamer.dialects.errors import CompileError
-from gossamer.runtime import int8_product  # noqa: F401  # which bodies of regions from the disk call
+from gossamer.runtime import int8_product  # noqa: F401  # defines an operation that regions from the disk call
 from gossamer.runtime.operations import Operation
 
 
 class Callee(Protocol):
-    """What a key stands for: see `CompiledRegion`, and what is made of several."""
+    """The object that a key stands for: a `CompiledRegion`, or an object that combines several."""
 
     @property
     def kernels(self) -> tuple[Kernel, ...]: ...
@@ -34,21 +37,21 @@ class Callee(Protocol):
     def __call__(self, operands: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]: ...
 
     def outputs(self, operands: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Sizes and types of all results."""
+        """Returns the sizes and type of each result."""
         ...
 
 
 _regions: WeakValueDictionary[str, Callee] = WeakValueDictionary()
-_references: dict[str, Callable[[], Callee | None]] = _regions.data  # type: ignore[attr-defined]  # quicker to look up
+_references: dict[str, Callable[[], Callee | None]] = _regions.data  # type: ignore[attr-defined]  # faster look-ups
 
 
 def find(key: str) -> Callee | None:
-    """The region of this content hash, if this process has compiled it."""
+    """Returns the region with this content hash, or None if this process does not know it."""
     return _regions.get(key)
 
 
 def known(key: str) -> Callee:
-    """The region of this content hash. CompileError if this process does not know it."""
+    """Returns the region with this content hash. Raises CompileError if this process does not know it."""
     region = _regions.get(key)
     if region is None:
         raise _unknown(key)
@@ -56,12 +59,14 @@ def known(key: str) -> Callee:
 
 
 def add(key: str, region: Callee) -> Callee:
-    """Makes a region known under its content hash, as long as somebody keeps what is returned: the one that is known now."""
+    """Registers a region under its content hash, unless one is registered already. Returns the registered region.
+
+    The table holds it by a weak reference. Keep the returned object as long as a graph calls it."""
     return share(_regions, key, region)
 
 
 def used_in(graph: fx.Graph) -> dict[str, Callee]:
-    """The regions that the calls in a graph find, by their keys."""
+    """Returns the regions that a graph calls, by their keys."""
     return {str(node.args[1]): known(str(node.args[1])) for node in graph.nodes if node.target in (region, chain)}
 
 
@@ -74,15 +79,15 @@ def takes_images(graph: fx.Graph) -> bool:
 def on_cpu(operands: list[torch.Tensor], key: str) -> torch.Tensor | list[torch.Tensor]:
     """Runs the region of this key."""
     reference = _references.get(key)
-    region = reference and reference()  # as `known`, without the call
+    region = reference and reference()  # as `known`, but without the cost of a call
     if region is None:
         raise _unknown(key)
     return region(operands)
 
 
 def on_cuda(operands: list[torch.Tensor], key: str) -> torch.Tensor | list[torch.Tensor]:
-    """Runs the region of this key; while a CUDA graph is captured, one in training runs dense, so that replays see its weight
-    as it is then."""
+    """Runs the region of this key. While a CUDA graph is captured, a region of a training graph runs dense, so that replays
+    read the weight of that time."""
     region = _regions.get(key)
     if isinstance(region, CompiledRegion) and region.training and torch.cuda.is_current_stream_capturing():
         return region.dense(operands)

@@ -1,7 +1,7 @@
-"""The calls of kernels that several convolutions in a row come to, prepared for images of some sizes.
+"""Prepares the kernel calls of several convolutions in a row, for images of given sizes (see `convolved_row.py`).
 
-Where a depthwise convolution alone reads what a pointwise one writes, and that is larger than the cache of a core, both are
-computed by bands of channels: the second finds in the cache what the first has just written.
+A depthwise convolution may be the only reader of a pointwise one, whose result is larger than the cache of a core. Then both
+are computed by bands of channels, so that the second finds the result of the first in the cache.
 
     for low in 0, 8, ..., 88:
         band = 1x1 convolution, rows [low, low + 8) of its weight        [8, 112, 112] of 96 channels
@@ -24,7 +24,7 @@ from gossamer.runtime.compiled_kernel import Kernel as Code
 from gossamer.runtime.packing import Packed
 from gossamer.runtime.region_kernel import RegionKernel
 
-_MOST_BYTES = 64 << 20  # of results that no other reads, kept for the next call
+_MOST_BYTES = 64 << 20  # of intermediate results, whose memory is kept for the next call
 
 _Call = tuple[Code, Sequence[int | Given]]
 
@@ -33,10 +33,13 @@ _Call = tuple[Code, Sequence[int | Given]]
 class Step:
     """One of the convolutions.
 
-    images   the number of what it reads, among the operands that are not static and then the results of all steps
-    leaves   of its weight, by their numbers among the statics
-    weight   number of its weight among what is computed from statics, None where it is packed
-    extras   what its epilogue reads: whether that is computed from statics, and its number there or among images
+    "Images" are numbered: first the operands that are not static, then the results of all steps.
+
+    region   computes the convolution
+    images   the number of the images that it reads
+    leaves   the indices of its weight's leaves among the statics
+    weight   the index of its weight among the tensors computed from statics; None if it is packed
+    extras   for each tensor that its epilogue reads: whether it is computed from statics, and its index there or among images
     """
 
     region: CompiledRegion
@@ -47,16 +50,16 @@ class Step:
 
     @property
     def places(self) -> tuple[object, ...]:
-        """Where all operands come from."""
+        """The sources of all operands."""
         return self.images, self.leaves, self.weight, self.extras
 
     @property
     def reads(self) -> list[int]:
-        """The numbers of all images that it reads."""
+        """The numbers of all images that the step reads."""
         return [self.images, *[number for static, number in self.extras if not static]]
 
     def given(self, statics: Sequence[Tensor], computed: Sequence[Tensor]) -> Tensor | Packed | None:
-        """What its kernel takes as its weight, None where the region is dense."""
+        """Returns the weight as the step's kernel takes it, or None if the region has to run dense."""
         if self.weight is not None:
             return computed[self.weight]
         return self.region.weights[0].packed([statics[n] for n in self.leaves])
@@ -64,14 +67,18 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """All calls for images of some sizes; `kept` is what they read."""
+    """All kernel calls for images of given sizes.
+
+    results  sizes, strides and type of each result
+    kept     objects that the calls read, which must live as long
+    """
 
     kernels: KernelsInARow
     results: list[tuple[Shape, Shape, torch.dtype]]
     kept: list[Any]
 
     def __call__(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """The results for images that lie one after the other."""
+        """Returns the results for contiguous images."""
         results = [allocate(*each) for each in self.results]
         self.kernels([each.data_ptr() for each in (*images, *results)])
         return results
@@ -84,7 +91,9 @@ def prepare(
     computed: Sequence[Tensor],
     statics: Sequence[Tensor],
 ) -> Ready | None:
-    """What computes the `results` of some steps for images of these sizes; None where that is for the regions themselves."""
+    """Returns the calls that compute the steps with the numbers `results`, for images of these shapes.
+
+    Returns None if each region must run by itself."""
     planned, known = list[_Planned](), list(shapes)
     for step in steps:
         ((shape, dtype),) = step.region.layout.outputs(known[step.images])
@@ -96,7 +105,7 @@ def prepare(
         readers = [n for n, other in enumerate(steps) if len(known) - 1 in other.reads]
         planned.append(_Planned(step, weight, shape, dtype, place, readers))
     planned = [replace(each, band=_band(planned, n, len(shapes) + n)) for n, each in enumerate(planned)]
-    # What a step in bands reads is read again for each band, after results of the next step.
+    # A step in bands reads its images again for each band, after the next step has written a band of its result.
     last = [max((r + (planned[r].band is not None) for r in each.readers), default=n) for n, each in enumerate(planned)]
     where, size = places([each.bytes for each in planned], last)
     if size > _MOST_BYTES:
@@ -117,13 +126,13 @@ def prepare(
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A step for images of some sizes.
+    """A step for images of given sizes.
 
-    weight       what its kernel takes
+    weight       the weight as its kernel takes it
     shape, dtype of its result
-    place        the number among the addresses of a call where the result goes, None where only other steps read it
-    readers      the numbers of the steps that read it
-    band         what computes it and the next step by bands of channels, if they are
+    place        the index of the result among the addresses of a call; None if only other steps read the result
+    readers      the numbers of the steps that read the result
+    band         the kernel for bands, if this step and the next are computed by bands of channels
     """
 
     step: Step
@@ -136,22 +145,27 @@ class _Planned:
 
     @property
     def kept(self) -> Shape:
-        """Sizes of what there is of the result at one time."""
+        """The sizes of the part of the result that exists at one time."""
         return self.shape if self.band is None else (1, self.band.rows, *self.shape[2:])
 
     @property
     def bytes(self) -> int:
-        """What it takes of the memory that steps share."""
+        """The bytes that the result takes of the steps' shared memory."""
         return 0 if self.place is not None else prod(self.kept) * self.dtype.itemsize
 
     def memory(self, address: int) -> Memory:
-        """Where the result lies, if that is not what a call gives."""
+        """Returns the memory of the result: at `address`, unless each call gives an address."""
         return Memory(address if self.place is None else Given(self.place), self.kept)
 
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """The steps, where the images are, and what else they read; `kept` is what must live as long as the calls."""
+    """Makes the calls of the planned steps.
+
+    images   the memory of all images, by their numbers
+    computed the tensors computed from statics
+    kept     objects that must live as long as the calls
+    """
 
     planned: Sequence[_Planned]
     images: Sequence[Memory]
@@ -159,13 +173,13 @@ class _Row:
     kept: list[Any]
 
     def whole(self, n: int) -> _Call:
-        """The call of a step."""
+        """Returns the call of a step."""
         step, weight = self.planned[n].step, self.planned[n].weight
         extras = [(self.computed if static else self.images)[at] for static, at in step.extras]
         return self._call(step, step.region.kernels[0], [self.images[step.images], weight, *extras], self._result(n))
 
     def in_bands(self, n: int, band: Band) -> Iterator[_Call]:
-        """The calls of a step and of the depthwise one that reads its result."""
+        """Yields the calls of a step and of the depthwise step that reads its result, in turns."""
         before, after = self.planned[n : n + 2]
         x, between, out = self.images[before.step.images], self._result(n), self._result(n + 1)
         number, channels = out.shape[:2]
@@ -180,7 +194,7 @@ class _Row:
                 yield self._call(after.step, after.step.region.kernels[0], given, target)
 
     def _part(self, planned: _Planned, extra: tuple[bool, int], of: tuple[int, int, int]) -> Tensor | Memory:
-        """What a band reads of something."""
+        """Returns the part of an extra operand that a band reads. `of` is (image, first channel, end)."""
         static, at = extra
         if not static and len(self.images[at].shape) > 2:
             return self.images[at].part(*of, planned.dtype.itemsize)
@@ -198,8 +212,12 @@ class _Row:
 
 
 def _band(planned: Sequence[_Planned], n: int, number: int) -> Band | None:
-    """What computes a step, whose result has this number among images, and the next one by bands of channels, if they are; on
-    one thread, whose cache that is."""
+    """Returns the kernel that computes a step by bands, if it and the next step are computed so, or None.
+
+    number  the number of the step's result among images
+
+    Bands need a single thread, because each core has its own cache.
+    """
     before = planned[n]
     band = before.step.region.band
     if band is None or before.place is not None or before.readers != [n + 1] or get_num_threads() > 1:
@@ -210,7 +228,7 @@ def _band(planned: Sequence[_Planned], n: int, number: int) -> Band | None:
 
 
 def _rows(weight: Packed, low: int, high: int) -> Packed:
-    """Some rows of a weight whose rows all lie in one block, one after the other."""
+    """Returns rows [low, high) of a weight whose rows are all in one block, in order."""
     positions, *others = weight.components
     return replace(weight, components=(positions[low : high + 1], *others))
 

@@ -1,4 +1,4 @@
-"""gossamer::row_sums(weight): the sum of each row of a matrix of int8, as f32; found when the matrix is new.
+"""gossamer::row_sums(weight) returns the sum of each row of an int8 matrix as f32. It is computed again if the matrix changes.
 
 weight [M, K], int8    →    [M], float32
 """
@@ -17,12 +17,12 @@ def _summed(weight: Tensor) -> Tensor:
 
 
 def _remembered(weight: Tensor) -> Tensor:
-    # A copy, since compiled graphs write into memory that they have read for the last time.
+    # A copy, because compiled graphs write into memory that they no longer read.
     return _sums.get([weight], (), lambda: _summed(weight)).clone()
 
 
 def _on_cuda(weight: Tensor) -> Tensor:
-    """As on CPUs; but what is made while a CUDA graph is captured is that graph's own."""
+    """Does the same as on CPUs. While a CUDA graph is captured, computes the sums in that graph and remembers nothing."""
     return _summed(weight) if torch.cuda.is_current_stream_capturing() else _remembered(weight)
 
 

@@ -1,8 +1,8 @@
-"""A product of a SparseTensor with a dense matrix and the elementwise work on it, as a `gossamer::region`.
+"""Runs a product of a SparseTensor with a dense matrix, and its elementwise epilogue, as a `gossamer::region`.
 
     gossamer::region([positions, coordinates, values, x, *extras], key) -> [rows, columns]
 
-The arrays are those of any format; what is not stored by rows is brought into rows, once (see row_form).
+The arrays may be of any format. A matrix that is not stored by rows is converted once (see `row_form`).
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from gossamer.sparsity.operations.matrix_calls import RowProduct
 
 @dataclass(eq=False)
 class GatheredRegion:
-    """What a key stands for: see `region_op.Callee`.
+    """A region on a SparseTensor: a `region_op.Callee`.
 
-    product  the matrix comes first
-    sizes    of the matrix, None where they are known at run time only, of one that is stored by rows
-    arrays   number of its arrays
+    product  the product, whose first operand is the sparse matrix
+    sizes    the sizes of the matrix; None if only the call knows them, which happens only for one that is stored by rows
+    arrays   the number of its arrays
     m, dtype columns and type of the result
     """
 
@@ -35,11 +35,11 @@ class GatheredRegion:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The only one."""
+        """The only kernel, as a tuple."""
         return (self.kernel,)
 
     def outputs(self, operands: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Sizes and type of the result."""
+        """Returns the sizes and type of the result."""
         rows = operands[0].shape[0] - 1 if self.sizes is None else self.sizes[self.product.rows]
         return [((rows, self.m), self.dtype)]
 

@@ -1,6 +1,7 @@
-"""States of a weight under one packing, what may have happened to the tensors it is computed from, and what is done then.
+"""The state machine of a packed weight: its states, the changes of the tensors that it is computed from, and the transitions.
 
-A step is a method of `Packings` that returns the weight in its next state, or None where it does not apply.
+`Packings` (packed_weights.py) runs it. A step of a transition is one of its methods. A step returns the weight in its next
+state, or None if the step does not apply.
 """
 
 from dataclasses import dataclass
@@ -16,47 +17,50 @@ if TYPE_CHECKING:
     from gossamer.backend.graph.packed_order import Places
 
 SETTLED = 2
-"""Calls that a packing must have served before a new pattern is packed at once."""
+"""If a packing has served so many calls, a new pattern is packed at once. Otherwise the weight waits."""
 
 RESTLESS = 3
-"""Changes in a row, each after a single call, by which a weight counts as changing at every call."""
+"""After so many changes in a row, each after a single call, a weight counts as changing at every call."""
 
 
 class State(Enum):
-    """What is known about the tensors of a weight."""
+    """How a weight runs at the moment."""
 
-    UNKNOWN = auto()  # nothing
-    WAITING = auto()  # it runs densely until it stays the same for two calls: its pattern is new at every call
-    DENSE = auto()  # it runs densely until it changes (see lost_zeros.py): too dense to pay, or not what the format holds
-    PACKED = auto()  # as the matrix was
-    PLACED = auto()  # as stored values were, by places that find no others
-    LENT = auto()  # the same, but a packing has values for the time of a call only
+    UNKNOWN = auto()  # its tensors are new
+    WAITING = auto()  # dense until two calls have the same values, because its pattern was new at every call
+    DENSE = auto()  # dense until it changes (see lost_zeros.py): too dense to gain, or the format cannot hold it
+    PACKED = auto()  # packed from the dense matrix
+    PLACED = auto()  # packed from stored values; `places` maps each stored value to its place in the packing
+    LENT = auto()  # the same, but the packing has values only during a call
 
 
 class Change(Enum):
-    """What happened since its last call."""
+    """What happened to a weight since its last call."""
 
     FIRST = auto()  # these tensors are new
-    FLOOD = auto()  # so they are at every call
-    NONE = auto()  # its values are as they were
-    STORED = auto()  # stored values are new, not the structure of the matrix
-    FACTOR = auto()  # one of parameter and mask is new
-    MATRIX = auto()  # any of its values may be
-    RESTLESS = auto()  # the same at every call, and to gather values costs more than sparse saves
+    FLOOD = auto()  # tensors are new at every call
+    NONE = auto()  # its values have not changed
+    STORED = auto()  # stored values have changed, but not the structure of the matrix
+    FACTOR = auto()  # either the parameter or the mask has changed
+    MATRIX = auto()  # any values may have changed
+    RESTLESS = auto()  # any values change at every call, and gathering them costs more than the sparse kernel saves
 
 
 @dataclass(eq=False, slots=True)
 class KnownWeight:
-    """What is known about a weight at one version.
+    """What is known about a weight at one version of its leaves.
 
-    packed    None while it is run dense
-    nonzeros  when it was packed, and `density` now
-    calls     that this packing has served, and `before` those of earlier versions
-    changes   versions in a row that served a single call
-    places    see `StoredMatrix.places`, and `masked` `MaskedValues`; None until they are needed
-    whole     whether stored zeros have their places in `packed`, too, for they may become others
-    refused   why the format does not hold it, and it is run dense as one that is too dense; empty where it does
-    lent      whether `packed` has values for the time of a call only, and none now
+    packed    the packed weight; None while it runs dense
+    nonzeros  the number of nonzeros when it was packed
+    density   the density now
+    calls     the calls that this packing has served, at all versions
+    before    the calls among them at earlier versions
+    changes   the number of versions in a row that served a single call
+    places    see `StoredMatrix.places`; None until needed
+    masked    see `MaskedValues`; None until needed
+    whole     whether `packed` has stored zeros, too, because training may change them
+    refused   why the format cannot hold the weight, which then runs dense; empty if it can
+    lent      whether `packed` has values only during a call
     """
 
     packed: Packed | None = None
@@ -72,7 +76,7 @@ class KnownWeight:
     lent: bool = False
 
     def state(self, densest: float) -> State:
-        """For a region that is faster densely above a density."""
+        """Returns the state, for a region that is faster dense above the density `densest`."""
         if self.packed is None:
             return State.DENSE if self.density > densest else State.WAITING
         if self.lent:
@@ -81,23 +85,25 @@ class KnownWeight:
 
     @property
     def is_placed(self) -> bool:
-        """Whether `places` alone can give it new values: what compares them and finds them in a matrix is not kept beside."""
+        """Whether only `places` can give it new values. The positions of its values in the dense matrix are not kept."""
         return self.places is not None and self.packed is not None and self.packed.source_or_none is None
 
     @property
     def lacks_source(self) -> bool:
-        """Whether a packing is there whose values cannot be found in the weight."""
+        """Whether there is a packing that does not know the positions of its values in the dense matrix."""
         return self.packed is not None and not self.packed.has_source
 
 
 @dataclass(frozen=True, eq=False)
 class News:
-    """What happened to a weight.
+    """A change of a weight.
 
-    leaves   the tensors that it is computed from, as they are now
-    written  the numbers of those that changed, and how often in a row after a single call: `changes`
-    densest  density above which its region is faster densely
-    counted  whether versions tell all that will happen, so that values need not be compared
+    change   the kind of the change
+    leaves   the tensors that the weight is computed from, as they are now
+    written  the indices of the leaves that changed
+    changes  the number of changes in a row, each after a single call
+    densest  the density above which its region is faster dense
+    counted  whether torch counts all later writes, so that values need not be compared
     """
 
     change: Change
@@ -125,4 +131,4 @@ TRANSITIONS: dict[tuple[State, Change], tuple[str, ...]] = {
     (State.LENT, Change.MATRIX): ("_repacked",),
     (State.LENT, Change.RESTLESS): ("_repacked",),
 }
-"""What is done, one after the other; where none of it applies, the weight waits."""
+"""The steps of each transition. `Packings` tries them in order. If none applies, the weight waits: it runs dense."""

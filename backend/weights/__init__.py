@@ -1,1 +1,1 @@
-"""Products with static weights: decides which become sparse, and which of them form chains."""
+"""Graph passes for products with static weights. They decide which products become sparse, and which form chains."""

@@ -1,4 +1,4 @@
-"""dequantized-products: products of floats that were int8 become products of int8, as quantization by export means it.
+"""dequantized-products: products of dequantized int8 factors become products of int8, as in models quantized by torch.export.
 
     %x = dequantize_per_tensor(%q, s, z)          uint8 or int8 [..., K]
     %w = dequantize_per_channel(%w8, %sw, 0)      int8 [M, K], many zeros
@@ -6,12 +6,12 @@
 
     →   (_int_mm(int8(%q - 128), permute(%w8)) + (128 - z) row_sums(%w8)) * s * %sw + %bias
 
-Without the 128 where %q is int8. Where %q is quantize_per_tensor(%f, s, z) of numbers s and z, its steps are written out in
-float32, clamp(round(%f / s) + z - 128), for a chain computes them between its products.
+If %q is int8, there is no 128. If %q is quantize_per_tensor(%f, s, z) with numbers s and z, its steps are written out in
+float32: clamp(round(%f / s) + z - 128). So a chain can compute them between its products.
 
-Sums are exact, so that the result is that of floats up to their rounding. What is predicted to be slower than the product of
-floats, dense or sparse, stays as it is. That a weight's zero points are 0, as symmetric quantizers have them, is seen when the
-graph is compiled.
+Sums of int8 products are exact, so the result differs from that of floats only by their rounding. A product stays as it is if
+the cost model predicts that int8 is slower than floats, dense or sparse. The zero points of the weight must be 0, as in
+symmetric quantization. That is checked when the graph is compiled.
 """
 
 from dataclasses import dataclass
@@ -36,18 +36,21 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 _BY_TENSOR, _BY_ROW = "quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel"
 _MOVES = SPREADS | {aten.permute.default, aten.transpose.int, aten.t.default}
-"""The same values, which may be quantized before or after."""
+"""Operations that keep all values. Quantization gives the same result before them as after them."""
 
 _QUANTIZED = "quantized_decomposed::quantize_per_tensor"
-_MIDDLE = 128
+_MIDDLE = 128  # the middle of the range of uint8
 
 
 @dataclass(frozen=True)
 class _Factors:
-    """What a product of floats was made of.
+    """The integer factors of a product of floats.
 
-    x        [..., K], uint8 or int8; its floats are `step` (x - `zero`), both numbers or tensors of one element
-    weight   [M, K], int8; its floats are `scale` times it, a number or [M]
+    x           [..., K], uint8 or int8; its floats are step * (x - zero)
+    step, zero  numbers, or tensors of one element
+    weight      [M, K], int8; its floats are scale * weight
+    scale       a number, or [M]
+    bias        [M], or None
     """
 
     x: fx.Node
@@ -62,7 +65,7 @@ class DequantizedProducts:
     """Products of dequantized factors become products of int8."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """No decision: sparse-weights decides about what this makes."""
+        """Makes no decision. sparse-weights decides about the new products."""
         statics = context.inputs.match(graph)
         values = {node: static.tensor for node, static in statics.items()}
         signed: dict[fx.Node, fx.Node] = {}
@@ -89,7 +92,7 @@ def _pays(integers: Contraction, floats: Contraction, options: Options) -> bool:
 
 
 def _product(emit: Emitter, factors: _Factors, signed: dict[fx.Node, fx.Node]) -> fx.Node:
-    """The exact sums, int32 [T, M]. `signed` are the int8 of what other products have multiplied, too."""
+    """Emits the product with exact sums, int32 [T, M]. `signed` has the int8 values of factors in earlier products."""
     x = signed.get(factors.x)
     if x is None:
         x = signed[factors.x] = _signed(factors.x)
@@ -99,7 +102,7 @@ def _product(emit: Emitter, factors: _Factors, signed: dict[fx.Node, fx.Node]) -
 
 
 def _signed(x: fx.Node) -> fx.Node:
-    """The integers less the middle of their range, int8, behind them in the graph."""
+    """Emits x as int8, directly after x: if it is uint8, minus 128."""
     middle, views = _middle(x), [x]
     emit = Emitter(x.next)
     while views[0].target in _MOVES:
@@ -111,7 +114,7 @@ def _signed(x: fx.Node) -> fx.Node:
             real = emit(view.target, real, *view.args[1:], **view.kwargs)
         rounded = emit(aten.round.default, emit(aten.mul.Tensor, real, 1.0 / step))
         moved = emit(aten.add.Tensor, rounded, float(zero - middle))
-        # Inductor takes a clamp only as these.
+        # Inductor lowers clamp only in the form of these two.
         bounded = emit(aten.clamp_max.default, emit(aten.clamp_min.default, moved, float(low - middle)), float(high - middle))
         return emit(prims.convert_element_type.default, bounded, torch.int8)
     if not middle:
@@ -125,7 +128,7 @@ def _middle(x: fx.Node) -> int:
 
 
 def _is_plain(x: fx.Node) -> bool:
-    """Whether it is made of float32 by numbers that are known."""
+    """Whether x is quantized from float32, by known numbers."""
     if len(x.args) != 6:
         return False
     real, *by, _ = x.args
@@ -133,7 +136,7 @@ def _is_plain(x: fx.Node) -> bool:
 
 
 def _rescaled(emit: Emitter, product: fx.Node, factors: _Factors) -> fx.Node:
-    """The sums as the floats that they stand for, float32 [T, M]."""
+    """Emits the floats that the sums stand for, float32 [T, M]."""
 
     def real(given: Any) -> Any:
         return emit(prims.convert_element_type.default, given, torch.float32) if isinstance(given, fx.Node) else given
@@ -154,7 +157,7 @@ def _rescaled(emit: Emitter, product: fx.Node, factors: _Factors) -> fx.Node:
 
 
 def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
-    """What a node multiplies, if that are int8 of which one is a weight with zeros."""
+    """Returns the factors of a product if both are dequantized int8, and one is a weight with zeros. Otherwise returns None."""
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs or node.meta["val"].dtype is not torch.float32:
         return None
     bias = arguments(node)[0] if node.target is aten.addmm.default else None
@@ -175,7 +178,7 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
     by_row = _name(weight) == _BY_ROW
     if not _is_zero(offset, statics) or (by_row and weight.args[3] != 0):
         return None
-    # Of a single column torch._int_mm makes wrong numbers (PyTorch 2.13, on CPUs).
+    # torch._int_mm returns wrong numbers for a single column (PyTorch 2.13, on CPUs).
     if static.tensor.shape[1] < 2 or density(static.tensor) == 1:
         return None
     if given.meta["val"].dtype not in (torch.int8, torch.uint8):
@@ -184,14 +187,15 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
 
 
 def _before(node: Any) -> Any:
-    """A value before views and copies of it."""
+    """Returns the value before views and copies."""
     while node.target in VIEWS | COPIES:
         node = node.args[0]
     return node
 
 
 def _name(node: fx.Node) -> str:
-    """Of an operator, without its overload; these are defined by who quantizes, after Gossamer was imported."""
+    """Returns the name of an operator without its overload. Compares by name, because quantization libraries define these
+    operators after Gossamer was imported."""
     return getattr(getattr(node.target, "_schema", None), "name", "")
 
 

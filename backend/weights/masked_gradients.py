@@ -1,10 +1,10 @@
-"""masked-gradients: the gradient of a parameter under a mask is summed where the mask keeps it.
+"""masked-gradients: the gradient of a parameter under a mask is computed only for entries that the mask keeps.
 
     %0 = mm(permute(%g), %x)                 →    %1 = gossamer::masked_gradient(%g, %x, %mask)
     %1 = mul(permute(permute(%0)), %mask)
 
-What comes out is dense, as the parameter is. Where the mask keeps much, or tokens are few, dense is as fast, and stays. How
-that is for convolutions is in filter_gradients.py.
+The result is dense, like the parameter. If the mask keeps many entries, or there are few tokens, the dense product is as fast,
+and stays. See filter_gradients.py for convolutions.
 """
 
 import re
@@ -25,13 +25,13 @@ from gossamer.backend.run.region_op import takes_images
 
 aten = torch.ops.aten
 
-_DENSEST = 0.25  # sums at the entries take as long as a dense product for a third of them
-_FEWEST = 64  # tokens
+_DENSEST = 0.25  # density of the mask; at a third, sums of single entries take as long as the dense product
+_FEWEST = 64  # tokens; fewer gain nothing
 
 
 @dataclass(frozen=True)
 class _Product:
-    """The mask times gᵀ x."""
+    """The product gᵀ x, times the mask."""
 
     g: fx.Node
     x: fx.Node
@@ -39,19 +39,19 @@ class _Product:
 
     @property
     def tokens(self) -> int | None:
-        """Rows of g; None where their number is not known."""
+        """The number of rows of g; None if it is not known."""
         return hint(self.g.meta["val"].shape[0])
 
     def emitted(self, emit: Emitter) -> fx.Node:
-        """It as one operation."""
+        """Emits one operation that computes it."""
         return emit(masked_gradient, self.g, self.x, self.mask)
 
 
 class MaskedGradients:
-    """Gradients under masks are computed at what the masks keep."""
+    """Gradients under masks are computed only for entries that the masks keep."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each gradient of a matrix under a static mask."""
+        """Returns a decision for each gradient of a parameter under a static mask."""
         if context.options.schedule == "reference":
             return []
         statics, decisions, planar = context.inputs.match(graph), list[Decision](), takes_images(graph)
@@ -69,7 +69,7 @@ class MaskedGradients:
 
 
 def _decided(found: "_Product | FilterGradient", static: Static, planar: bool, min_gain: float) -> Decision:
-    """`planar` tells whether images have pixels innermost, because a convolution in the graph is sparse."""
+    """Decides about a gradient. `planar` tells whether images have pixels innermost (see `takes_images`)."""
     share, images = density(static.tensor), isinstance(found, FilterGradient)
     gain = found.gain(round(share * static.tensor.numel())) if isinstance(found, FilterGradient) and min_gain > 0 else None
     refused = _refusal(found, share, gain, planar, min_gain) if min_gain > 0 else None
@@ -81,9 +81,9 @@ def _decided(found: "_Product | FilterGradient", static: Static, planar: bool, m
 
 
 def _refusal(found: "_Product | FilterGradient", share: float, gain: float | None, planar: bool, min_gain: float) -> str | None:
-    """Why a gradient stays dense, None if it does not."""
+    """Returns why a gradient stays dense, or None if it becomes sparse."""
     if isinstance(found, FilterGradient):
-        if not planar:  # images, and masks with them, would be copied at every call
+        if not planar:  # Inductor would copy the images and the mask at every call
             return "no convolution is sparse here, and dense ones have channels innermost"
         if gain is None:
             return "the number of pixels is not known"
@@ -96,12 +96,12 @@ def _refusal(found: "_Product | FilterGradient", share: float, gain: float | Non
 
 
 def _name(mask: str) -> str:
-    """That of the weight under a mask of a parametrization, of the mask itself anywhere else."""
+    """Returns the name of the weight under a parametrization's mask. Other masks keep their own name."""
     return re.sub(r"parametrizations\.(\w+)\.\d+\.\w+$", r"\1", mask)
 
 
 def _gradient_at(node: fx.Node, statics: dict[fx.Node, Static]) -> "_Product | FilterGradient | None":
-    """What a node is, if it is the product of a gradient and a static mask of its shape."""
+    """Returns the product of a gradient and a static mask of its shape that a node computes, or None."""
     if node.target is not aten.mul.Tensor or not is_backward(node):
         return None
     for product, mask in (node.args, node.args[::-1]):

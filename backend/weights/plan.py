@@ -1,4 +1,7 @@
-"""From the contractions of a graph to compiled regions: which become sparse, which of them make chains, and the Decisions."""
+"""Turns the contractions of a graph into compiled regions and chains, and makes the Decisions. `sparse_weights.py` calls it.
+
+contraction → judge: sparse, nearly, or dense → find chains, and compile those that gain → compile regions of the others
+"""
 
 import warnings
 from collections.abc import Callable
@@ -26,13 +29,14 @@ from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 
 _NEARLY = 0.8
-"""Share of the wanted gain from which on a product is tried in a chain: there it does not pay alone for what lies between."""
+"""A product with at least this share of the wanted gain is tried in a chain. The products of a chain share the cost of the
+operations between them."""
 
 _NEARLY_QUANTIZED = 0.5
-"""The same for products of int8: alone, they leave it to others to make integers of x, and a chain does that on the way."""
+"""The same for products of int8. Alone, they need another operation that quantizes x. A chain quantizes x itself."""
 
 _NEARLY_MEASURED = 0.55
-"""The same where chains are measured that are in doubt."""
+"""The same if chains whose gain is in doubt are measured."""
 
 Planned = tuple[Region | Chain, Built]
 
@@ -43,15 +47,19 @@ def plan(
     values: dict[fx.Node, torch.Tensor],
     context: GraphContext,
 ) -> tuple[list[Decision], list[Planned]]:
-    """Decides about every contraction, and compiles the regions of those that become sparse, in the order of the graph.
+    """Decides about every contraction, and compiles the sparse ones. Returns the decisions and the compiled regions and chains,
+    in the order of the graph.
 
-    `names` and `values` are those of the static leaves. What fails to compile warns and stays dense, or raises under `strict`.
+    names   the names of the static leaves
+    values  the values of the static leaves
+
+    A contraction that fails to compile stays dense, with a warning. With the option `strict`, raises the error.
     """
     options = context.options
     planner = _Planner(names, values, context)
     for contraction in found:
         planner.judge(contraction)
-    # A schedule that was asked for runs layer by layer.
+    # If the user chose a schedule, there are no chains.
     alone = options.schedule != "auto"
     for candidates in [] if alone else ([planner.sparse | planner.nearly] if planner.nearly else []) + [planner.sparse]:
         free = [c for node, c in candidates.items() if node not in planner.decisions]
@@ -72,23 +80,23 @@ def plan(
 
 
 def fix_sizes(node: fx.Node) -> None:
-    """Makes Dynamo guard the sizes of a weight: another size is another kernel."""
+    """Makes Dynamo guard the sizes of a weight, because another size needs another kernel."""
     for size in node.meta["val"].shape if "val" in node.meta else ():
         int(size)
 
 
 class _Planner:
-    """What is decided so far, by the contractions' nodes."""
+    """The decisions so far. All dicts have the contractions' nodes as keys."""
 
     def __init__(self, names: dict[fx.Node, str], values: dict[fx.Node, torch.Tensor], context: GraphContext) -> None:
         self.names, self.values = names, values
         self.options, self.dump, self.budget = context.options, context.dump, context.measuring
         self.sparse: dict[fx.Node, Contraction] = {}
         self.nearly: dict[fx.Node, Contraction] = {}
-        """Those that are too dense or too small by themselves, but may gain enough in a chain."""
+        """Contractions that are too dense or too small by themselves, but may gain enough in a chain."""
         self.decisions: dict[fx.Node, Decision] = {}
         self.factors: dict[fx.Node, Decision] = {}
-        """Those about the factors of low ranks."""
+        """The decisions about factors of low rank."""
         self.planned: list[Planned] = []
         self._gains: dict[fx.Node, float | None] = {}
         self._refusals: dict[fx.Node, str | None] = {}
@@ -96,7 +104,7 @@ class _Planner:
         self._failures: list[CompileError] = []
 
     def judge(self, contraction: Contraction) -> None:
-        """Note the contraction as sparse, or decide that it stays dense."""
+        """Notes a contraction as sparse or nearly sparse, or decides that it stays dense."""
         if contraction.weight.density == 1 and self.options.min_gain > 0:
             return
         refusal, gain = judge(contraction, self.options, self._renewed(contraction))
@@ -104,25 +112,25 @@ class _Planner:
         if refusal is not None and not nearly:
             self.decisions[contraction.node] = self._dense(contraction, refusal, gain)
             return
-        if StoredMatrix.of(contraction.weight.evaluate) is None:  # nonzeros of any number go into the same packing
+        if StoredMatrix.of(contraction.weight.evaluate) is None:  # those pack any number of nonzeros alike
             for leaf in contraction.weight.leaves:
                 fix_sizes(leaf)
         self._gains[contraction.node], self._refusals[contraction.node] = gain, refusal
         (self.sparse if refusal is None else self.nearly)[contraction.node] = contraction
 
     def _may_chain(self, contraction: Contraction, gain: float) -> bool:
-        """Whether a product that gains too little by itself may gain enough in a chain, where all products share one call.
+        """Whether a product that gains too little by itself may gain enough in a chain, whose products share one call.
 
-        In training, each weight is also packed anew at every step. Chains do not save that.
+        In training, each weight is also packed again at every step. A chain does not save that time.
         """
         share = _NEARLY_QUANTIZED if contraction.quantized else _NEARLY if self.budget is None else _NEARLY_MEASURED
         reached = gain if in_training(contraction.node.graph) else gain_without_call(contraction)
         return reached >= share * self.options.min_gain
 
     def consider(self, chain: Chain) -> None:
-        """Compile a chain that pays; if that fails, its contractions are left to be taken one by one.
+        """Compiles a chain if it gains enough. If it does not compile, its contractions become single regions later.
 
-        One that is in doubt is compiled, and measured, first.
+        A chain whose gain is in doubt is compiled and measured before the decision.
         """
         members, min_gain = chain.contractions, self.options.min_gain
         costs = chain_costs(chain, min_gain)
@@ -149,19 +157,19 @@ class _Planner:
             self.factors.setdefault(factor, found)
 
     def _doubts(self, chain: Chain, costs: ChainCosts) -> bool:
-        """Whether a chain is to be measured."""
+        """Whether to measure a chain."""
         if self.budget is None or self.options.min_gain == 0 or not costs.known:
             return False
         density = max(contraction.weight.density for contraction in chain.contractions)
         return self.budget.doubts(costs.gain, costs.dense, density) and self.budget.allows()
 
     def leave(self, contraction: Contraction) -> None:
-        """No chain has taken it: it stays dense."""
+        """Decides that a contraction that no chain has taken stays dense."""
         reason, gain = self._refusals[contraction.node], self._gains[contraction.node]
         self.decisions[contraction.node] = self._dense(contraction, reason or "", gain)
 
     def take(self, contraction: Contraction) -> None:
-        """Compile the region of a contraction; if that fails, it stays dense."""
+        """Compiles the region of a contraction. If that fails, the contraction stays dense."""
         region, name = grow(contraction, self._claimed), self._name(contraction)
         leaves = self._leaves(contraction)
         built = self._compiled(partial(build_region, region, name, leaves, self.options, self.dump))
@@ -174,7 +182,7 @@ class _Planner:
             self.decisions[contraction.node] = self._dense(contraction, FAILED, self._gains[contraction.node])
 
     def warn(self) -> None:
-        """One warning about all that failed to compile."""
+        """Gives one warning about all contractions that failed to compile."""
         if self._failures:
             others = f" and {len(self._failures) - 1} more" if len(self._failures) > 1 else ""
             advice = "" if self.dump else " options={'dump_ir': DIR} writes every stage to files."
@@ -207,10 +215,10 @@ class _Planner:
         number: int = 0,
         costs: ChainCosts | None = None,
     ) -> None:
-        """Notes that a region takes the contraction, whose weight is the one of this number there."""
+        """Notes the decision that a region or chain takes a contraction. Its weight has this number there."""
         name, gain, whole = self._name(contraction), self._gains[contraction.node], None
         if costs is not None and costs.known and gain is not None and (costs.measured or gain < self.options.min_gain):
-            whole = costs  # what was measured counts more, and a product that gains too little alone gains in the chain
+            whole = costs  # measured times are better than predictions, and a product may gain enough only in the chain
         details = replace(
             details_of(contraction, self.options.min_gain),
             region=built.key, stages=built.stages, end=end_of(region.output), arrays=built.arrays[number],
@@ -224,7 +232,7 @@ class _Planner:
         self.decisions[contraction.node] = taken(contraction, name, format, schedule, reason, gain, packed, details, measured)
 
     def _renewed(self, contraction: Contraction) -> float:
-        """The share of its weight's elements that are looked at at every step, for new values."""
+        """Returns the share of the weight's elements that are read for new values at every training step."""
         leaves, evaluate = self._leaves(contraction), contraction.weight.evaluate
         trained = in_training(contraction.node.graph) and any(leaf.requires_grad for leaf in leaves)
         if not trained or StoredMatrix.of(evaluate) is not None:

@@ -1,10 +1,10 @@
-"""silu-gradients: the gradient of silu as a product with its derivative.
+"""silu-gradients: the gradient of silu becomes a product with the derivative of silu.
 
     %1 = mul(%gradient, sigmoid(%x))             →    %1 = mul(sigmoid(%x), %d)
     %2 = mul(%1, %d)                                  %2 = mul(%gradient, %1)            with %d = 1 + x (1 - sigmoid(x))
 
-Then the derivative can be computed where %x is, in the forward pass (regions/grow_region.py). It is finite where it was:
-sigmoid is at most 1.
+Then a region can compute the derivative in the forward pass, with %x (regions/grow_region.py). No value becomes infinite by
+the new order, because sigmoid is at most 1.
 """
 
 import torch
@@ -21,10 +21,10 @@ _GRADIENT = (Hole("gradient") * Named("logistic", sigmoid(Hole("x")))) * Hole("d
 
 
 class SiluGradients:
-    """Gradients of silu become products with one matrix."""
+    """Gradients of silu become products with one matrix, the derivative."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """No decision: sparse-weights decides about what this makes."""
+        """Makes no decision. sparse-weights decides about the new products."""
         for node in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
             of_silu = str(node.meta.get("original_aten")) == "aten.silu_backward.default"
             found = match(_GRADIENT, node) if of_silu else None

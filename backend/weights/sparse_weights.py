@@ -1,9 +1,9 @@
-"""sparse-weights: products with a static weight that is mostly zeros, with what follows them, as sparse kernels.
+"""sparse-weights: products with a static weight of many zeros, and the operations after them, become sparse kernels.
 
     %y = addmm(%bias, %x, permute(%w))           →    %z = gossamer::region([%x, %w, %bias], "3f2a…")
     %z = relu(%y)
 
-First everything is decided and compiled, then the graph is changed.
+The pass decides about all products and compiles them (plan.py) before it changes the graph.
 """
 
 from torch import fx
@@ -27,9 +27,9 @@ class SparseWeights:
     """Products with a sparse weight become regions and chains."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each product with a static weight, and each tensor of many zeros that is used otherwise."""
+        """Returns a decision for each product with a static weight, and for each other static tensor with many zeros."""
         statics, options = context.inputs.match(graph), context.options
-        written = written_by(graph)  # caches of keys and values, which begin as zeros
+        written = written_by(graph)  # KV caches, which begin as zeros
         lasting = {node: static for node, static in statics.items() if node not in written}
         for node, static in lasting.items():
             if zero_heavy(static.tensor):

@@ -3,9 +3,9 @@
     %y = gossamer::einsum([%x, %pos, %crd, %values])   →    %w = gossamer::einsum([%pos, %crd, %values])     all its elements
                                                             %y = mm(%x, permute(%w))
 
-So they have the kernels of pruned layers: in the layout of torch, packed for a tile, with what follows inside, forward and
-backward. The stored values stay the parameter: a packed copy takes them over when an optimizer has changed them
-(`run/packed_weights.py`). What would not become a region stays as it is: nothing is ever computed from all elements.
+So these products get the kernels of pruned layers: in torch's layout, packed for a tile, with an epilogue, forward and
+backward. The stored values remain the parameter. A packed copy takes new values after an optimizer has changed them
+(`run/packed_weights.py`). A product that would not become a region stays as it is. So no call ever computes the dense matrix.
 """
 
 import torch
@@ -29,17 +29,17 @@ from gossamer.sparsity.operations.matrix_calls import RowProduct
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
 _MOST_ELEMENTS = 1 << 26
-"""Elements, zeros included, of a matrix that is written out once to be packed."""
+"""The largest number of elements, zeros included, of a matrix that is made dense once to be packed."""
 
 _SPARSEST = 0.01
-"""Density below which a matrix is more of a graph than of a layer: packings cut it into tiles, most of them empty."""
+"""Sparser matrices are more like graphs than layers. Packings would cut them into tiles, most of which are empty."""
 
 
 class StoredWeights:
     """Products with SparseTensor parameters become products with weights."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """No decision: sparse-weights decides about what this makes."""
+        """Makes no decision. sparse-weights decides about the new products."""
         if context.options.schedule == "reference":
             return []
         products = [node for node in graph.nodes if node.target is ours.einsum.default]
@@ -56,7 +56,7 @@ class StoredWeights:
 
 
 def _parameter(call: Call, inputs: Inputs) -> dict[fx.Node, torch.Tensor] | None:
-    """The arrays of the matrix of a product, if it is a parameter of the size and density of a layer."""
+    """Returns the arrays of a product's matrix if it is a parameter with the size and density of a layer, or None."""
     if len(call.sparse) != 1:
         return None
     (matrix,) = call.sparse
@@ -75,13 +75,13 @@ def _parameter(call: Call, inputs: Inputs) -> dict[fx.Node, torch.Tensor] | None
 
 
 def _is_linear(call: Call) -> bool:
-    """Whether it is x @ w.T or x @ w with the rows of x in the order of memory."""
+    """Whether a call is x @ w.T or x @ w with contiguous rows of x."""
     product = RowProduct.of(call.spec)
     return product is not None and not product.vector and product.x_across and product.y_across
 
 
 def _replace(call: Call, arrays: list[fx.Node], values: dict[fx.Node, torch.Tensor], options: Options) -> None:
-    """Puts a product with the matrix in the place of a call, unless that would stay dense."""
+    """Replaces a call by a product with the matrix, unless that product would stay dense."""
     (matrix,), (x,) = call.sparse, call.dense
     emit = Emitter(call.node)
     spec = Spec((matrix.operand,), Operand(matrix.letters))

@@ -1,8 +1,9 @@
-"""unsigned-products: products of int8 that were made unsigned for the instructions of CPUs become what they stand for.
+"""unsigned-products: products of uint8 and int8 that stand for products of int8 become products of int8 again.
 
     _int_mm(uint8(int32(%x) + 128), %w) - 128 * sum(%w, 0)      →      _int_mm(%x, %w)
 
-Bit for bit the same. torchao writes it so on CPUs; kernels of ours add the 128 where they pack x.
+The results are equal bit for bit. torchao writes such products on CPUs, for their instructions. Gossamer's kernels add the 128
+themselves when they pack x.
 """
 
 from collections.abc import Container
@@ -23,14 +24,14 @@ aten = torch.ops.aten
 
 
 def _before(views: Container[Any], node: fx.Node) -> fx.Node:
-    """What a value is a view of."""
+    """Returns the source of a chain of views."""
     while node.target in views:
         node = arguments(node)[0]
     return node
 
 
 def _source(dtype: torch.dtype, node: fx.Node) -> fx.Node | None:
-    """What was converted to a type, views aside."""
+    """Returns the value before a conversion to a type, and before views of it. Returns None if there is no conversion."""
     node = _before(VIEWS, node)
     source: Any = node.args[0] if node.target in CONVERTS and node.meta["val"].dtype is dtype else None
     return source
@@ -54,7 +55,7 @@ class UnsignedProducts:
     """Products of uint8 and int8 become products of int8."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """No decision: sparse-weights decides about what this makes."""
+        """Makes no decision. sparse-weights decides about the new products."""
         statics = context.inputs.match(graph)
         for node in graph.find_nodes(op="call_function", target=aten.sub.Tensor):
             found = match(_CORRECTED, node)
