@@ -65,7 +65,7 @@ def _product(analysis: Analysis, node: fx.Node, x: object, weight: Known | None,
 
 
 def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
-    """The rule for conv1d, conv2d and conv3d of a batch, without groups or depthwise."""
+    """The rule for conv1d, conv2d and conv3d of a batch. They have no groups, or are depthwise."""
     x, weight, bias = node.args[0], analysis.recipe.of(argument(node, 1, "weight")), argument(node, 2, "bias")
     value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
     added = _static_or_none(analysis, bias)
@@ -205,8 +205,7 @@ def _folded(analysis: Analysis, weight: Known, given: Channels, which: Tensor) -
 
 
 def _stand_in(analysis: Analysis, given: Channels, columns: Tensor) -> Tensor:
-    """Returns the constant channels of x that stay in a padded convolution. They are not constant at the border, where zeros
-    are.
+    """Returns the constant channels of x that must stay in a padded convolution, because zeros are padded around them.
 
     One channel stands in for the others, because they are its multiples. In training, all of them stay.
     """
@@ -220,7 +219,7 @@ def _stand_in(analysis: Analysis, given: Channels, columns: Tensor) -> Tensor:
 def _with_stand_in(
     builder: "Builder", weight: Known, small: Known, given: Channels, left_out: Tensor, stand_in: Tensor, kept: Tensor
 ) -> Known:
-    """Returns the smaller weight. One of its columns also has the work of the columns that are left out."""
+    """Returns the smaller weight. One of its columns also adds what the columns that are left out added."""
     assert given.fill is not None
     recipe, index = builder.recipe, left_out.nonzero().flatten()
     constants = recipe(torch.index_select, given.fill, 0, index)
