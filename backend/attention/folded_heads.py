@@ -24,8 +24,7 @@ def plain(node: Any) -> fx.Node:
 
 
 def operand(node: Any) -> tuple[fx.Node, bool]:
-    """Returns the value of three or four dimensions that a factor of a product is a view of, and whether the factor has its
-    last two dimensions swapped."""
+    """Returns the value of three or four dimensions that `node` is a view of, and whether `node` has its last two swapped."""
     return _unfolded(same(node), (False, True))
 
 

@@ -159,8 +159,7 @@ def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphCo
 
 
 def _check_sums(written: Written, context: GraphContext) -> None:
-    """Raises Refused if each score has an added number of its own, because writing their gradients takes as long as is
-    gained."""
+    """Raises Refused if each score has its own added number. Writing their gradients takes as long as is gained."""
     whole = _scores_of(written)
     for term in written.added:
         if prod(hint(whole[axis]) or 1 for axis in _summed(term, whole)) < _LEAST_SUMMED and context.options.min_gain > 0:

@@ -32,8 +32,7 @@ _LOGARITHMS = "OUTPUT_LOGSUMEXP"
 
 
 def write_out(node: fx.Node, backward: list[fx.Node], always: bool) -> str:
-    """Writes out the operation and its gradients, if Inductor does not lower it or `always`. Returns a sentence for the
-    report."""
+    """Writes the operation and its gradients out if Inductor does not lower it, or `always`. Returns a text for the report."""
     q, k, v = (argument.meta["val"] for argument in arguments(node)[:3])
     options: Any = node.args[6]
     lowered = q.dtype == k.dtype == v.dtype and q.dtype in _LOWERED and not options.get(_LOGARITHMS) and not backward
@@ -93,8 +92,7 @@ def _give(node: fx.Node, results: Any) -> None:
 
 
 def _replace(node: fx.Node, by: fx.Node) -> None:
-    """Replaces uses of a node and of its copies. In float64, tracing gives the logarithms another type than these copies
-    have."""
+    """Replaces uses of a node and of its copies. In float64, tracing gives logarithms another type than these have."""
     for user in list(node.users):
         if user.target in COPIES:
             _replace(user, by)

@@ -74,8 +74,8 @@ class Attention:
 
     @property
     def outside(self) -> list[fx.Node]:
-        """The values that it reads which are no matrices of tokens: masks, tables, weights of norms. Also a mask that is not
-        needed."""
+        """The values that it reads besides matrices of tokens: masks (also one that is not needed), tables, weights of
+        norms."""
         found = [mask for mask in (self.call.mask, self.mask) if mask is not None]
         for step in self.per_head:
             found += [extra.node for extra in step.extras]
@@ -122,8 +122,7 @@ def _match(call: AttentionCall, constants: Constants, first: FirstAlike) -> Atte
 
 
 def _heads_of(node: fx.Node) -> tuple[Heads, list[PerHead], list[fx.Node]] | None:
-    """Returns the heads of a matrix that a node [B, H, S, D] was cut from, the norm and rotation on the way, and the nodes
-    passed."""
+    """Returns the heads that a node [B, H, S, D] was cut from, the norm and rotation on the way, and the nodes passed."""
     source = path(node)[0]
     rotation = find_rotation(source)
     norm = rotation.norm if rotation is not None else find_head_norm(source)

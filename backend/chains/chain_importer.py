@@ -51,8 +51,7 @@ def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None)
 
 
 def chain_text(chain: Chain, weights: Sequence[str]) -> str:
-    """Returns the stages of a chain as Python text, with the names of its weights. Locations in its contract IR are lines of
-    it."""
+    """Returns the stages of a chain as Python text, with names of weights. Locations in its contract IR are lines of it."""
     return "\n".join(text for _, text in _shown(chain, weights))
 
 

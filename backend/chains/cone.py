@@ -122,8 +122,7 @@ def _with_siblings(
 ) -> set[fx.Node]:
     """Returns the cone with its siblings: products of its matrices whose other operands do not depend on the cone.
 
-    The cone stays convex: a value that comes back to it would have to enter through a value computed from the cone, and it
-    reads none.
+    The cone stays convex: a value could come back only through another operand of a sibling, and none depends on the cone.
     """
     found, rows = set(cone), rows_of(output)
     for node, product in products.items() if cone else ():
@@ -151,8 +150,7 @@ def _awaited(node: fx.Node, claimed: Mapping[fx.Node, set[fx.Node]]) -> set[fx.N
 
 
 def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:
-    """Whether a value inside a chain, or the value that it is a view of, may be an output: a matrix, or heads cut out of
-    one."""
+    """Whether a value inside a chain may be an output of it: the value, or its source, is a matrix or heads cut out of one."""
     source = path(node)[0] if is_view(node) else node
     found = attending.get(source)
     if found is not None and source is not found.output and source not in [step.node for step in found.per_head]:

@@ -172,8 +172,7 @@ def _is_long(attention: Attention) -> bool:
 def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list[Attention]) -> Chain | None:
     """Returns the chain of these nodes, which are in order; None if a kernel cannot compute them.
 
-    For example, attention is over different sequences, token orders contradict each other, or a stage reads an input of no
-    known kind.
+    Reasons are attention over different sequences, contradicting token orders, and inputs or outputs of unknown kinds.
     """
     inside = set(nodes)
     within = [found for found in attention if found.node in inside]
@@ -216,8 +215,7 @@ def _stages(nodes: list[fx.Node], products: Mapping[fx.Node, Product], attention
 
 
 def _beside(members: Container[fx.Node], low_rank: Mapping[fx.Node, Inner], closed: Container[fx.Node]) -> list[fx.Node]:
-    """Returns the products of low rank that the epilogue `members` of a sparse product read, and the elementwise nodes
-    between."""
+    """Returns the products of low rank that the epilogue `members` reads, and the elementwise nodes between."""
     found = list[fx.Node]()
     for node in low_rank:
         path = [node]

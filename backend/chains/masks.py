@@ -46,8 +46,7 @@ class Constants:
 
 
 def is_causal(mask: torch.Tensor | None) -> bool:
-    """Whether a mask hides all later keys and nothing else. Minus infinity hides, and so does about the lowest finite
-    number."""
+    """Whether a mask hides exactly the later keys, by minus infinity or about the lowest finite number."""
     if mask is None or mask.shape[-1] != mask.shape[-2]:
         return False
     later, lowest = _later(mask.shape[-1]), torch.finfo(mask.dtype).min

@@ -1,5 +1,4 @@
-"""Replaces the nodes of a chain by one call of its kernel, `gossamer::region` or `gossamer::chain`. The last step on a
-chain."""
+"""Replaces the nodes of a chain by one call of its kernel, `gossamer::region` or `gossamer::chain`."""
 
 import operator
 from functools import partial

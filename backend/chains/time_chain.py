@@ -76,8 +76,7 @@ def measured_costs(
 
 
 def _sizes(chain: Chain) -> tuple[int, int] | None:
-    """Returns the number of sequences and their length, from hints if dynamic. None if unknown or zero. One without
-    attention."""
+    """Returns the number of sequences and their length; None if unknown or zero. Without attention, there is one sequence."""
     if chain.attention is None:
         tokens = usual_tokens(chain.contractions[0])
         return (1, tokens) if tokens else None

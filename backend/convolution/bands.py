@@ -1,8 +1,8 @@
 """Splits a pointwise convolution that a depthwise one follows into bands of channels (see `row_of_kernels`).
 
 The depthwise convolution then finds each band in the cache. Other convolutions are not split, because they pack their images
-with zeros around them, and would do so again for each band. The kernel of a band knows the sizes of images, so that it need not
-pack them.
+with zeros around them, and would do so again for each band. The kernel of a band knows the sizes of images, and does not pack
+them.
 """
 
 from dataclasses import replace

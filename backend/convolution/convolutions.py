@@ -77,8 +77,7 @@ class Convolutions:
 
 @dataclass(frozen=True)
 class _Replacing:
-    """Replaces convolutions by regions. `claimed` are the nodes of regions, `failures` the errors of those that did not
-    compile."""
+    """Replaces convolutions by regions. `claimed` are the nodes of regions, `failures` errors of compilation."""
 
     context: GraphContext
     statics: Mapping[fx.Node, Static]
@@ -88,7 +87,7 @@ class _Replacing:
     failures: list[CompileError] = field(default_factory=list)
 
     def decide(self, judgement: Judgement) -> Iterator[Decision]:
-        """Replaces a convolution if its judgement allows, and yields the decision. Raises CompileError only if the options are
+        """Replaces a convolution if its judgement allows, and yields the decision. Raises CompileError if options are
         strict."""
         found, reason, gain = judgement.found, judgement.reason, judgement.gain
         name, details = self.statics[found.weight.main].name, None if gain is None else details_of(found)
@@ -129,8 +128,7 @@ def _refusals(candidates: Sequence[tuple[fx.Node, Convolution | str]], statics: 
 def _judged_together(
     graph: fx.Graph, found: Sequence[Convolution], values: Mapping[fx.Node, torch.Tensor], context: GraphContext
 ) -> list[Judgement]:
-    """Returns the judgements of all convolutions: predicted one by one, measured within the budget, then as parts of the
-    graph."""
+    """Returns all judgements: first each by prediction, then measured within the budget, then as parts of the graph."""
     judged, least = [_judged(each, context.options) for each in found], context.options.min_gain
     if least > 0 and context.measuring is not None:
         judged = timed(judged, values, context.measuring, least)

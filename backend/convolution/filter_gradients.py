@@ -55,8 +55,7 @@ class FilterGradient:
         return emit(masked_filter_gradient, self.g, self.x, self.mask, self.stride, self.padding, self.dilation, self.groups)
 
     def gain(self, entries: int) -> float | None:
-        """Predicts how many times faster than torch it is if the mask keeps so many entries; None for images of unknown
-        sizes."""
+        """Predicts the gain over torch if the mask keeps so many entries; None for images of unknown sizes."""
         sizes = [[hint(n) for n in each.meta["val"].shape] for each in (self.g, self.x)]
         if any(None in each for each in sizes) or 0 in (*sizes[0], *sizes[1]):
             return None

@@ -54,8 +54,7 @@ def fold_scales(convolution: fx.Node, static: Container[fx.Node]) -> None:
 
 
 def _by_channel(user: fx.Node, node: fx.Node, static: Container[fx.Node]) -> fx.Node | None:
-    """Returns the other operand of a sum or product with images, if it is a static vector, one number a channel; otherwise
-    None."""
+    """Returns the other operand of a sum or product, if it is a static vector with a number for each channel; else None."""
     value = node.meta["val"]
     if user.target not in (*_SUMS, _PRODUCT) or user.kwargs or value.dtype not in _TYPES:
         return None

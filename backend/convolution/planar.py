@@ -62,8 +62,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
 
 
 def _judged_again(judgement: Judgement, against: str | None, gain: float | None) -> Judgement:
-    """Returns the final judgement. `against` is the reason if the whole graph loses. `gain` is over dense in this graph, None
-    if dense wins."""
+    """Returns the final judgement. `against` says why the graph loses. `gain` is over dense here; None if dense wins."""
     if not judgement.able:
         return judgement
     if against is not None:

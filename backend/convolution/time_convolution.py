@@ -73,8 +73,7 @@ def _is_doubted(judgement: Judgement, budget: Budget) -> bool:
 
 
 def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> float | None:
-    """Returns the microseconds of a kernel: torch's, as measured before, times the measured ratio. None without time or
-    kernel."""
+    """Returns the microseconds of a kernel: torch's time times the measured ratio. None without time or kernel."""
     c, threads = convolution, torch.get_num_threads()
     given = measurable(c.dense_node)
     before = torch_us(*given) if given is not None else None

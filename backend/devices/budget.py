@@ -59,8 +59,7 @@ class Budget:
 
     @classmethod
     def of(cls, everything: bool) -> Self | None:
-        """Returns the budget of a compilation. None if it may not measure: with GOSSAMER_CALIBRATE=0, or without a cache on
-        disk."""
+        """Returns the budget of a compilation. None with GOSSAMER_CALIBRATE=0 or without a cache: it may not measure."""
         if everything:
             return cls(everything=True, seconds=math.inf)
         if not CALIBRATE.get() or cache_files.directory() is None:

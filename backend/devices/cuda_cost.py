@@ -57,8 +57,7 @@ EXPECTED = Rates()
 
 @dataclass(frozen=True)
 class Roofline:
-    """A GPU's peaks in a microsecond: multiply-adds with and without tensor cores, cycles of all multiprocessors, and bytes
-    read."""
+    """A GPU's peaks a microsecond: multiply-adds with and without tensor cores, cycles of all multiprocessors, bytes read."""
 
     tensor: float
     floats: float
@@ -73,8 +72,7 @@ class Roofline:
 
     @classmethod
     def with_peaks(cls, capability: tuple[int, int], cycles: float, bytes_a_us: float, rates: Rates) -> "Roofline":
-        """Makes the roofline of a compute capability. `cycles` are those of all multiprocessors; 0 `bytes_a_us` means
-        unknown."""
+        """Makes a roofline from the cycles of all multiprocessors in a microsecond. `bytes_a_us` 0 means unknown."""
         number = 10 * capability[0] + capability[1]
         rate = lambda table: next(each for least, each in reversed(table) if number >= least)
         return cls(rate(_TENSOR) * cycles, rate(_FLOAT) * cycles, cycles, bytes_a_us or _BYTES_A_CYCLE * cycles, rates)

@@ -24,8 +24,7 @@ _WAIT_US = 30.0
 
 
 class Gpu:
-    """A GPU. Kernels are compiled for its architecture. They are loaded right away, because CUDA cannot load them while it
-    captures a CUDA graph."""
+    """A GPU. Kernels are compiled for its architecture, and loaded at once: CUDA cannot load them while it captures a graph."""
 
     bits = WARP_BITS
     features: frozenset[str] = frozenset()

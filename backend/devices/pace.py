@@ -24,8 +24,7 @@ from gossamer.runtime.torch_internals import disable_current_modes
 
 _TINY, _TIMES = 16, 3
 _SLOWER = 1.35
-"""The machine counts as undisturbed up to so many times the least of the loop. A process on the same core slows it down by
-1.5."""
+"""The machine counts as undisturbed up to so many times the least. A process on the same core slows it down by 1.5."""
 
 _WRONG = 1.5
 """The same factor for earlier measurements. It is larger, because the least falls a little with every measurement."""
@@ -48,8 +47,7 @@ _waits = 0
 
 
 def loop_us() -> float | None:
-    """Returns the microseconds of the loop now. None if torch has several threads, because it reads only the clock of this
-    one."""
+    """Returns the microseconds of the loop now. None if torch has several threads, whose clocks it does not read."""
     return _loop_us() if torch.get_num_threads() == 1 else None
 
 
@@ -165,8 +163,7 @@ def _least(_directory: Path | None, _loaded: int) -> _Least:
 
 @cache
 def _work() -> tuple[Sequence[Callable[[], object]], Sequence[Callable[[], object]]]:
-    """Returns the products of the loop, and tiny ones, whose time is that of calling torch. In some modes that is much
-    longer."""
+    """Returns the products of the loop, and tiny ones that tell how long a call of torch takes, which depends on modes."""
     kinds = [(torch.float32, 128), (torch.bfloat16, 256)] if "amx" in host().instructions else [(torch.float32, 128)]
     return [_product(size, dtype) for dtype, size in kinds], [_product(_TINY, dtype) for dtype, _ in kinds]
 

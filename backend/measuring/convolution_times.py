@@ -34,8 +34,7 @@ def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: objec
 def filter_gradient_us(
     g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False
 ) -> float | None:
-    """Returns the same for the gradient of filters. `g` is the shape of the incoming gradient, `how` is stride, padding,
-    dilation and groups."""
+    """Returns the same for gradients of filters. `g` is the incoming gradient; `how`: stride, padding, dilation, groups."""
     return _us("filter-gradient", (g, x, w), dtype, how, planar)
 
 
@@ -83,8 +82,7 @@ def _timed(
 
 
 def _undisturbed(run: Callable[[], object], threads: int) -> float:
-    """Returns the time with `threads` or with one thread, whichever is less. Several threads wait long if another process has a
-    core."""
+    """Returns the lesser time of `threads` and one thread. Several threads wait long if another process has a core."""
     return min(fastest({"torch": run}, number, _ROUNDS)["torch"] for number in {1, threads})
 
 

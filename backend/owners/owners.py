@@ -56,8 +56,7 @@ def _in_call(place: Any, sources: list[Any]) -> list[torch.nn.Module]:
 
 
 def _place(code: CodeType) -> tuple[str, int, str]:
-    """Returns what identifies a function's code, also as Dynamo rewrites it. Keeping the code itself would keep the graph
-    alive."""
+    """Returns what a function's code shares with Dynamo's version of it. The code itself would keep the graph alive."""
     return code.co_filename, code.co_firstlineno, code.co_name
 
 

@@ -47,8 +47,7 @@ class Zeros:
         return cls(mask.size, nonzeros, int(np.count_nonzero(fours)), pairs)
 
     def resemble(self, other: "Zeros") -> bool:
-        """Whether decisions for one matrix suit the other. Their empty rows may differ, because `smaller` checks those at every
-        call."""
+        """Whether decisions for one matrix suit the other. Empty rows may differ: `smaller` checks them at every call."""
         same_counts = _similar(self.nonzeros, other.nonzeros, self.elements)
         return same_counts and _similar(self.groups, other.groups, self.elements // 4) and self.pairs == other.pairs
 

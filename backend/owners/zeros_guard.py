@@ -68,7 +68,7 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
         counted_apart = isinstance(source, LocalSource)
         full = not counted_apart and len(checks) >= _MOST_TOGETHER
         names = [name for name, tensor in _tensors(module) if id(tensor) in statics and has_zeros_to_see(tensor)]
-        told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # Dynamo sees marks
+        told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # Dynamo recompiles for marks
         if names and not told and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
             checks.append(check := _Check(module, names, source.local_name if counted_apart else None))
             install_guard(source.make_guard(partial(_zeros_match, check)))
@@ -178,8 +178,7 @@ class _Look:
         self._probes = [_Probe(module, name) for name in probed]
 
     def is_due(self) -> bool:
-        """Whether to count zeros again, because values have changed. If they change at every call, it checks more and more
-        rarely."""
+        """Whether to count zeros again, because values changed. If they change at every call, it checks ever more rarely."""
         if self._waits > 0:
             self._waits -= 1
             return False
@@ -221,8 +220,7 @@ class _Probe:
 
 
 def _one_of_each_shape(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Returns the names of some tensors, one of each shape. Pruning may spare the largest matrix, but seldom all of one
-    shape."""
+    """Returns the names of tensors, one of each shape. Pruning may spare the largest matrix, but seldom a whole shape."""
     found, elements = dict[tuple[int, ...], str](), Counter[tuple[int, ...]]()
     for name, tensor in tensors.items():
         found.setdefault(tuple(tensor.shape), name)

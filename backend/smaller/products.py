@@ -94,8 +94,10 @@ def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def transposed(analysis: Analysis, node: fx.Node) -> Step | None:
-    """The rule for conv_transpose1d, 2d, 3d of a batch, without groups. Its weight is [K, M, ...]. Pixels at its border sum
-    fewer taps, as with padding."""
+    """The rule for conv_transpose1d, 2d, 3d of a batch, without groups, with a weight [K, M, ...].
+
+    Pixels at the border sum fewer taps, as with padding.
+    """
     x, weight = node.args[0], analysis.recipe.of(argument(node, 1, "weight"))
     value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
     added = _static_or_none(analysis, argument(node, 2, "bias"))

@@ -151,8 +151,7 @@ def _same_number(one: Sequence[Any], two: Sequence[Any]) -> bool:
 
 
 def split(analysis: Analysis, node: fx.Node) -> Step | None:
-    """The rule for chunk and split along the channels, whose pieces get shorter independently, and for unbind of a fused
-    product."""
+    """The rule for chunk and split along channels, whose pieces get shorter independently, and unbind of fused products."""
     x = argument(node, 0, "input")
     given, values = analysis.channels(x), node.meta.get("example_value")
     if given is None or not isinstance(values, tuple | list) or not all(isinstance(each, Tensor) for each in values):

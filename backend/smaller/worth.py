@@ -26,8 +26,7 @@ _LEAST = 1.1
 """The least gain, even if the option `min_gain` is less."""
 
 _FREE = 0.9
-"""If fewer than this share of the channels stay and nothing is copied, a gain of 1 is enough, because sparse kernels gain as
-well."""
+"""If fewer than this share of channels stay and nothing is copied, a gain of 1 is enough: sparse kernels gain as well."""
 
 _SPARSE = 0.7
 """A sparse kernel may take a smaller weight of less than this density."""

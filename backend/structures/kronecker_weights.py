@@ -31,8 +31,7 @@ _UNKNOWN_TOKENS = 32
 
 
 def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], options: Options) -> Plan | None:
-    """Returns the graph with factors in place of weights; None if there are none, or they do not pay. Arguments as of
-    `smaller.plan.plan`."""
+    """Returns the graph with factors for weights; None if there are none, or they do not pay. See `smaller.plan.plan`."""
     if options.schedule != "auto" or STRUCTURED_WEIGHTS in options.disable:
         return None
     placeholders = graph.find_nodes(op="placeholder")
@@ -74,8 +73,7 @@ def _divisors(size: int) -> list[int]:
 
 
 def _may_split(weight: Tensor, rows: int, columns: int) -> bool:
-    """Whether four elements suit a Kronecker product: two of the first block and two of the last, which must be
-    proportional."""
+    """Whether four elements suit a Kronecker product: two of the first and two of the last block must be proportional."""
     first, last = weight[0, 0] * weight[-1, -1], weight[rows - 1, columns - 1] * weight[-rows, -columns]
     return bool((first - last).abs() <= 16 * torch.finfo(weight.dtype).eps * first.abs()) and bool(first != 0)
 
@@ -88,8 +86,7 @@ def _right(weight: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _left(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns the left factor: of each block the element at the place of the largest element in its own, divided by the
-    largest."""
+    """Returns the left factor: each block's element at the place of the largest one in its own, divided by the largest."""
     i, j = divmod(int(weight.abs().argmax()), weight.shape[1])
     return weight[i % rows :: rows, j % columns :: columns] / weight[i, j]
 

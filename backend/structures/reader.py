@@ -38,8 +38,7 @@ class Reader:
         self._values, self._read = values, dict[fx.Node, Matrix | None]()
 
     def matrix(self, node: object) -> Matrix | None:
-        """Returns the matrix of a node, whole or structured; None if it has no fixed sizes, or a type that is not in
-        `_REAL`."""
+        """Returns the matrix of a node, whole or structured; None if its sizes are dynamic or its type is not in `_REAL`."""
         if not isinstance(node, fx.Node):
             return None
         value = node.meta.get("example_value")

@@ -78,8 +78,7 @@ class _Rewriter:
         self._erased = set[fx.Node]()
 
     def rewrite(self, node: fx.Node) -> Decision | None:
-        """Rewrites a product with a structured matrix if that pays. Returns the decision; None if the node is no such
-        product."""
+        """Rewrites a product with a structured matrix if that pays. Returns the decision; None if it is no such product."""
         for spelling in _spellings(node) if node.users else ():
             if spelling.factor.op == "placeholder":
                 continue
