@@ -29,8 +29,7 @@ def operand(node: Any) -> tuple[fx.Node, bool]:
 
 
 def _unfolded(node: fx.Node, ways: tuple[bool, ...]) -> tuple[fx.Node, bool]:
-    """Returns the first value, behind the views that end in `node`, that has the same matrices, and whether they are
-    transposed.
+    """Returns the first value behind the views of `node` that has the same matrices, and whether they are transposed.
 
     `ways` are the answers that are allowed. Prefers a value of four dimensions. Returns the node itself if there is none.
     """
@@ -44,7 +43,7 @@ def _unfolded(node: fx.Node, ways: tuple[bool, ...]) -> tuple[fx.Node, bool]:
 
 
 def _turned(source: fx.Node, views: list[fx.Node]) -> bool | None:
-    """Whether views of a stack of matrices transpose the matrices. None if they do more than that and folding the stack."""
+    """Whether views of a stack of matrices transpose the matrices. None if they do anything else, except folding."""
     shape, last = source.meta["val"].shape, views[-1].meta["val"].shape
     layout = follow(Layout.contiguous(tuple(shape)), views)
     if layout is None or len(last) not in (3, 4) or not equal(layout.offset, 0):

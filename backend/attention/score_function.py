@@ -86,7 +86,7 @@ _STEPS = [
     Rule(where(condition, score, value), lambda to, condition, value, **_: to.chosen(condition, value, True)),
     Rule(where(condition, value, score), lambda to, condition, value, **_: to.chosen(condition, value, False)),
 ]
-"""The operations on a score that the kernel has. Values with a score are on the way, others depend on places alone."""
+"""The operations on a score that the kernel can compute."""
 
 
 def score_function(module: fx.GraphModule) -> ScoreFunction:

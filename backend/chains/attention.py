@@ -74,8 +74,7 @@ class Attention:
 
     @property
     def outside(self) -> list[fx.Node]:
-        """The values that it reads besides matrices of tokens: masks (also one that is not needed), tables, weights of
-        norms."""
+        """What it reads besides matrices of tokens: masks (also one that is not needed), tables, and weights of norms."""
         found = [mask for mask in (self.call.mask, self.mask) if mask is not None]
         for step in self.per_head:
             found += [extra.node for extra in step.extras]

@@ -122,7 +122,7 @@ def _with_siblings(
 ) -> set[fx.Node]:
     """Returns the cone with its siblings: products of its matrices whose other operands do not depend on the cone.
 
-    The cone stays convex: a value could come back only through another operand of a sibling, and none depends on the cone.
+    It stays convex: neither the cone nor another operand of a sibling reads a value that is computed from the cone outside.
     """
     found, rows = set(cone), rows_of(output)
     for node, product in products.items() if cone else ():

@@ -172,7 +172,8 @@ def _is_long(attention: Attention) -> bool:
 def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list[Attention]) -> Chain | None:
     """Returns the chain of these nodes, which are in order; None if a kernel cannot compute them.
 
-    Reasons are attention over different sequences, contradicting token orders, and inputs or outputs of unknown kinds.
+    Reasons: attention over different sequences, contradicting token orders, a last node that computes nothing, and inputs or
+    outputs of unknown kinds.
     """
     inside = set(nodes)
     within = [found for found in attention if found.node in inside]

@@ -37,8 +37,7 @@ _ROUNDS = 4
 def measured_costs(
     chain: Chain, predicted: ChainCosts, built: Built, leaves: Sequence[Sequence[torch.Tensor]], budget: Budget
 ) -> ChainCosts:
-    """Returns the measured costs of a chain on this machine; `predicted` if it cannot be measured or the times are not
-    believable.
+    """Returns the measured costs of a chain; `predicted` if it cannot be measured or the times are not believable.
 
     `leaves` are the values that each weight is computed from.
     """

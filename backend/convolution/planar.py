@@ -47,7 +47,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
         apart = alone + reordering if planar is None else planar + _following_us(found.node)
         if any(
             user.target is aten.permute.default for user in found.node.users
-        ):  # to have channels innermost, as oneDNN writes them
+        ):  # to channels innermost, which is free behind oneDNN only
             here += reordering
         dense, ours = dense + alone, ours + min(here, apart)
         if here <= apart:

@@ -101,8 +101,8 @@ def slid(
     for k, s, p, d, m in zip(kernel, stride, padding, dilation, more, strict=True):
         reach, skipped = d * (k - 1) // s, p // s
         begin = p - s * skipped
-        length = begin - 2 * p + d * (k - 1) + 1 + m  # of the result without crops, minus s (n - 1)
-        pixels = -(-length // s)  # of the convolution's result, minus n - 1
+        length = begin - 2 * p + d * (k - 1) + 1 + m  # end of the result in the interleaved one, minus s (n - 1)
+        pixels = -(-length // s)  # that the convolution computes, minus n - 1
         first.append(reach - skipped)
         last.append(pixels - 1 + skipped)
         crops.append((begin, s * pixels - length))

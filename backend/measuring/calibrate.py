@@ -44,7 +44,7 @@ _TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROWS, _COLUMNS = 1024, 768
 _PASSES, _ROUNDS = 3, 3
 
-# Density, block and n:m of the reference weights. A family is measured on those that it can store.
+# Density, block and n:m of the reference weights. A family is measured on those that its storage is made for.
 _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ...] = (
     (SPARSE, None, None),
     (0.1, (16, 16), None),

@@ -75,7 +75,7 @@ def _is_to_be_repeated() -> bool:
 def _pruned(tensor: torch.Tensor, inputs: Inputs) -> bool:
     """Whether a tensor is a pruned weight: it has many zeros, or is a trained SparseTensor, or a mask of its shape has zeros.
 
-    Dense int8 matrices are not.
+    An int8 weight counts if at least a tenth of it is zeros.
     """
     if tensor.dim() < 2 or tensor.layout is not torch.strided:
         return False
