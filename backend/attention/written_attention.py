@@ -52,7 +52,7 @@ _LOW = -1e3
 
 _LEAST_CAPPED, _LEAST_ADDED, _LEAST_SCORES = 64 * 64, 128 * 128, 256 * 256
 """Queries times keys below which Inductor's products and softmax are faster than the operation: with a cap or dropout, with a
-gradient of an added term, and with neither. The last does not hold if a chain may compute it."""
+gradient of an added term, and with neither. The last limit does not hold if a chain may compute it."""
 
 _LEAST_SUMMED = 2
 """The fewest scores that must share an added number for its gradient to be faster in the kernel."""

@@ -120,7 +120,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Scores:
-    """The state of the walk from softmax back to the first product, which is at the node `at`.
+    """The state of the walk from softmax back to the first product. `at` is the node that it has reached.
 
     The scores are factor * at + terms, or after * tanh(factor * at) + terms if there is a soft cap.
     """

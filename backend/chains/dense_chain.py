@@ -21,7 +21,7 @@ def attend(
     length: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, heads: int, kv_heads: int, head_size: int,
     offsets: Sequence[int], scale: float, cap: float, causal: bool, key_mask: bool,
 ) -> Tensor:  # fmt: skip
-    """Attention within sequences."""
+    """Computes attention within sequences."""
     q, k, v = (
         _heads(x, offset, count, head_size).unflatten(0, (-1, length)).transpose(1, 2)
         for x, offset, count in zip((q, k, v), offsets, (heads, kv_heads, kv_heads), strict=True)
@@ -45,7 +45,7 @@ def attend(
 
 
 def rotate(length: int, x: Tensor, *tables: Tensor, heads: int, head_size: int, offset: int, rotated: int) -> Tensor:
-    """Rotary position embedding of heads by tables of cosines and sines."""
+    """Computes rotary position embedding of heads by tables of cosines and sines."""
     half = rotated // 2
     low, high, kept = _heads(x, offset, heads, head_size).split((half, half, head_size - rotated), -1)
     (c, d), (s, t) = ((table[:, None, :half], table[:, None, -half:]) for table in tables)
@@ -53,7 +53,7 @@ def rotate(length: int, x: Tensor, *tables: Tensor, heads: int, head_size: int, 
 
 
 def normalize(length: int, x: Tensor, weight: Tensor, *, heads: int, head_size: int, offset: int, eps: float) -> Tensor:
-    """Heads divided by their root mean squares, times a weight."""
+    """Divides heads by their root mean squares, and multiplies them with a weight."""
     given = _heads(x, offset, heads, head_size)
     wide = given if x.dtype is torch.float64 else given.float()
     scaled = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.to(wide.dtype)

@@ -19,8 +19,7 @@ _UNKNOWN = 14  # rows and columns that are assumed for images of unknown size
 
 @dataclass(frozen=True)
 class Convolution(Contraction):
-    """y[n, m, pixel] = sum_ck x[n, c, pixel of tap k] w[m, c taps + k], for c in the group of m. Features are along dimension
-    1.
+    """y[n, m, pixel] = sum_ck x[n, c, pixel of tap k] w[m, c taps + k], for c in the group of m. Features are dimension 1.
 
     window     the window that slides over the images, with its padding
     depthwise  whether each channel is summed alone: y[n, m, pixel] = sum_k x[n, m, pixel of tap k] w[m, k]

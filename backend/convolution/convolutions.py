@@ -87,8 +87,7 @@ class _Replacing:
     failures: list[CompileError] = field(default_factory=list)
 
     def decide(self, judgement: Judgement) -> Iterator[Decision]:
-        """Replaces a convolution if its judgement allows, and yields the decision. Raises CompileError if options are
-        strict."""
+        """Replaces a convolution if its judgement allows, and yields the decision. Raises CompileError if strict."""
         found, reason, gain = judgement.found, judgement.reason, judgement.gain
         name, details = self.statics[found.weight.main].name, None if gain is None else details_of(found)
         if reason is None:

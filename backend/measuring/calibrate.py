@@ -59,7 +59,7 @@ def calibrate(elements: Sequence[str] = ("f32",), *, repeated: bool = False) -> 
     repeated  says that this call repeats a calibration that other processes disturbed; Gossamer sets it itself
 
     The first compilation of a pruned model calls this function. Call it yourself if another program disturbed that measurement.
-    OptionError for an unknown element type.
+    Raises OptionError for an unknown element type.
     """
     if unknown := [e for e in elements if e not in _TYPES]:
         raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(_TYPES)}")

@@ -1,6 +1,6 @@
 """Corrects the calibration of this machine by measured products, if its predictions were wrong.
 
-    predicted lookup 100 us, measured 250 us at 16 tokens      →      lookup passes through 2.5 times fewer cycles a microsecond
+    predicted lookup 100 us, measured 250 us at 16 tokens      →      lookup runs 2.5 times fewer cycles a microsecond
                                                                       there, in every prediction of this and later processes
 
 One product may be odd. So the mean of all measured products counts, for each kernel and number of tokens, and one correction

@@ -32,7 +32,7 @@ _SPARSE = 0.7
 """A sparse kernel may take a smaller weight of less than this density."""
 
 _UNKNOWN_TOKENS = 32
-"""Assumed for sizes that are unknown at compile time."""
+"""The number of tokens that is assumed if it is unknown at compile time."""
 
 _COPIED, _COPY_CALL_US = 9e3, 6.0
 """Copies that gather lines or put them back: bytes of the whole value in a microsecond, and microseconds of the call."""
@@ -112,7 +112,7 @@ class _Judgement:
         return _Trial(kept, gains, {each for each in before if not copies[each] and shares[each] < _FREE})
 
     def in_multiples(self, kept: Tensor) -> list[Tensor]:
-        """The further channels that have to stay so that weights keep their blocks or groups."""
+        """Returns the further channels that must stay so that weights keep their blocks or groups."""
         return [
             channels.ids.movedim(channels.along, 0)[_multiples(channels.lines(kept), size)].flatten()
             for product, _, _ in self.changed(kept)

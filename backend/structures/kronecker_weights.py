@@ -3,7 +3,7 @@
     linear(x, w, bias)      →      linear(x, kron(a, b), bias)        with a and b computed from w, again whenever it changes
 
 Only exact factors count: their product differs from the weight only by rounding. If the weight changes and is no such product
-any more, the whole graph is compiled. smaller/compile.py calls `plan`, and rewrite.py then multiplies with the factors.
+any more, the whole graph is compiled. compile_module.py has smaller/compile.py call `plan`. rewrite.py then uses the factors.
 """
 
 from collections.abc import Mapping, Sequence

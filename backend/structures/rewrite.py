@@ -27,7 +27,7 @@ from gossamer.backend.structures.reader import MATMUL, Reader
 from gossamer.runtime.torch_internals import FakeTensor
 
 _UNKNOWN_TOKENS = 32
-"""Assumed for sizes that are unknown at compile time."""
+"""The size that is assumed for each size that is unknown at compile time."""
 
 _MODES = ("_set_grad_enabled", "_enter_autocast", "inference_mode", "_enter_inference_mode")
 """Functions that change how later calls compute. Graphs with them stay as they are."""
