@@ -5,8 +5,8 @@
     %y = scaled_dot_product(%q, %r, ..., attn_mask=%mask)
 
 Keys and values that several heads share are not repeated. Keys that the mask hides are not read, such as unused slots of a
-static cache, or keys outside a window. Without a mask, the kernel also appends new keys and values to the past ones
-(gossamer::attend_appended), so that it need not read again what was just written.
+static cache, or keys outside a window. Without a mask, the kernel also appends new keys and
+values to the past ones (gossamer::attend_appended). So it need not read again what was just written.
 """
 
 import operator

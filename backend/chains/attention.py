@@ -131,8 +131,10 @@ def _heads_of(node: fx.Node) -> tuple[Heads, list[PerHead], list[fx.Node]] | Non
 
 
 def _joined(node: fx.Node) -> tuple[fx.Node, bool, list[fx.Node]] | None:
-    """Returns the node that has the heads of each token side by side, whether its rows come position by position, and the nodes
-    from the result of attention to it."""
+    """Returns the node that has the heads of each token side by side; None if there is none.
+
+    Also returns whether its rows come position by position, and the nodes from the result of attention to it.
+    """
     result = only_user(node)
     if result is None or result.args[1] != 0:
         return None

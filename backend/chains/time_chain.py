@@ -1,7 +1,7 @@
 """Measures chains whose predicted gain is in doubt: the kernel against torch's dense products and attention, one by one.
 
-The predicted time of the work between products is added to the dense time, because only a compilation by Inductor would show
-how it fuses that work. Inputs are random, weights are real. Times are kept by signature of the chain, densities and sizes.
+The dense time includes the predicted time of the work between products, because only Inductor could tell how it fuses that.
+Inputs are random, weights are real. Times are kept by signature of the chain, densities and sizes.
 """
 
 import json

@@ -33,8 +33,8 @@ def token_orders(
 ) -> dict[fx.Node, bool] | None:
     """Returns for each value that the nodes compute or read whether its rows come position by position.
 
-    Returns None if orders contradict each other, if tokens change their order and no attention tells it, and if the dimensions
-    that change places are not the batch and the length of attention.
+    Returns None in three cases: orders contradict each other, tokens change their order but no attention tells it, or the
+    dimensions that change places are not batch and length.
     """
     if not attention:
         return None if any(swaps_tokens(node) for node in nodes) else {}

@@ -5,8 +5,8 @@
 %c = mul(%b, %gamma)                         →
 %d = add(%c, %beta)                                %d = add(mul(%y, %scale), %shift)
 
-A sparse convolution multiplies few times for each number of its result, so that the four operations on the left would take
-longer than the convolution itself. convolutions.py calls this before it grows a region.
+A sparse convolution multiplies few times for each number of its result. The four operations on the left would take longer than
+it. convolutions.py calls this before it grows a region.
 """
 
 from collections.abc import Container

@@ -3,9 +3,9 @@
 mode="max-autotune" measures all promising products, however long that takes. Otherwise, a product is measured if one of these
 holds:
 
-- the predicted gain is close to 1
-- the packed weight would be larger than the dense one
-- the product is so small that the time of its call decides
+- the predicted gain is close to 1,
+- the packed weight would be larger than the dense one,
+- the product is so small that the time of its call decides.
 
 The heaviest are measured first. Products whose schedules are close follow, if enough time is left for chains and convolutions.
 Equal products share their times, also on disk.

@@ -1,7 +1,7 @@
 """Keeps the speed of this machine for the cost model: as calibrated, or else as usual for such machines.
 
-A calibration is in doubt if other processes slowed the machine down meanwhile, or if products that were measured later took far
-more or less time than predicted. A later process then repeats it, a few times at most (measuring/calibrate.py).
+A calibration is in doubt if other processes slowed the machine down meanwhile, or if later measurements differ much from
+predictions. A later process then repeats it, a few times at most (measuring/calibrate.py).
 """
 
 import logging

@@ -7,7 +7,7 @@ pruned model (see first_use.py), or by
     python -m gossamer.backend.measuring.calibrate            or            gossamer.calibrate()
 
 The result is kept beside the kernel cache, for this CPU and these versions. Every later compilation predicts with it. Each call
-is timed in several passes over all calls, so that a disturbance of a tenth of a second spoils only one of its times.
+is timed in several passes over all calls, so that a short disturbance (a tenth of a second) spoils only one time.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Measures how long torch's convolutions take on this machine, once for a shape. Times are kept on disk.
 
-Arithmetic alone does not tell: a call takes 60 us on one Xeon, torch has other kernels for images with few channels or single
-pixels, and the activation that follows is another pass over the result.
+Arithmetic alone does not tell. A call takes 60 us on one Xeon. Torch has other kernels for images with few channels or single
+pixels. The activation that follows is another pass over the result.
 """
 
 from collections.abc import Callable, Sequence

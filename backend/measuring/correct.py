@@ -3,7 +3,7 @@
     predicted lookup 100 us, measured 250 us at 16 tokens      →      lookup runs 2.5 times fewer cycles a microsecond
                                                                       there, in every prediction of this and later processes
 
-One product may be odd. So the mean of all measured products counts, for each kernel and number of tokens, and one correction
+One product may be odd. So the mean of all measured products counts, for each kernel and number of tokens. One correction
 changes a speed by a factor of at most four. Weights that are much sparser than the reference weights do not count, because
 kernels lose another share of their time between nonzeros there.
 """

@@ -1,7 +1,7 @@
 """Measures which computes routed experts faster for a few tokens: torch's grouped product, or Gossamer's operation.
 
-With few tokens, nearly all the time goes into reading the weights of the chosen experts, and machines differ in which of the
-two waits longer for memory. Both are timed once for a shape, on the model's own weights, with other experts at every call. The
+With few tokens, nearly all the time goes into reading the weights of the chosen experts. Machines differ in which of the two
+waits longer for memory. Both are timed once for a shape, on the model's own weights, with other experts at every call. The
 ratio is kept on disk.
 """
 

@@ -5,10 +5,10 @@
 | "max-autotune" | all but those that are predicted to lose by far                                                     |
 | others         | those whose gain is in doubt or whose schedules are close, within a limit of time (see `Budget`)    |
 
-Contenders are the schedules that the cost model predicts to take at most twice as long as the fastest, and always the fastest
-schedule that runs in chains. The tuning database keeps the times. A product is not measured again if the database has its times
-or those of a similar product. Measured times then replace predictions in all decisions about the product: dense or sparse, in a
-chain or not, and which schedule for how many tokens.
+Contenders are the schedules that are predicted to take at most twice as long as the fastest, and the fastest that runs in
+chains. The tuning database keeps the times. A product is not measured again if the database has its times or those of a similar
+product. Measured times then replace predictions in all decisions about the product: dense or sparse, in a chain or not, and
+which schedule for how many tokens.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ It is a journal beside the kernel cache, one for each CPU and set of versions. A
     {"key": {"rows": 768, "columns": 3072, ..., "tokens": 128, "threads": 1}, "us": {"dense": 6369, "broadcast": 1204}}
 
 Equal keys share times. A similar key may use them, scaled by the predictions of both. It is similar if it has the same
-structure and tokens, about the same density and sizes, and a prediction that puts the contenders into the same order.
+structure and tokens, and about the same density and sizes. Predictions must also put the contenders into the same order.
 
 A line also says whether other processes slowed the machine down ("disturbed", "beside"). Of disturbed times the least count.
 Such a key is measured again, three times in all. After that it is measured again only while nobody disturbs, until undisturbed

@@ -6,7 +6,7 @@ x @ (a + b)             x @ a + x @ b
 x @ (a @ b)             (x @ a) @ b
 
 Each matrix is the right factor of a product. The unit of costs is a multiply-add of a large dense product. They were fitted to
-times of one thread of an AMD EPYC (znver5), for 1 to 512 rows of x and matrices of 256 to 1024 columns.
+one thread of an AMD EPYC (znver5), with 1 to 512 rows of x and matrices of 256 to 1024 columns.
 """
 
 import operator
