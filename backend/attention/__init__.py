@@ -1,1 +1,1 @@
-"""Attention with a mask: finds it in graphs, and replaces it by an operation that computes only what the mask leaves."""
+"""Finds attention in graphs, and replaces it by operations that skip the keys that its mask hides."""

@@ -1,12 +1,12 @@
-"""cached-attention: attention of a few queries, as a model generates text, reads each key of its cache once.
+"""cached-attention: has attention of a few queries, as in text generation, read each key of its cache only once.
 
     %k = cat(%past_k, %new_k, 2)
     %r = view(clone(expand(unsqueeze(%k, 2), ...)))                  →    %y = gossamer::attend_cached(%q, %k, %v, %mask, ...)
     %y = scaled_dot_product(%q, %r, ..., attn_mask=%mask)
 
-Heads that share keys and values are not repeated, and keys that the mask hides (those of a static cache that are not there yet,
-or outside of a window) are not read. Without a mask, new keys and values are put behind the past ones on the way
-(gossamer::attend_appended), which saves reading what was just written.
+Keys and values that several heads share are not repeated. Keys that the mask hides are not read, such as unused slots of a
+static cache, or keys outside a window. Without a mask, the kernel also appends new keys and
+values to the past ones (gossamer::attend_appended). So it need not read again what was just written.
 """
 
 import operator
@@ -29,14 +29,14 @@ from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES
 aten = torch.ops.aten
 
 _LEAST_KEYS = 64
-"""Keys below which the call itself takes the longest, where their number does not change."""
+"""The fewest keys, if their number is fixed. With fewer, most of the time would go into the call."""
 
 
 class CachedAttention:
-    """Attention of up to MOST_QUERIES queries takes the schedule `cache` in inference."""
+    """Gives attention of up to MOST_QUERIES queries the schedule `cache`, in inference."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each attention that it takes."""
+        """Returns a decision for each attention of a few queries."""
         if context.options.schedule == "reference" or in_training(graph):
             return []
         decisions = [_replace(call, context) for call in calls(graph) if _fits(call, context)]
@@ -46,12 +46,12 @@ class CachedAttention:
 
 
 def few_queries(queries: Any) -> bool:
-    """Whether so many queries are few, whatever the sizes of inputs are."""
+    """Whether a number of queries is fixed and at most MOST_QUERIES."""
     return isinstance(queries, int) and 0 < queries <= MOST_QUERIES
 
 
 def few_keys(keys: Any, context: GraphContext) -> bool:
-    """Whether so many keys are too few."""
+    """Whether a number of keys is fixed and too small for the kernel to gain."""
     return isinstance(keys, int) and keys < _LEAST_KEYS and context.options.min_gain > 0
 
 
@@ -101,7 +101,7 @@ def _replace(call: AttentionCall, context: GraphContext) -> Decision:
 
 
 def _shared(node: Any) -> fx.Node:
-    """The keys or values that several heads share, each repeated for them one after the other; or those given."""
+    """Returns the keys or values before they were repeated for heads that share them; `node` if they were not."""
     nodes, (batch, _, tokens, size) = path(node), node.meta["val"].shape
     for number, source in enumerate(nodes[:-1]):
         shape = source.meta["val"].shape
@@ -118,7 +118,7 @@ def _shared(node: Any) -> fx.Node:
 
 
 def _appended(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Past and new keys or values, where those given are the one behind the other."""
+    """Returns past and new keys or values, if `node` concatenates them; otherwise None."""
     arguments: Any = node.args
     if node.target is not aten.cat.default or len(arguments[0]) != 2:
         return None
@@ -129,7 +129,7 @@ def _appended(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _instead(joined: fx.Node, result: fx.Node) -> None:
-    """Has all that comes after attention use its result; what comes before keeps the copy."""
+    """Replaces `joined` by `result` in all users behind it. Users before it keep the concatenation."""
     order = {node: n for n, node in enumerate(joined.graph.nodes)}
     for user in list(joined.users):
         if order[user] > order[result]:

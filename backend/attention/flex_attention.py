@@ -1,10 +1,11 @@
-"""flex-attention: FlexAttention computes the tiles that its BlockMask and mask_mod leave, with score_mod in the kernel.
+"""flex-attention: replaces FlexAttention by an operation that computes only the tiles that BlockMask and mask_mod leave.
 
     %o, %l = flex_attention(%q, %k, %v, @score, (%blocks.., @mask))  →  %o, %l = gossamer::attend_flex(%q, %k, %v, %blocks..)
 
-The tiles are found when what they are computed from is new: the blocks and the buffers that the functions read. The function of
-a score becomes steps of the kernel, as far as it is a soft cap, a factor, or something added that depends on places; gradients
-likewise. What the kernel does not compute stays with Inductor, or, where that does not compute it on CPUs, is written out.
+The operation finds the tiles when the blocks change, or a buffer that mask_mod or score_mod reads. score_mod becomes steps of
+the kernel, forward and backward: a soft cap, a factor, or an added value that depends on positions (score_function.py).
+Inductor computes FlexAttention that the kernel cannot compute. If Inductor cannot on CPUs either, it is written out
+(written_flex.py).
 """
 
 import operator
@@ -38,18 +39,18 @@ from gossamer.runtime.torch_internals import flex_attention
 from gossamer.sparsity.attention.masked_attention import LARGEST_HEAD, TYPES, attention_kernel
 
 _LEAST_QUERIES = 8
-"""Queries below which the kernel, whose lanes are queries, is mostly idle."""
+"""The fewest queries for the kernel. Its lanes are queries, so that most of them would be idle with fewer."""
 
 
 class _Unlowered(Refused):
-    """What Inductor does not compile either."""
+    """Raised for FlexAttention that Inductor cannot compile either."""
 
 
 class FlexAttention:
-    """FlexAttention on CPUs takes the schedule `blocks`."""
+    """Gives FlexAttention on CPUs the schedule `blocks`."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each."""
+        """Returns a decision for each FlexAttention."""
         if context.options.schedule == "reference":
             return []
         found = [node for node in graph.nodes if node.target is flex_attention and node.args[0].meta["val"].is_cpu]
@@ -95,7 +96,7 @@ def _replace(node: fx.Node, context: GraphContext) -> Decision:
 def _flex_mask(
     node: fx.Node, backward: Sequence[fx.Node], context: GraphContext
 ) -> tuple[FlexMask, list[fx.Node], list[fx.Node]]:
-    """What it does with scores, and what that is computed from. Raises Refused."""
+    """Returns what a call does with scores, and the tensors and numbers from which that is computed. Raises Refused."""
     arguments: Any = node.args
     q, k, v, score, blocks, scale, _options, of_score, of_mask, *_ = arguments
     _check_sizes(*(argument.meta["val"] for argument in (q, k, v)))
@@ -135,7 +136,7 @@ def _flex_mask(
 
 
 def _fixed(number: Any) -> Any:
-    """A number that graphs with open sizes take as an argument, after a guard on its value, as Inductor has one."""
+    """Returns the value of a number that a graph with dynamic sizes takes as an argument. Guards on it, as Inductor does."""
     value = number.meta.get("val") if isinstance(number, fx.Node) else number
     if isinstance(value, torch.SymInt | torch.SymFloat) and value.node.hint is not None:
         return int(value) if isinstance(value, torch.SymInt) else float(value)
@@ -147,7 +148,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _results(node: fx.Node, number: int) -> list[fx.Node]:
-    """The nodes of one of its results, and of its parts if it is several."""
+    """Returns the nodes that take one result of a call, or its parts if the result is a tuple."""
     found = [user for user in node.users if user.target is operator.getitem and user.args[1] == number]
     several = [part for each in found for part in each.users if part.target is operator.getitem]
     return several or found
@@ -165,7 +166,7 @@ def _check_sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 def _with(
     mask: fx.GraphModule, buffers: list[Any], function: ScoreFunction, more: list[Any]
 ) -> tuple[fx.GraphModule, list[Any]]:
-    """The mask, and what the function of a score hides."""
+    """Returns the mask, combined with the keys that the score function hides, and the buffers of both."""
     if function.sees is None:
         return mask, buffers
     graph = fx.Graph()

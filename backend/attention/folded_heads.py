@@ -1,7 +1,7 @@
-"""What stands behind views that put batch and heads in one dimension or take that apart, and behind other types and copies.
+"""Finds the value behind copies, conversions, and views that fold batch and heads into one dimension or unfold them.
 
-[batch, heads, queries, keys] and [batch x heads, queries, keys] are the same here, whatever views lead from one to the other:
-those of `matmul`, and those of `einsum`, which go by five dimensions.
+written_out.py treats [batch, heads, queries, keys] and [batch x heads, queries, keys] as the same, whatever views lead from one
+to the other. `matmul` makes such views, and so does `einsum`, by way of five dimensions.
 """
 
 from math import prod
@@ -15,7 +15,7 @@ from gossamer.backend.graph.patterns import CONVERTS
 
 
 def plain(node: Any) -> fx.Node:
-    """The node before copies, views that fold or unfold batch and heads, and other types."""
+    """Returns the node before copies, conversions, and views that fold or unfold batch and heads."""
     while True:
         node = before = same(node)
         node = node.args[0] if node.target in CONVERTS else _unfolded(node, (False,))[0]
@@ -24,14 +24,15 @@ def plain(node: Any) -> fx.Node:
 
 
 def operand(node: Any) -> tuple[fx.Node, bool]:
-    """The value of three or four dimensions that a factor of a product was folded from, and whether its last two dimensions
-    are swapped in that."""
+    """Returns the value of three or four dimensions that `node` is a view of, and whether `node` has its last two swapped."""
     return _unfolded(same(node), (False, True))
 
 
 def _unfolded(node: fx.Node, ways: tuple[bool, ...]) -> tuple[fx.Node, bool]:
-    """The first value of the views that end in a node that has the same matrices, turned in one of some ways. One of four
-    dimensions is preferred; the node itself if there is none."""
+    """Returns the first value behind the views of `node` that has the same matrices, and whether they are transposed.
+
+    `ways` are the answers that are allowed. Prefers a value of four dimensions. Returns the node itself if there is none.
+    """
     nodes = path(node)
     for rank in (4, 3):
         for number, source in enumerate(nodes[:-1]):
@@ -42,8 +43,7 @@ def _unfolded(node: fx.Node, ways: tuple[bool, ...]) -> tuple[fx.Node, bool]:
 
 
 def _turned(source: fx.Node, views: list[fx.Node]) -> bool | None:
-    """Whether some views of a stack of matrices swap their rows and columns; None if they do anything else but to fold and
-    unfold the stack."""
+    """Whether views of a stack of matrices transpose the matrices. None if they do anything else, except folding."""
     shape, last = source.meta["val"].shape, views[-1].meta["val"].shape
     layout = follow(Layout.contiguous(tuple(shape)), views)
     if layout is None or len(last) not in (3, 4) or not equal(layout.offset, 0):

@@ -1,12 +1,15 @@
-"""masked-attention: dense attention whose mask hides most tiles computes the others only.
+"""masked-attention: replaces dense attention by an operation that computes only the tiles that the mask leaves.
 
     %m = where(le(abs(sub(%i, %j)), 64), 0, -inf)
     %a = scaled_dot_product(%q, %k, %v, attn_mask=%m)     →     %a = gossamer::attend_under(%q, %k, %v, [], ..., "3f2a…")
 
-If a mask says which keys are seen and not what is added, its tiles are found once for all layers: where it is computed from
-positions, documents, lengths or other inputs, when those are new (gossamer::attend_under), else when it is there
-(gossamer::attend_masked). A mask that depends on nothing but positions is looked at now, too, and dense attention stays where
-it leaves most tiles.
+| the mask is computed from                       | its tiles are found                      | operation                |
+|-------------------------------------------------|------------------------------------------|--------------------------|
+| inputs of the graph, such as lengths, documents | when these change, once for all layers   | gossamer::attend_under   |
+| activations                                     | at every call                            | gossamer::attend_masked  |
+
+A mask of activations must be made of bools. If a mask depends on positions alone, the pass computes it while compiling, and
+leaves dense attention alone if the mask leaves most tiles.
 """
 
 from collections.abc import Container
@@ -47,18 +50,18 @@ from gossamer.sparsity.attention.tile_table import TileTable
 aten = torch.ops.aten
 
 _LEAST = 2e8
-"""Operations of dense attention below which its mask is not worth a look at run time, which costs some 50 µs."""
-_LONGEST = 64  # nodes of a mask: what takes more of the graph is a part of the model
+"""Arithmetic operations of dense attention below which looking at the mask, some 50 µs a call, takes longer than is gained."""
+_LONGEST = 64  # the most nodes that compute a mask; a larger expression is a part of the model
 
 _MASK_AT: dict[Any, int] = {attend_masked: 3, attend_masked_backward: 6, attend_masked_scores: 6}
-"""By operation, where its mask is among the arguments."""
+"""The index of the mask among the arguments of an operation."""
 
 
 class MaskedAttention:
-    """Attention under a mask takes the schedule `blocks` where the mask leaves few tiles."""
+    """Gives attention the schedule `blocks` if its mask leaves few tiles."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each attention with a mask."""
+        """Returns a decision for each attention with a mask, a soft cap or dropout."""
         if context.options.schedule == "reference":
             return []
         decisions, inputs = list[Decision](), {node for node in graph.nodes if node.op == "placeholder"}
@@ -78,13 +81,14 @@ class MaskedAttention:
 
 @dataclass(frozen=True)
 class _Masked:
-    """One attention under a mask; that with dropout or a soft cap may have none.
+    """One attention under a mask. If it has dropout or a soft cap, it may have no mask.
 
-    condition   the bools of which the mask is made, None if it is more than these
-    expression  how it is computed from inputs of the graph, and the key under which that is known; None if it is computed with
-                activations, or has a gradient
-    now         the values of these inputs, if they are known
-    backward    the operations for its gradients, and `of_scores` those that compute that of the mask, too
+    condition   the bools that the mask is made of (0 or minus infinity); None if it is not
+    expression  how the mask, or `condition`, is computed from inputs of the graph, and the key under which that is registered.
+                None if it is computed with activations, or has a gradient
+    now         the values of these inputs, if known while compiling
+    backward    the operations for its gradients
+    of_scores   whether there are others that also compute the gradient of the mask
     """
 
     call: AttentionCall
@@ -96,7 +100,7 @@ class _Masked:
 
     @classmethod
     def of(cls, call: AttentionCall, inputs: Container[fx.Node], pure: Container[fx.Node], context: GraphContext) -> Self:
-        """That of an operation in a graph with these inputs. Those nodes are `pure` that are computed from them alone."""
+        """Analyses a call in a graph with these inputs. `pure` nodes are computed from inputs alone."""
         found, mask, (q, k, _) = gradients_of(call.node), call.mask, call.values
         backward = tuple(each for each in found if each.target is not attend_masked_scores)
         of_scores, condition, expression, now = len(found) > len(backward), None, None, None
@@ -111,7 +115,7 @@ class _Masked:
 
     @cached_property
     def table(self) -> TileTable | None:
-        """The tiles of its mask as inputs are now, if these are known."""
+        """The tiles that the mask leaves with the inputs of this compilation; None if these are unknown."""
         q, k, _ = self.call.values
         if self.expression is None or self.now is None:
             return None
@@ -120,23 +124,23 @@ class _Masked:
 
     @property
     def of_positions(self) -> TileTable | None:
-        """The tiles of a mask that positions alone say."""
+        """The tiles of a mask that depends on positions alone; None for others."""
         given = self.expression is None or self.expression[0].leaves or self.expression[0].numbers
         return None if given else self.table
 
     @property
     def mask(self) -> fx.Node | None:
-        """That of the operation."""
+        """The mask of the call."""
         return self.call.mask
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Those of its mask, or of its scores."""
+        """The sizes of the mask, or of the scores if there is none."""
         q, k, _ = self.call.values
         return tuple(hint(n) or 0 for n in (self.mask.meta["val"].shape if self.mask is not None else (q.shape[2], k.shape[2])))
 
     def decision(self, context: GraphContext, reason: str, sparse: bool = False, **more: Any) -> Decision:
-        """What the report says of it."""
+        """Returns the decision for the report."""
         given, share, gain = self.mask is not None and self.mask.op == "placeholder", 1.0, None
         named = context.inputs.name(self.mask) if given and self.mask is not None else place_of(self.call.node)
         if (table := self.table if sparse else self.of_positions) is not None:
@@ -147,7 +151,7 @@ class _Masked:
         return Decision(named, "attention", self.sizes, share, kind, schedule, sparse, reason, gain, **more)
 
     def replace(self, context: GraphContext) -> Decision:
-        """Puts the operation of ours in its place. Raises Refused."""
+        """Replaces the call and its gradients by Gossamer's operation. Raises Refused."""
         self._check(context)
         kernels = self._kernels()
         name, given = self._arguments()
@@ -165,7 +169,7 @@ class _Masked:
         return self.decision(context, reason, sparse=True, kernels=kernels)
 
     def _check(self, context: GraphContext) -> None:
-        """Raises Refused for what the operation of ours does not compute, or not faster."""
+        """Raises Refused if Gossamer's operation cannot compute this call, or not faster."""
         may_stay, (q, k, _) = context.options.min_gain > 0 and not self.call.ours, self.call.values
         if self.mask is not None and (reason := _unsupported(self.call, self.mask)):
             raise Refused(reason)
@@ -180,7 +184,7 @@ class _Masked:
             raise Refused("it is too small: checking its mask at every call takes longer")
 
     def _kernels(self) -> tuple[str, ...]:
-        """The keys of what it calls. Raises CompileError."""
+        """Compiles the kernels that it needs and returns their keys. Raises CompileError."""
         parts = ("forward", *(("queries", "keys") if self.backward else ()), *(("queries", "scores") if self.of_scores else ()))
         added: tuple[Step, ...] = (ADD,) if self.mask is not None and self.condition is None else ()
         steps = *cap_steps(self.call.cap), *(added if self.of_positions is None else self.of_positions.steps)
@@ -188,14 +192,14 @@ class _Masked:
         return tuple(attention_kernel(part, q, self.call.scale, steps, self.call.dropout).key for part in parts)
 
     def _arguments(self) -> tuple[str, list[Any]]:
-        """The operation, and the arguments of it and of that for its gradients, besides queries, keys and values."""
+        """Returns the name of the operation, and its arguments (and those of its gradients) after queries, keys and values."""
         if self.expression is not None:
             expression, key = self.expression
             return "attend_under", [list(expression.leaves), list(expression.numbers), *self.call.scoring, key]
         return "attend_masked", [self.mask if self.condition is None else self.condition, *self.call.scoring]
 
     def _not_made(self) -> str:
-        """What takes no memory: the scores of attention that is written out, else the mask, which torch's operation reads."""
+        """Says which memory is saved: the scores if attention was written out, else the mask that torch's operation reads."""
         q, k, _ = self.call.values
         what, value, shape = "scores", q, (*q.shape[:3], k.shape[2])
         if self.mask is not None and not self.call.ours:
@@ -204,7 +208,7 @@ class _Masked:
 
 
 def _unsupported(call: AttentionCall, mask: fx.Node) -> str | None:
-    """Why the operation of ours does not compute what torch's does, whatever its mask hides."""
+    """Returns why Gossamer's operation cannot compute a call of torch's, whatever its mask hides; None if it can."""
     q, k, v = call.values
     if call.ours:
         return None
@@ -222,7 +226,7 @@ def _unsupported(call: AttentionCall, mask: fx.Node) -> str | None:
 
 
 def _expression(mask: fx.Node, inputs: Container[fx.Node], pure: Container[fx.Node]) -> Expression | None:
-    """How a mask is computed from inputs of the graph; None if it depends on more of it than masks do."""
+    """Returns how a mask is computed from inputs of the graph; None if it depends on activations or is too long."""
     nodes = ancestors([mask], inputs.__contains__)
     given = [node for node in nodes if node in inputs]
     if (given and len(nodes) > _LONGEST) or any(node not in pure for node in nodes) or any(map(_of_activations, given)):
@@ -231,7 +235,7 @@ def _expression(mask: fx.Node, inputs: Container[fx.Node], pure: Container[fx.No
 
 
 def _of_activations(given: fx.Node) -> bool:
-    """Whether an input of the graph is numbers of which more is made than masks."""
+    """Whether an input of the graph has floats that are used for more than masks."""
     value = given.meta["val"]
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return False
@@ -240,7 +244,7 @@ def _of_activations(given: fx.Node) -> bool:
         node = pending.pop()
         for user in node.users:
             if user.target in (cpu_attention, cpu_attention_backward, *_MASK_AT, *mask_ops.OPERATIONS):
-                if node in user.args[: _MASK_AT.get(user.target)]:  # and not the mask, or a leaf of it
+                if node in user.args[: _MASK_AT.get(user.target)]:  # as an operand, not as the mask or a leaf of it
                     return True
             elif user.op == "output":
                 return True
@@ -251,6 +255,6 @@ def _of_activations(given: fx.Node) -> bool:
 
 
 def _condition(mask: fx.Node) -> fx.Node | None:
-    """The bools that a mask was made of as 0 and minus infinity."""
+    """Returns the bools that a mask of 0 and minus infinity was made of; None if it was not."""
     found = match(where(Hole("seen"), 0, -inf), mask)
     return found["seen"] if found is not None and same_shape(found["seen"], mask) else None

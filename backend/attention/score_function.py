@@ -1,4 +1,6 @@
-"""FlexAttention's functions of a score, taken apart: steps of the kernel's own, and what depends on places alone.
+"""Takes FlexAttention's score_mod apart, into steps of the kernel and functions of places.
+
+A place is batch b, head h, query q and key k. flex_attention.py calls this.
 
 tanh((score + slope[h] * (q - k)) / 20) * 20    →    "add", 0.05, "tanh", 20.0 and added(b, h, q, k, slope)
 where(q >= k, score, -inf)                      →    no step, and sees(b, h, q, k)
@@ -26,18 +28,18 @@ _NUMBERS = {
     aten.new_zeros.default, aten.ones_like.default, aten.zeros_like.default, aten._to_copy.default,
     aten.floor_divide.default, aten.lift_fresh_copy.default,
 }  # fmt: skip
-"""What gives a number for a number, besides pointwise operations."""
-_SMALL = 4096  # elements of a tensor that a function has as a constant
+"""Operations, besides pointwise ones, that make numbers of numbers."""
+_SMALL = 4096  # the most elements of a constant tensor in a function
 
 
 @dataclass(frozen=True)
 class ScoreFunction:
-    """Both functions are of batch, head, query and key, tensors without dimensions, and of buffers.
+    """A score_mod. `added` and `sees` take batch, head, query and key as tensors without dimensions, and then buffers.
 
-    steps  from the scaled product to the score
-    added  what the step "add" adds; None if there is none
-    sees   which keys are not hidden, besides by the mask; None if all
-    hides  whether minus infinity, added, hides a key: not before a function with bounds
+    steps  the steps from the scaled product to the score
+    added  the value that the step "add" adds; None if there is no such step
+    sees   whether score_mod leaves a key visible; None if it hides none
+    hides  whether adding minus infinity hides a key. It does not if tanh follows
     """
 
     steps: tuple[Step, ...]
@@ -48,7 +50,7 @@ class ScoreFunction:
 
 @dataclass(frozen=True)
 class _Steps:
-    """What has been done with the score so far: steps, what is added with which sign, and what hides keys, or shows them."""
+    """The operations on the score so far: steps, added values with signs, and conditions that show (True) or hide keys."""
 
     steps: tuple[Step, ...] = ()
     terms: tuple[tuple[Any, float], ...] = ()
@@ -84,11 +86,11 @@ _STEPS = [
     Rule(where(condition, score, value), lambda to, condition, value, **_: to.chosen(condition, value, True)),
     Rule(where(condition, value, score), lambda to, condition, value, **_: to.chosen(condition, value, False)),
 ]
-"""What the kernel can do with a score."""
+"""The operations on a score that the kernel can compute."""
 
 
 def score_function(module: fx.GraphModule) -> ScoreFunction:
-    """Of (score, batch, head, query, key, buffers...). Raises Refused."""
+    """Takes apart a function of (score, batch, head, query, key, buffers...). Raises Refused."""
     graph = module.graph
     given, *places = [node for node in graph.nodes if node.op == "placeholder"]
     (result,) = next(node for node in graph.nodes if node.op == "output").args
@@ -111,7 +113,7 @@ def score_function(module: fx.GraphModule) -> ScoreFunction:
 
 
 def _folded(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """With numbers in a row as one, and none that is 1."""
+    """Returns the steps with successive factors multiplied, and without factors of 1."""
     found: list[Step] = []
     for step in steps:
         before = found[-1] if found else None
@@ -140,14 +142,17 @@ def _all(graph: fx.Graph, copy: Any, conditions: Sequence[tuple[Any, bool]]) -> 
 
 
 def function_of_places(module: fx.GraphModule) -> fx.GraphModule:
-    """A function (batch, head, query, key, buffers...). Raises Refused."""
+    """Returns a mask_mod as a function of (batch, head, query, key, buffers...) that takes arrays, too. Raises Refused."""
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     (result,) = next(node for node in module.graph.nodes if node.op == "output").args
     return _module(module, places, lambda graph, copy: copy(result))
 
 
 def with_constants(function: fx.GraphModule, first: int, given: Sequence[Any]) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """A function whose arguments from `first` on are given; those that are numbers are put in. What remains is given, too."""
+    """Returns the function with all `given` arguments that are numbers put in, and the other given arguments.
+
+    `given` are its arguments from index `first` on.
+    """
     graph, copies = fx.Graph(), dict[fx.Node, Any]()
     arguments = [node for node in function.graph.nodes if node.op == "placeholder"]
     for node, value in zip(arguments, [None] * first + list(given), strict=True):
@@ -161,8 +166,10 @@ def with_constants(function: fx.GraphModule, first: int, given: Sequence[Any]) -
 
 
 def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """What a node calls, and with what. What depends on places must compute a number of numbers, for it will be given arrays
-    of them, of any shape."""
+    """Returns what a node calls, and its arguments. Raises Refused.
+
+    A node that depends on places must make a number of numbers, because it is later called with arrays of any shape.
+    """
     if of_places and node.target is aten.index.Tensor:
         indices: list[Any] = []
         buffer: Any = node
@@ -186,7 +193,7 @@ def _copied(node: fx.Node, of_places: bool) -> tuple[Any, tuple[Any, ...], dict[
 
 
 def _module(module: fx.GraphModule, places: Sequence[fx.Node], result: Any) -> fx.GraphModule:
-    """A function of the places and buffers, whose result is made of copies of nodes that need no score."""
+    """Returns a function of places and buffers. `result(graph, copy)` makes its result from copies of nodes without a score."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in places}
     of_places = depending(module.graph, places[:4])

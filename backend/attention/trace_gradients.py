@@ -1,7 +1,7 @@
-"""FlexAttention whose gradients are wanted, on CPUs: what torch refuses to trace is traced where the graph is compiled by us.
+"""Lets Dynamo trace FlexAttention with gradients on CPUs, if Gossamer compiles the graph.
 
-torch.nn.attention.flex_attention raises NotImplementedError for queries, keys or values on CPUs that require gradients, before
-there is a graph, since no backend of its own has them. Ours does. Eager code and other backends raise as ever.
+torch.nn.attention.flex_attention raises NotImplementedError on CPUs if queries, keys or values require gradients, because no
+backend of torch computes these. Gossamer does. Eager code and other backends still raise the error.
 """
 
 from types import FunctionType
@@ -16,7 +16,7 @@ from gossamer.runtime.torch_names import ATTENTION
 
 
 def trace_flex_gradients(backend: object) -> None:
-    """Lets Dynamo trace them where it traces for `backend`."""
+    """Replaces torch's check in graphs that Dynamo traces for `backend`."""
 
     if off(ATTENTION) or hasattr(validate_flex_device, _MARK):
         return

@@ -1,10 +1,11 @@
-"""written-attention: attention that a model writes out becomes the one operation that others call.
+"""written-attention: replaces attention that a model writes out by the operation that other models call.
 
     %y = bmm(softmax(add(mul(bmm(%q, permute(%k)), 0.125), %mask)), %v)
         →    %y = getitem(scaled_dot_product(%q, %k, %v, attn_mask=%mask, scale=0.125), 0)
 
-With a soft cap, dropout or a gradient of what is added to scores it becomes gossamer::attend_masked. So chains and masks are
-found however it was written, in training with the gradients. What is done to scores besides stays as it is.
+With a soft cap, dropout, or a gradient of a term that is added to scores, it becomes gossamer::attend_masked. Gradients are
+replaced, too. Later passes (chains, masked-attention, cached-attention) then find it however it was written. Attention that
+does something else with its scores stays as it is. written_out.py recognises the spellings.
 """
 
 import operator
@@ -44,28 +45,28 @@ from gossamer.sparsity.edges.edge_attention import SEEDS
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _LEAST_QUERIES = 8
-"""Queries below which the kernel of soft caps, whose lanes are queries, is mostly idle."""
+"""The fewest queries for attend_masked. The lanes of its kernel are queries, so that most would be idle with fewer."""
 
 _LOW = -1e3
-"""Numbers below are taken to hide what they are added to."""
+"""A number below this counts as hiding the scores that it is added to."""
 
 _LEAST_CAPPED, _LEAST_ADDED, _LEAST_SCORES = 64 * 64, 128 * 128, 256 * 256
-"""Queries times keys below which Inductor takes less time for products and softmax than the operation: with a cap or dropout,
-with a gradient of what is added, and with neither, unless a chain may take it."""
+"""Queries times keys below which Inductor's products and softmax are faster than the operation: with a cap or dropout, with a
+gradient of an added term, and with neither. The last limit does not hold if a chain may compute it."""
 
 _LEAST_SUMMED = 2
-"""Scores to which the same is added, below which its gradient is not faster in the kernel."""
+"""The fewest scores that must share an added number for its gradient to be faster in the kernel."""
 
 
 class WrittenAttention:
-    """Softmax between two batched products on CPUs becomes attention."""
+    """Replaces softmax between two batched products on CPUs by attention."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each that stays as it is."""
+        """Returns a decision for each attention that stays as it is."""
         if context.options.schedule == "reference":
             return []
         constants, decisions, changed = Constants(graph), list[Decision](), False
-        joint = cache(lambda: JointGraph(graph))  # asked for by the first that is found, before it is replaced
+        joint = cache(lambda: JointGraph(graph))  # made at the first attention, before that is replaced
         empty: dict[fx.Node, fx.Node] = {}
         for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
             if not node.meta["val"].is_cpu:
@@ -91,7 +92,7 @@ def _dense(node: fx.Node, reason: str) -> Decision:
 
 
 def _check(written: Written, lowered: bool, context: GraphContext) -> None:
-    """Raises Refused for what the operation does not compute, or not faster."""
+    """Raises Refused if the operation cannot compute this attention, or not faster."""
     q, k, v = (x.meta["val"] for x in (written.q, written.k, written.v))
     if not (q.dtype in (*TYPES, torch.float64) and q.dtype == k.dtype == v.dtype):
         raise Refused(f"its type is {q.dtype}")
@@ -99,7 +100,7 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
     if not (isinstance(size, int) and size == v.shape[-1]):
         raise Refused(f"its heads have {size} features, and those of values {v.shape[-1]}")
     if not all(statically_known_true(extent > 0) for extent in (*q.shape[-3:-1], v.shape[-2])):
-        raise Refused("there may be no tokens")  # by whose number torch's operation divides
+        raise Refused("there may be no tokens")  # torch's operation divides by their number
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
         raise Refused("its mask has another type")
     first_low = next((n for n, t in enumerate(written.terms) if t.hidden is not None and isfinite(t.factor)), None)
@@ -130,14 +131,14 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
 
 
 def _generates(written: Written, context: GraphContext) -> bool:
-    """Whether it is of a few queries in inference, for which there is a kernel."""
+    """Whether attention is of a few queries in inference, so that cached-attention has a kernel for it."""
     q, v = written.q.meta["val"], written.v.meta["val"]
     of_kernel = q.is_cpu and q.dtype in TYPES and q.shape[-1] <= LARGEST_HEAD and few_queries(q.shape[-2])
     return of_kernel and not written.trains and written.dropout is None and not few_keys(v.shape[-2], context)
 
 
 def _more(written: Written, lowered: bool) -> str | None:
-    """What it has that torch's own operation does not compute."""
+    """Returns what this attention has that torch's operation cannot compute; None if there is nothing."""
     if written.cap is not None:
         return "a soft cap"
     if written.dropout is not None:
@@ -148,7 +149,7 @@ def _more(written: Written, lowered: bool) -> str | None:
 
 
 def _parts(written: Written) -> tuple[str, ...]:
-    """The kernels that it needs."""
+    """Returns the names of the kernels that it needs."""
     return ("forward", *(("queries", "keys") if written.trains else ()), *(("scores",) if written.added else ()))
 
 
@@ -158,7 +159,7 @@ def _check_scores(q: torch.Tensor, v: torch.Tensor, least: int, context: GraphCo
 
 
 def _check_sums(written: Written, context: GraphContext) -> None:
-    """Raises Refused where as many numbers are added as there are scores: making their tables takes as long as is gained."""
+    """Raises Refused if each score has its own added number. Writing their gradients takes as long as is gained."""
     whole = _scores_of(written)
     for term in written.added:
         if prod(hint(whole[axis]) or 1 for axis in _summed(term, whole)) < _LEAST_SUMMED and context.options.min_gain > 0:
@@ -166,34 +167,34 @@ def _check_sums(written: Written, context: GraphContext) -> None:
 
 
 def _scores_of(written: Written) -> list[Any]:
-    """Batch, heads, queries and keys; batch and heads are one number where nothing takes them apart."""
+    """Returns the sizes of scores: batch, heads, queries and keys. If nothing tells batch and heads apart, batch is 1."""
     q, v = (n.meta["val"].shape for n in (written.q, written.v))
     stack = (1, q[0]) if written.stacked is None else written.stacked.meta["val"].shape[:2]
     return [*stack, q[-2], v[-2]]
 
 
 def _summed(term: Term, whole: list[Any]) -> list[int]:
-    """The axes of scores along which one number is added to all of them."""
+    """Returns the axes of scores along which a term is broadcast."""
     own = [1] * (4 - term.value.meta["val"].dim()) + list(term.value.meta["val"].shape)
-    folded = term.dims == 3 and term.value.meta["val"].dim() == 3 and not equal(own[1], 1)  # batch and heads in one
+    folded = term.dims == 3 and term.value.meta["val"].dim() == 3 and not equal(own[1], 1)  # batch and heads folded
     return [] if folded else [axis for axis in range(4) if equal(own[axis], 1) and not equal(whole[axis], 1)]
 
 
 class _Replaced:
-    """The operation in place of what was written."""
+    """Writes the operation into the graph in place of one written attention."""
 
     def __init__(self, written: Written, lowered: bool, constants: Constants, empty: dict[fx.Node, fx.Node]) -> None:
         self._written, self._lowered, self._constants, self._empty = written, lowered, constants, empty
 
     def emit(self) -> None:
-        """Forward, and backward if there is one."""
+        """Emits the forward operation, and the backward operation if there are gradients."""
         written = self._written
         emit = Emitter(written.product)
         given = [self._four(emit, x) for x in (written.q, written.k, written.v)]
         if written.turned:
             given[1] = emit(aten.permute.default, given[1], [0, 1, 3, 2])
         mask = self._mask(emit, given)
-        if mask is not None and written.added:  # computed as it will be read
+        if mask is not None and written.added:  # so that Inductor writes it in the layout that the kernel reads
             mask = emit(aten.clone.default, mask, memory_format=torch.contiguous_format)
         how = self._scoring(emit)
         if how is None:
@@ -214,7 +215,7 @@ class _Replaced:
         written.product.replace_all_uses_with(self._folded(emit, result))
 
     def _scoring(self, emit: Emitter) -> list[Any] | None:
-        """The arguments that are a `Scoring`; None if torch's own operation does."""
+        """Returns the arguments that are a `Scoring`; None if torch's operation can compute it."""
         written = self._written
         if _more(written, self._lowered) is None:
             return None
@@ -223,7 +224,7 @@ class _Replaced:
         return [written.scale, written.cap, seed, written.share, self._lowered]
 
     def _gradients(self, given: list[fx.Node], mask: Any, how: list[Any] | None, made: list[fx.Node]) -> None:
-        """Puts those of the operation in the place of the values that leave for the operands."""
+        """Emits the backward operation, and replaces the gradients of all operands by its results."""
         written, backward = self._written, self._written.backward
         order = {node: n for n, node in enumerate(written.product.graph.nodes)}
         emit = Emitter(min((node for found in backward.gradients.values() for node in found), key=order.__getitem__))
@@ -261,11 +262,11 @@ class _Replaced:
                 total = emit(aten.add.Tensor, total, value)
             first, *others = backward.gradients[operand]
             first.replace_all_uses_with(total)
-            for other in others:  # which is added to the first
+            for other in others:  # the graph adds it to the first
                 other.replace_all_uses_with(emit.zeros(total))
 
     def _four(self, emit: Emitter, node: fx.Node) -> fx.Node:
-        """A stack of matrices as [batch, heads, ...]."""
+        """Returns a stack of matrices as [batch, heads, ...]."""
         if node.meta["val"].dim() == 4:
             return node
         if self._written.stacked is None:
@@ -273,11 +274,11 @@ class _Replaced:
         return emit(aten.reshape.default, node, [*emit.sizes(self._written.stacked, (0, 1)), *emit.sizes(node, (1, 2))])
 
     def _folded(self, emit: Emitter, node: fx.Node) -> fx.Node:
-        """A value with batch and heads in one dimension, as a product has them."""
+        """Returns a value with batch and heads folded into one dimension, as products have it."""
         return emit(aten.view.default, node, [-1, *emit.sizes(node, (2, 3))])
 
     def _mask(self, emit: Emitter, given: list[fx.Node]) -> fx.Node | None:
-        """All that is added, as one value: the first term is what was done last."""
+        """Returns the sum of all terms; None if there are none. The first term is the one that was added last."""
         total: fx.Node | None = None
         for term in reversed(self._written.terms):
             dtype = given[0].meta["val"].dtype
@@ -296,7 +297,7 @@ class _Replaced:
         return term.value if term.factor == 1 else emit(aten.mul.Tensor, term.value, term.factor)
 
     def _four_of(self, emit: Emitter, term: Term, value: fx.Node) -> fx.Node:
-        """A value of a term in four dimensions."""
+        """Returns the value of a term with four dimensions."""
         sizes = value.meta["val"].shape
         if term.dims == 3 and len(sizes) == 3 and not equal(sizes[0], 1):
             return self._four(emit, value)
@@ -305,7 +306,7 @@ class _Replaced:
         return value
 
     def _hidden_rows(self, emit: Emitter, mask: fx.Node | None) -> fx.Node | None:
-        """Which queries see no key, where there may be some: softmax gives them no number."""
+        """Returns which queries see no key, so that softmax gives NaN; None if there are no such queries."""
         terms = self._written.terms
         if mask is None or (len(terms) == 1 and not _may_hide_all(terms[0], self._constants)):
             return None
@@ -329,8 +330,10 @@ def _may_hide_all(term: Term, constants: Constants) -> bool:
 
 
 def _may_lower_all(term: Term, constants: Constants) -> bool:
-    """Whether a finite number may hide all keys of a query. Their weights are equal then, but the sum of exponentials, which is
-    kept for the gradients, is absorbed in that number."""
+    """Whether a finite number may hide all keys of a query.
+
+    Their weights are equal then. But rounding loses the sum of exponentials, which the gradients need, beside that number.
+    """
     known = constants.of(term.value)
     if term.hidden is not None:
         lowers = not isinf(term.factor) and term.factor < _LOW

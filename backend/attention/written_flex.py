@@ -1,8 +1,8 @@
-"""FlexAttention as products, its functions, and a softmax, where Inductor has no way to compute it on CPUs.
+"""Writes FlexAttention out as products, its functions and a softmax, if Inductor cannot compute it on CPUs.
 
     %o, %l, %m = flex_attention(%q, %k, %v, @score, ...)   →   %s = bmm(%q, %kT); @score of it, softmax; %o = bmm(.., %v)
 
-That is what torch itself runs without torch.compile.
+Torch itself runs this without torch.compile.
 """
 
 import operator
@@ -24,15 +24,15 @@ from gossamer.runtime.torch_internals import (
     tree_unflatten,
 )
 
-_LOWERED = (torch.float32, torch.bfloat16, torch.float16)  # by Inductor
+_LOWERED = (torch.float32, torch.bfloat16, torch.float16)  # types that Inductor lowers
 _JOINT, _SCORE_BUFFERS = 8, 12
-"""The gradients of the function of a score, and what that reads, among the arguments of the operation for gradients."""
-_PLACES = 5  # a score, batch, head, query and key, of which that function's other gradients come first
+"""Indices among the arguments of the backward operation: the joint graph of score_mod, and the buffers that it reads."""
+_PLACES = 5  # score, batch, head, query and key: the results of the joint graph before those of buffers
 _LOGARITHMS = "OUTPUT_LOGSUMEXP"
 
 
 def write_out(node: fx.Node, backward: list[fx.Node], always: bool) -> str:
-    """Replaces the operation, and those for its gradients, if Inductor does not lower it or `always`. Says so, for reports."""
+    """Writes the operation and its gradients out if Inductor does not lower it, or `always`. Returns a text for the report."""
     q, k, v = (argument.meta["val"] for argument in arguments(node)[:3])
     options: Any = node.args[6]
     lowered = q.dtype == k.dtype == v.dtype and q.dtype in _LOWERED and not options.get(_LOGARITHMS) and not backward
@@ -44,7 +44,7 @@ def write_out(node: fx.Node, backward: list[fx.Node], always: bool) -> str:
 
 
 def _inline(node: fx.Node) -> None:
-    """Puts what an operation of functions computes in its place."""
+    """Replaces the operation by the nodes that compute it."""
     module: Any = node.graph.owning_module
     arguments, structure = tree_flatten(node.args)
     given = [a for a in arguments if isinstance(a, fx.Node) and a.op != "get_attr"]
@@ -73,7 +73,7 @@ def _inline(node: fx.Node) -> None:
 
 
 def _with_gradients(node: fx.Node) -> list[Any]:
-    """What the function of a score reads and has a gradient, by the operation for gradients; integers have none."""
+    """Returns the buffers of score_mod that get a gradient from the backward operation. Integers have none."""
     module: Any = node.graph.owning_module
     joint: Any = node.args[_JOINT]
     (results,) = next(each for each in getattr(module, joint.target).graph.nodes if each.op == "output").args
@@ -82,7 +82,7 @@ def _with_gradients(node: fx.Node) -> list[Any]:
 
 
 def _give(node: fx.Node, results: Any) -> None:
-    """Replaces the parts of a node's result."""
+    """Replaces the parts of a node's result by `results`."""
     for user in list(node.users):
         part = results[user.args[1]] if user.target is operator.getitem else None
         if isinstance(part, fx.Node):
@@ -92,7 +92,7 @@ def _give(node: fx.Node, results: Any) -> None:
 
 
 def _replace(node: fx.Node, by: fx.Node) -> None:
-    """Uses of a node and of its copies, for which tracing has another type than the logarithms have in float64."""
+    """Replaces uses of a node and of its copies. In float64, tracing gives logarithms another type than these have."""
     for user in list(node.users):
         if user.target in COPIES:
             _replace(user, by)

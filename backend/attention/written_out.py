@@ -1,10 +1,11 @@
-"""Attention written out in a graph: its spellings, before and after Inductor's decompositions, as tables.
+"""Recognises attention that a graph writes out as products and softmax, before and after Inductor's decompositions.
 
     softmax(q @ k.mT * 0.125 + mask) @ v    →    q, k, v, the scale 0.125, the term mask, and the gradients
 
-Scores are read from softmax down to the product, one line of `_STEPS` after the other; `_SOFTMAXES` are the ways to write the
-weights. A new spelling is a line there. Its gradients need none: autograd's numbers find them (`graph/backward_part.py`).
-All of it is [batch, heads, queries, keys], or [batch x heads, queries, keys].
+It starts at the second product. `_SOFTMAXES` has the ways to write the weights. From the scores, it walks back to the first
+product, one rule of `_STEPS` at a time. For a new spelling, add a rule. Gradients need no rules: autograd's sequence numbers
+find them (`graph/backward_part.py`). Values are [batch, heads, queries, keys] or [batch x heads, queries, keys].
+written_attention.py calls this.
 """
 
 from collections.abc import Callable
@@ -52,8 +53,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Term:
-    """Something added to the scores of so many dimensions: a value times a number, or that number where the value is
-    `hidden`."""
+    """A term that is added to scores of `dims` dimensions: value * factor. If `hidden` is not None, `value` is bool, and the
+    term is `factor` where value == hidden, else 0."""
 
     value: fx.Node
     dims: int
@@ -65,15 +66,16 @@ class Term:
 class Written:
     """One attention.
 
-    q, k, v     [batch, heads, tokens, size], or without the first; the keys may be turned, [.., size, keys]
-    factors     of the products, from which they come: queries, keys turned, values
-    product     the node of the weighted values
-    stacked     a value [batch, heads, ...], where one of q, k, v or the scores is
-    scale, cap  the scores are cap * tanh(scale * <q, k> / cap), or scale * <q, k> where there is no cap
-    terms       what is added to them, the last one first
+    q, k, v     [batch, heads, tokens, size], or [batch x heads, tokens, size]
+    turned      whether k is [.., size, keys] instead
+    factors     the factors of both products, before views: queries, transposed keys, values
+    product     the second product, the weighted values
+    stacked     one of q, k, v or the scores that is [batch, heads, ...]; None if none is
+    scale, cap  the scores are cap * tanh(scale * <q, k> / cap), or scale * <q, k> without a cap
+    terms       the terms that are added to the scores; the one that is added last comes first
     safe        whether queries that see no key get 0, not NaN
-    dropout     of the weights
-    backward    its gradients; those of a joint graph may be none
+    dropout     dropout of the weights
+    backward    the gradients; empty without a backward pass
     """
 
     q: fx.Node
@@ -92,24 +94,24 @@ class Written:
 
     @property
     def share(self) -> float:
-        """Of the weights that dropout sets to 0."""
+        """The share of weights that dropout sets to 0."""
         return 0.0 if self.dropout is None else self.dropout.share
 
     @property
     def trains(self) -> bool:
-        """Whether any gradient is asked for."""
+        """Whether the graph computes gradients of it."""
         return self.backward.upstream is not None
 
     @property
     def added(self) -> list[Term]:
-        """The terms that have gradients."""
+        """The terms of which the graph computes gradients."""
         return [term for term in self.terms if term.hidden is None and self.backward.gradients[term.value]]
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """What softmax is of. Where all keys of a query are hidden, its weights are 0 if they are `safe`; they are 0 as well where
-    the value is `hidden`."""
+    """The operand of softmax. `safe` weights are 0, not NaN, if all keys of a query are hidden. `hidden` is a bool value that
+    sets weights to 0 after softmax."""
 
     scores: fx.Node
     safe: bool = False
@@ -118,8 +120,10 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What has been found on the way from softmax to the product: `at` are the scores before that, times `factor`. Where there
-    is a soft cap, `after` is the factor of the result of tanh."""
+    """The state of the walk from softmax back to the first product. `at` is the node that it has reached.
+
+    The scores are factor * at + terms, or after * tanh(factor * at) + terms if there is a soft cap.
+    """
 
     at: fx.Node
     factor: float = 1.0
@@ -144,7 +148,7 @@ class _Scores:
         return self._and(Term(_repeated(condition), self.at.meta["val"].dim(), number * self.factor, hidden), score)
 
     def kept(self, seen: fx.Node, score: fx.Node) -> "_Scores":
-        """The other part of score * seen + (1 - seen) * -10000."""
+        """Reads score * seen of score * seen + (1 - seen) * -10000. The second part was read before, as a term."""
         *terms, last = self.terms or (Term(self.at, 0),)
         found = match((1 - converted(Hole("seen"))) * Number("number"), last.value, seen=seen)
         if found is None or self.after is not None:
@@ -190,7 +194,7 @@ _SOFTMAXES = [
     Rule(masked_fill(weights, hidden, 0), lambda weights, hidden: _zeroed(weights, hidden)),
     Rule(where(hidden, 0, weights), lambda weights, hidden: _zeroed(weights, hidden)),
 ]
-"""What may have the weights. The last but two is what torch takes the safe softmax apart into."""
+"""The spellings of the weights. The third from the end is torch's decomposition of the safe softmax."""
 
 _STEPS = [
     Rule(score * number, _Scores.scaled),
@@ -207,7 +211,7 @@ _STEPS = [
     Rule(one_of(where(seen, score, value), where(seen, value, score)), _refuse("its scores are replaced by others")),
     Rule(one_of(score * value, score / value), _refuse("its scores are multiplied with a tensor")),
 ]
-"""What may be done to scores."""
+"""The operations on scores, with their meaning."""
 
 _DROPPED = part(native_dropout(weights, Hole("share")), 0)
 
@@ -216,12 +220,12 @@ _ON_SCORES = {
     aten.mul.Tensor, aten.div.Tensor, aten.tanh.default, aten.add.Tensor, aten.sub.Tensor, aten.where.self,
     aten.masked_fill.Scalar, aten.masked_fill.Tensor,
 }  # fmt: skip
-"""What `_STEPS` are made of."""
+"""The operations that occur in `_STEPS`."""
 
 
 def written_attention(product: fx.Node, joint: Callable[[], JointGraph]) -> Written | None:
-    """The attention of which a product has the weighted values; None if it is another product. Raises Refused for what there
-    is no operation for."""
+    """Returns the attention whose second product is `product`; None if it is another product. Raises Refused for attention that
+    no operation computes. `joint` is called to find gradients."""
     weights = plain(product.args[0])
     dropout, dropped = dropout_at(weights), match(_DROPPED, weights)
     if dropped is not None:
@@ -248,7 +252,7 @@ def written_attention(product: fx.Node, joint: Callable[[], JointGraph]) -> Writ
 
 
 def _read(weights: _Weights) -> tuple[fx.Node, float, float | None, tuple[Term, ...]]:
-    """The product behind the scores, scale, cap and what is added."""
+    """Returns the first product, the scale, the soft cap, and the terms that are added to scores."""
     to = _Scores(plain(weights.scores))
     while to.at.target not in _PRODUCTS:
         ahead = [n for n in to.at.all_input_nodes if _products_behind(n)]
@@ -270,14 +274,14 @@ def _read(weights: _Weights) -> tuple[fx.Node, float, float | None, tuple[Term, 
 
 
 def _hidden_for_good(terms: tuple[Term, ...], hidden: fx.Node) -> tuple[Term, ...]:
-    """What is added to scores where weights are set to 0 afterwards: minus infinity."""
+    """Returns the terms with minus infinity where weights are set to 0 after softmax. Raises Refused if no term hides there."""
     if not any(term.hidden and term.value is _repeated(hidden) for term in terms):
         raise Refused("its weights are replaced by others")
     return tuple(replace(t, factor=-inf) if t.hidden and t.value is _repeated(hidden) else t for t in terms)
 
 
 def _products_behind(scores: fx.Node, most: int = 24) -> list[fx.Node]:
-    """The products that scores are made of, by operations on each of them."""
+    """Returns the products that scores are computed from by operations of `_ON_SCORES`. Looks at 23 nodes at most."""
     found, pending = list[fx.Node](), [scores]
     while pending and (most := most - 1):
         node = plain(pending.pop())
@@ -293,7 +297,7 @@ def _on_the_way(scores: fx.Node, scored: fx.Node) -> list[fx.Node]:
 
 
 def _repeated(node: fx.Node) -> fx.Node:
-    """The value that is expanded to another, for which nothing else uses that."""
+    """Returns the value before copies and before expands to the same number of dimensions that have no other user."""
     while True:
         node = same(node)
         source: Any = node.args[0] if node.target is aten.expand.default and only_user(node) is not None else None

@@ -1,1 +1,1 @@
-"""Chains: several regions, and the work between them, as one kernel. Finds, builds and runs them."""
+"""Finds, times, builds and replaces chains: several products and the work between them, as one kernel."""

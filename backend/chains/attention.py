@@ -1,14 +1,14 @@
-"""Scaled dot-product attention in a graph: heads cut out of matrices, and put together again.
+"""Finds attention that a chain can compute: heads are cut out of matrices, attend, and are put together again.
 
     %q  = permute(view(%mq, [B, S, H, D]), [0, 2, 1, 3])       likewise %k and %v; %mq is [.., H D], or a slice of columns
     %k  = view(clone(expand(unsqueeze(%k', 2), ...)), ...)     fewer heads of keys and values, repeated (layout.py)
-    %qn = %w * %q * rsqrt(mean(%q ** 2) + 1e-6)                each head by its norm (head_norm.py)
+    %qn = %w * %q * rsqrt(mean(%q ** 2) + 1e-6)                each head over its norm (head_norm.py)
     %qr = %qn * %cos + cat([-%qn[D/2:], %qn[:D/2]]) * %sin     rotated by position (rotary.py)
     %a  = getitem(scaled_dot_product(%qr, %k, %v, attn_mask=%mask, scale=0.125), 0), or gossamer::attend_masked with a soft cap
     %y  = view(permute(%a, [0, 2, 1, 3]), [B, S, H D])
 
-An `Attention` is all of it: a function of three matrices with a token a row. Their rows come sequence by sequence, [B, S], or
-position by position, [S, B], as in layers with batch_first=False.
+One `Attention` stands for all these nodes: a function of three matrices with one row for each token. Their rows come sequence
+by sequence, [B, S], or position by position, [S, B], as in layers with batch_first=False. find_chains.py makes stages of it.
 """
 
 from dataclasses import dataclass
@@ -32,13 +32,14 @@ from gossamer.backend.graph.nodes import Size, equal, only_user
 class Attention:
     """Attention on matrices [T, columns] of T = sequences x length tokens.
 
+    call         the call of scaled dot-product attention in the graph
     operands     heads of queries, keys and values
-    per_head     norms and rotations of q and k, where there are some
-    sizes        batch and length as the graph spells them: numbers or nodes
+    per_head     norms and rotations of queries and keys, if any
+    sizes        batch and length: numbers, or nodes that compute them
     mask         added to the scores: [B or 1, any, S or 1, S], the same for all heads, or [S, S]
     output       the node with the heads side by side
-    by_position  whether its rows come position by position
-    members      the nodes from heads to output
+    by_position  whether the rows of `output` come position by position
+    members      the nodes between the matrices and `output`, which is one of them
     """
 
     operation: ClassVar[str] = "attend"
@@ -55,7 +56,7 @@ class Attention:
 
     @property
     def node(self) -> fx.Node:
-        """The operation."""
+        """The node of the call."""
         return self.call.node
 
     @cached_property
@@ -65,7 +66,7 @@ class Attention:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What `kernel.attend` is told, by name."""
+        """The attributes of `kernel.attend`, by name."""
         q, k, _ = self.operands
         sizes = {"heads": q.count, "kv_heads": k.count, "head_size": self.call.values[0].shape[3]}
         scores = {"scale": self.call.scale, "cap": self.call.cap or 0.0, "causal": self.causal, "key_mask": self.key_mask}
@@ -73,7 +74,7 @@ class Attention:
 
     @property
     def outside(self) -> list[fx.Node]:
-        """What it takes that has no token a row, or not in order; the mask in the graph, even if it is not needed."""
+        """What it reads besides matrices of tokens: masks (also one that is not needed), tables, and weights of norms."""
         found = [mask for mask in (self.call.mask, self.mask) if mask is not None]
         for step in self.per_head:
             found += [extra.node for extra in step.extras]
@@ -81,7 +82,7 @@ class Attention:
 
 
 def find_attention(graph: fx.Graph) -> list[Attention]:
-    """All attention of the graph that can be computed on matrices."""
+    """Returns all attention of the graph that a chain can compute."""
     constants, first = Constants(graph), FirstAlike()
     return [found for call in calls(graph) if (found := _match(call, constants, first)) is not None]
 
@@ -120,7 +121,7 @@ def _match(call: AttentionCall, constants: Constants, first: FirstAlike) -> Atte
 
 
 def _heads_of(node: fx.Node) -> tuple[Heads, list[PerHead], list[fx.Node]] | None:
-    """Where [B, H, S, D] was cut from, what was done with its heads before, and the nodes in between."""
+    """Returns the heads that a node [B, H, S, D] was cut from, the norm and rotation on the way, and the nodes passed."""
     source = path(node)[0]
     rotation = find_rotation(source)
     norm = rotation.norm if rotation is not None else find_head_norm(source)
@@ -130,8 +131,10 @@ def _heads_of(node: fx.Node) -> tuple[Heads, list[PerHead], list[fx.Node]] | Non
 
 
 def _joined(node: fx.Node) -> tuple[fx.Node, bool, list[fx.Node]] | None:
-    """The node in which the heads of each token stand side by side, whether its rows come position by position, and the nodes
-    between attention and it."""
+    """Returns the node that has the heads of each token side by side; None if there is none.
+
+    Also returns whether its rows come position by position, and the nodes from the result of attention to it.
+    """
     result = only_user(node)
     if result is None or result.args[1] != 0:
         return None
@@ -156,13 +159,13 @@ def _joined(node: fx.Node) -> tuple[fx.Node, bool, list[fx.Node]] | None:
 
 
 def _is_matrix(layout: Layout, shape: torch.Size, width: Size) -> bool:
-    """Whether a value holds a matrix of so many columns in order."""
+    """Whether a value has the elements of a matrix with `width` columns in order."""
     everything = tuple(axis for dim in layout.dims for axis in dim)
     return len(shape) in (2, 3) and spans(layout.dims[-1], width, 1) and spans(everything, prod(shape), 1)
 
 
 def _spelled(size: Size, nodes: Any) -> Any:
-    """A size as the arguments of some nodes spell it; None if none does."""
+    """Returns a size, or the node among the arguments of `nodes` that computes it; None if there is no such node."""
     if isinstance(size, int):
         return size
     for node in nodes:
@@ -174,8 +177,7 @@ def _spelled(size: Size, nodes: Any) -> Any:
 
 
 def _readable(mask: fx.Node, q: torch.Tensor) -> bool:
-    """Whether a mask is [B or 1, 1, S, S] or [B or 1, 1, 1, S] of floats, or such a one repeated for all heads, or
-    [S, S]."""
+    """Whether a mask of floats is [S, S], or [B or 1, 1, S or 1, S], perhaps repeated for all heads."""
     value = mask.meta["val"]
     if value.dim() not in (2, 4) or not value.is_floating_point():
         return False

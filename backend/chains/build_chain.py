@@ -1,4 +1,4 @@
-"""Chain → something that runs: import to contract IR, compile, pack every weight. Equal chains are compiled once."""
+"""Builds a chain: imports it as contract IR, compiles it, and packs its weights. Equal chains are compiled once."""
 
 import math
 import threading
@@ -29,9 +29,10 @@ _lock = threading.RLock()
 
 
 def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]], options: Options, dump: Dump | None) -> Built:
-    """Compiles the chain, packs its weights from the values of their leaves, and makes it known to `gossamer::region`.
+    """Compiles the chain, packs its weights, and registers it under the key by which `gossamer::region` finds it.
 
-    `names` are the weights'. Raises CompileError.
+    `names` are the names of its weights. `leaves` are for each weight the tensors that it is computed from. Raises CompileError
+    if the chain cannot be compiled or a weight cannot be packed.
     """
     contractions = chain.contractions
     with _lock:
@@ -67,7 +68,7 @@ def build_chain(chain: Chain, names: list[str], leaves: list[list[torch.Tensor]]
 
 
 def _layout(chain: Chain) -> Matrices:
-    results = tuple((int(stage.columns), stage.output.meta["val"].dtype) for stage in chain.results)  # guards fixed them
+    results = tuple((int(stage.columns), stage.output.meta["val"].dtype) for stage in chain.results)  # guarded sizes
     if chain.attention is None:
         return Matrices(results)
     return Sequences(results, by_position=chain.inputs[0].node in chain.by_position)
@@ -87,7 +88,7 @@ def _text(chain: Chain, names: list[str]) -> str:
 
 
 def signature_of(chain: Chain) -> str:
-    """All that the chain's kernel depends on."""
+    """Returns all that the kernel depends on, as text: chains of equal text share a kernel."""
     numbers = {i.node: f"input {n}" for n, i in enumerate(chain.inputs)}
     numbers |= {s.output: f"stage {n}" for n, s in enumerate(chain.stages)}
     kinds = [(i.kind, i.node.meta["val"].dtype, _width(i.node, i.kind)) for i in chain.inputs]

@@ -1,4 +1,4 @@
-"""Whether a chain pays: its products together, with what lies between, against one by one."""
+"""Predicts the time of a chain: as one kernel, as separate sparse products, and dense. weights/plan.py decides with it."""
 
 import math
 from dataclasses import dataclass
@@ -12,36 +12,39 @@ from gossamer.passes.framework.family import Matrix
 from gossamer.runtime.elements import WEIGHTS
 
 _AROUND_US, _RESULT_US = 6.0, 6.0
-"""Microseconds that a graph takes around the call of a region, and for each of its results. It makes views and allocates
-memory, and Inductor cannot fuse what comes before the call with what follows it."""
+"""Microseconds that the graph spends around the call of a region, and for each result of it. The graph makes views and
+allocates memory, and Inductor cannot fuse the work before the call with the work after it."""
 
 _ATTENTION_US, _SWEEP_US = 10.0, 2.0
-"""Microseconds of a call outside of a chain: of attention, or of the code that Inductor makes for a sweep over rows. Their
-tensors also go through memory: four matrices of attention, two of a sweep."""
+"""Microseconds of a call outside a chain: of attention, or of Inductor's code for a sweep over rows. To this comes the time of
+memory: attention reads and writes four matrices, a sweep two."""
 
 _CACHED_BYTES, _CACHED = 1 << 20, 0.4
-"""A sweep over at most so many bytes finds them in the cache. Then it takes this share of the time that memory would take."""
+"""A sweep over at most so many bytes finds them in the cache, and takes this share of the time of memory."""
 
 _PRODUCT_US = 3.0
-"""Microseconds that it takes to call a product of low rank outside of a chain; and its result goes through memory."""
+"""Microseconds to call a product of low rank outside a chain. To this comes the time to write its result to memory."""
 
 
 def is_sequence(chain: Chain) -> bool:
-    """Whether it has so few tokens that products for few tokens follow each other."""
+    """Whether a chain runs as a sequence: one product after the other, each by a schedule for few tokens.
+
+    Such a chain has no attention, no operations on single heads, no low ranks and no other order of tokens.
+    """
     few = all(few_tokens(contraction) for contraction in chain.contractions)
     plain = chain.attention is None and not chain.by_position and not chain.low_rank
     return few and plain and all(stage.body is not None for stage in chain.stages)
 
 
 def schedules_of(chain: Chain) -> list[str | None]:
-    """The schedule of each product of a chain; None if it cannot run there."""
+    """Returns the schedule of each product of a chain; None for a product that cannot run there."""
     if is_sequence(chain):
         return [predicted(contraction, contraction.tokens).schedule for contraction in chain.contractions]
     return [chain_schedule(contraction) for contraction in chain.contractions]
 
 
 def chain_schedule(contraction: Contraction) -> str | None:
-    """The schedule in which a chain runs a contraction tile by tile, the fastest there; None if it cannot."""
+    """Returns the fastest schedule that computes a contraction tile by tile in a chain; None if there is none."""
     if contraction.side != "right":
         return None
     matrix, tokens = matrix_of(contraction), lasting_tokens(contraction)
@@ -54,10 +57,10 @@ def chain_schedule(contraction: Contraction) -> str | None:
 class ChainCosts:
     """Microseconds of a chain.
 
-    together  as one kernel
-    apart     its products one by one, each as it is fastest, and what lies between
-    dense     all of it densely
-    between   the share of `dense` that lies between products and attention
+    together  the chain as one kernel
+    apart     its products one by one, each sparse or dense, whichever is faster, and the work between them
+    dense     all of it dense
+    between   the part of `dense` that is neither sparse products nor attention
     measured  whether `together` and `dense` were measured
     """
 
@@ -69,12 +72,12 @@ class ChainCosts:
 
     @property
     def gain(self) -> float:
-        """How many times faster than dense it is."""
+        """How many times faster than dense the chain is."""
         return self.dense / self.together
 
     @property
     def known(self) -> bool:
-        """Whether a chain can be as it is predicted to be at all."""
+        """Whether the time of the kernel could be predicted."""
         return 0 < self.together < math.inf
 
 
@@ -84,7 +87,7 @@ def chain_pays(costs: ChainCosts, min_gain: float) -> bool:
 
 
 def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
-    """What a chain is predicted to cost."""
+    """Predicts the costs of a chain."""
     device = device_of(chain.contractions[0].weight.device)
     tokens = usual_tokens(chain.contractions[0])
     few, together, apart, dense, between = is_sequence(chain), device.call_us + around_us(len(chain.results)), 0.0, 0.0, 0.0
@@ -93,7 +96,7 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
             found = predicted(stage.contraction, tokens)
             together += found.sparse_us - device.call_us if few else _chained_us(stage.contraction, chain)
             alone = found.sparse_us + around_us(1)
-            # With a minimal gain of 0 all is to be sparse, and dense is no way to do it.
+            # A minimal gain of 0 means that everything has to be sparse.
             apart += min(alone, found.dense_us) if min_gain > 0 else alone
             dense += found.dense_us
         else:
@@ -112,12 +115,12 @@ def chain_costs(chain: Chain, min_gain: float) -> ChainCosts:
 
 
 def around_us(results: int) -> float:
-    """Microseconds that a graph takes around the call of a region with so many results."""
+    """Returns the microseconds that the graph spends around the call of a region with so many results."""
     return _AROUND_US + _RESULT_US * results
 
 
 def _stage_us(stage: Stage, tokens: int, device: Device) -> float:
-    """Microseconds that attention or a sweep over rows takes outside of a chain."""
+    """Returns the microseconds of attention, or of a sweep over rows, outside a chain."""
     size = tokens * stage.columns * stage.output.meta["val"].dtype.itemsize
     if stage.attention is not None:
         return _ATTENTION_US + device.transpose_us(4 * size)
@@ -125,8 +128,11 @@ def _stage_us(stage: Stage, tokens: int, device: Device) -> float:
 
 
 def _chained_us(contraction: Contraction, chain: Chain) -> float:
-    """Microseconds of a product in a chain, whose tiles have tokens of one sequence: what is left of a vector is computed in
-    vain, and tiles of a single vector cost as much as if they came alone."""
+    """Returns the microseconds of a product in a chain; infinity if it cannot run there.
+
+    A tile has tokens of one sequence only, so that the length of sequences is rounded up to whole vectors. If a sequence has at
+    most one vector of tokens, each sequence costs as much as a product of its own.
+    """
     schedule, lanes = chain_schedule(contraction), matrix_of(contraction).lanes
     call = device_of(contraction.weight.device).call_us
     batch, length = chain.attention.sizes if chain.attention is not None else (1, usual_tokens(contraction))

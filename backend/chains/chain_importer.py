@@ -1,4 +1,4 @@
-"""Chain → contract IR: a private function for each stage, and one that calls them.
+"""Imports a chain as contract IR: a private function for each stage, and @region, which calls them.
 
     func.func private @stage0(%arg0: tensor<?x384xf32>, %arg1: tensor<1536x384xf32, #CSR>, ...) -> tensor<?x1536xf32>
     func.func @region(%x: tensor<?x384xf32>, %up: ..., %down: ..., %bias: ..., %length: index) -> tensor<?x384xf32> {
@@ -6,9 +6,10 @@
       %1 = call @stage1(%0, %down, %x)
       %2 = "kernel.attend"(%1, ...)
 
-The arguments of @region are the first input, the weights, the other inputs and, where there is attention, the length of a
-sequence. Attention has no functions of linalg: it comes as `kernel.attend`, norms and rotations of heads as `kernel.normalize`
-and `kernel.rotate`, for the chain's own lowering. Matrices whose rows come position by position go through `kernel.regroup`.
+The arguments of @region are the first input, the weights, the other inputs and, with attention, the length of a sequence.
+Attention is not expressed in linalg: it becomes `kernel.attend`, norms and rotations of heads become `kernel.normalize` and
+`kernel.rotate`, which passes/chains lowers. Matrices whose rows come position by position go through `kernel.regroup`.
+build_chain.py calls this and compiles the result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,12 +31,14 @@ from gossamer.passes.framework.origins import line_location, moved, printed
 from gossamer.runtime.elements import FLOATS
 
 Scheduled = tuple[Matrix, str | None]
-"""A weight and the family it is to have."""
+"""A weight, and the name of the schedule that the chain uses for it."""
 
 
 def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None) -> str:
-    """The contract IR of a chain, as text. `weights` are in the order of its contractions; they are noted as hints. `tokens` is
-    the expected number of rows. Raises CompileError if torch-mlir refuses a stage."""
+    """Returns the contract IR of a chain, as text. Raises CompileError if torch-mlir refuses a stage.
+
+    `weights` are in the order of its contractions, and become hints on arguments. `tokens` is the expected number of rows.
+    """
     bodies = {signature(s.body): (s.body, s.contraction) for s in chain.stages if s.body is not None}
     modules = {key: import_body(body, None if product is None else WEIGHT) for key, (body, product) in bodies.items()}
     texts = {key: module.operation.get_asm(enable_debug_info=True) for key, module in modules.items()}
@@ -48,13 +51,12 @@ def import_chain(chain: Chain, weights: Sequence[Scheduled], tokens: int | None)
 
 
 def chain_text(chain: Chain, weights: Sequence[str]) -> str:
-    """The stages of a chain as functions, with the names of its weights: the text whose lines are the origins of its contract
-    IR."""
+    """Returns the stages of a chain as Python text, with names of weights. Locations in its contract IR are lines of it."""
     return "\n".join(text for _, text in _shown(chain, weights))
 
 
 def _shown(chain: Chain, weights: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
-    """For each stage the line at which its text begins, counted from 1, and the text."""
+    """Yields the text of each stage, and before it the line at which the text begins, counted from 1."""
     named = iter(weights)
     names = {i.node: f"input{n}" for n, i in enumerate(chain.inputs)}
     names |= {s.output: f"y{n}" for n, s in enumerate(chain.stages)}
@@ -70,7 +72,7 @@ def _shown(chain: Chain, weights: Sequence[str] = ()) -> Iterator[tuple[int, str
 
 
 def _function(module: ir.Module, number: int, stage: Stage, texts: dict[str, str], line: int) -> func.FuncOp | None:
-    """The stage's function in the module, whose text begins at this line; None for attention and what is done with heads."""
+    """Adds the function of a stage to the module and returns it; None for a `step`. Its text begins at `line`."""
     if stage.body is None:
         return None
     parsed = ir.Module.parse(texts[signature(stage.body)])
@@ -90,7 +92,7 @@ def _compose(
     tokens: int | None,
     lines: Sequence[int],
 ) -> None:
-    """Add @region."""
+    """Adds @region, which calls the functions of the stages."""
     weights = [
         function.type.inputs[WEIGHT]
         for stage, function in zip(chain.stages, functions, strict=True)
@@ -125,7 +127,7 @@ def _compose(
 
 
 def _step(stage: Stage, operands: list[ir.Value], length: ir.Value) -> ir.Value:
-    """Attention, or what is done with heads one by one."""
+    """Adds the operation of attention, or of a norm or rotation of heads, and returns its result."""
     step = stage.step
     assert step is not None
     given = {name: attribute(number) for name, number in step.numbers.items()}
@@ -147,7 +149,7 @@ def _result_type(stage: Stage) -> ir.Type:
 
 
 def _type(node: fx.Node, kind: str) -> ir.Type:
-    """The type of a value as a chain sees it: a matrix with a token a row."""
+    """Returns the type of an input as @region takes it: a matrix has one row for each token, a dynamic size."""
     value: Any = node.meta["val"]
     dynamic = ir.ShapedType.get_dynamic_size()
     width = value.shape[-1] if value.dim() else 1

@@ -1,7 +1,7 @@
-"""The nodes before some node that one chain can compute, with those that belong beside them.
+"""Finds cones: for a node, the nodes before it that one chain can compute together with it.
 
-A cone is convex: nothing made of its values outside of it comes back to it. Products of the same matrix as one of the cone (the
-queries, keys and values of a layer) join it where several of its values may be used elsewhere.
+A cone is convex: no value that is computed from it outside comes back to it. In inference, products that multiply a matrix of
+the cone join it as siblings, such as queries, keys and values of a layer. find_chains.py makes chains of cones.
 """
 
 import operator
@@ -31,8 +31,11 @@ def find_cone(
     reorder: bool,
     several: bool,
 ) -> set[fx.Node]:
-    """The nodes that `output` needs, as far as a chain can compute them with these products; others may use them too where
-    `several`, and tokens change their order where `reorder`."""
+    """Returns the cone of `output` with these products and attention. Empty if there is none.
+
+    `claimed` are the nodes of other chains, each with all nodes that its chain is computed from. `reorder` allows that tokens
+    change their order inside. `several` allows that nodes outside use values of the cone.
+    """
     usable = list(attention)
     while True:
         inside = {n: a for a in usable for n in a.members}
@@ -45,8 +48,11 @@ def find_cone(
 
 
 def without_first_sums(nodes: list[fx.Node], products: Mapping[fx.Node, Product], attention: list[Attention]) -> list[fx.Node]:
-    """The nodes of a cone, in order, but for what it begins with by elements of several matrices from outside, one of which is
-    looked up or computed for that alone: Inductor's loop does it while it writes, and the chain reads a matrix less."""
+    """Returns the nodes of a cone, in order, without the elementwise nodes that Inductor had better compute.
+
+    These read several matrices, all from outside, and Inductor computes one of them, for this node only, in an elementwise
+    loop. It can compute this node in the same loop, and the chain then reads one matrix less.
+    """
     inside, attending = set(nodes), {member for found in attention for member in found.members}
     for node in nodes:
         if node in products or node in attending or not is_elementwise(node) or not inside.isdisjoint(node.all_input_nodes):
@@ -58,7 +64,7 @@ def without_first_sums(nodes: list[fx.Node], products: Mapping[fx.Node, Product]
 
 
 def _computed_in_a_loop(node: fx.Node) -> bool:
-    """Whether Inductor computes a value element by element, so that what reads it belongs into the same loop."""
+    """Whether Inductor computes a value element by element, in a loop that can also compute its users."""
     target = node.target
     return isinstance(target, OpOverload) and (target in _LOOKED_UP or torch.Tag.pointwise in target.tags)
 
@@ -71,18 +77,20 @@ def _convex(
     reorder: bool,
     several: bool,
 ) -> set[fx.Node]:
-    """Nodes such that nothing made of them outside comes back to them. `claimed` are the nodes of other chains, each with all
-    that its chain is computed from; a chain waits for all of another that it reads from."""
+    """Returns the cone of `output` without siblings. See `find_cone` for `claimed`.
+
+    A chain that reads one value of another chain has to wait for all of it.
+    """
     cone: set[fx.Node] = set()
     before: set[fx.Node] = set()
-    """What the cone is computed from."""
+    """The nodes outside that the cone is computed from."""
     rows = rows_of(output)
     if rows is None:
         return cone
     outside = {node for a in attending.values() for node in a.outside}
     outside |= {arguments(node)[-1] for node, product in products.items() if isinstance(product, Inner)}
     node = output
-    pending, wanted = {output}, {output}  # of these, what the cone itself reads
+    pending, wanted = {output}, {output}  # all nodes that `output` needs, and those that the cone itself reads
     while wanted:
         if node in pending:
             pending.discard(node)
@@ -112,8 +120,10 @@ def _with_siblings(
     attending: dict[fx.Node, Attention],
     claimed: Mapping[fx.Node, set[fx.Node]],
 ) -> set[fx.Node]:
-    """The cone with the products of its matrices that need nothing else which depends on it. What comes of them does not come
-    back: it would have to enter by a value that is computed from the cone."""
+    """Returns the cone with its siblings: products of its matrices whose other operands do not depend on the cone.
+
+    It stays convex: neither the cone nor another operand of a sibling reads a value that is computed from the cone outside.
+    """
     found, rows = set(cone), rows_of(output)
     for node, product in products.items() if cone else ():
         views = [product.x]
@@ -130,7 +140,7 @@ def _with_siblings(
 
 
 def _awaited(node: fx.Node, claimed: Mapping[fx.Node, set[fx.Node]]) -> set[fx.Node]:
-    """A node and, where it is part of a chain, all that this one has to wait for."""
+    """Returns a node and, if it is in a chain, all nodes that this chain has to wait for."""
     found, pending = {node}, [node]
     while pending:
         more = claimed.get(pending.pop(), set()) - found
@@ -140,7 +150,7 @@ def _awaited(node: fx.Node, claimed: Mapping[fx.Node, set[fx.Node]]) -> set[fx.N
 
 
 def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:
-    """Whether a value inside a chain, or what it is a view of, may be an output of it: a matrix, or heads cut out of one."""
+    """Whether a value inside a chain may be an output of it: the value, or its source, is a matrix or heads cut out of one."""
     source = path(node)[0] if is_view(node) else node
     found = attending.get(source)
     if found is not None and source is not found.output and source not in [step.node for step in found.per_head]:
@@ -152,7 +162,7 @@ def _may_leave(node: fx.Node, attending: dict[fx.Node, Attention]) -> bool:
 def _fits(
     node: fx.Node, rows: object, products: Mapping[fx.Node, Product], attending: dict[fx.Node, Attention], output: fx.Node
 ) -> bool:
-    """Whether a chain of so many rows can compute this node."""
+    """Whether a chain with so many rows that ends in `output` can compute this node."""
     if node.op != "call_function" or phase(node) != phase(output) or constant_of(node) is not None:
         return False
     if node in attending:
@@ -169,7 +179,7 @@ def _fits(
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not equal(rows_of(node), rows):
         return False
-    if value.dtype is torch.int8 and not is_identity(node):  # what a quantized product multiplies
+    if value.dtype is torch.int8 and not is_identity(node):  # the operand of a quantized product
         return is_elementwise(node) and node.all_input_nodes[0].meta["val"].dtype in DTYPES
     if value.dtype not in (*DTYPES, torch.bool, torch.int8):
         return False
@@ -183,7 +193,7 @@ def _readable(operand: fx.Node, shape: torch.Size) -> bool:
 
 
 def rows_of(node: fx.Node) -> object:
-    """Number of rows of a value seen as a matrix; None for what is no matrix."""
+    """Returns the number of rows of a value seen as a matrix; None if it has fewer than two dimensions."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return None

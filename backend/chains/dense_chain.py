@@ -1,7 +1,8 @@
-"""Chains in plain torch: what runs where a weight has become too dense. Holds no node of a graph, so that it can be pickled.
+"""Computes chains in plain torch. A compiled chain calls this if a weight has become too dense for its kernel.
 
-What is done with heads is here under the names of `kernel.attend`, `kernel.normalize`, `kernel.rotate` and `kernel.regroup`. It
-takes the length of sequences, matrices with a token a row, and the same numbers.
+A `DenseChain` holds no nodes of a graph, so that it can be pickled. `attend`, `normalize`, `rotate` and `regroup` compute what
+these operations of the kernel dialect compute. They take the length of sequences, matrices with one row for each token, and the
+same attributes.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ def attend(
     length: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, heads: int, kv_heads: int, head_size: int,
     offsets: Sequence[int], scale: float, cap: float, causal: bool, key_mask: bool,
 ) -> Tensor:  # fmt: skip
-    """Attention within sequences."""
+    """Computes attention within sequences."""
     q, k, v = (
         _heads(x, offset, count, head_size).unflatten(0, (-1, length)).transpose(1, 2)
         for x, offset, count in zip((q, k, v), offsets, (heads, kv_heads, kv_heads), strict=True)
@@ -44,7 +45,7 @@ def attend(
 
 
 def rotate(length: int, x: Tensor, *tables: Tensor, heads: int, head_size: int, offset: int, rotated: int) -> Tensor:
-    """Rotary position embedding of heads by tables of cosines and sines."""
+    """Computes rotary position embedding of heads by tables of cosines and sines."""
     half = rotated // 2
     low, high, kept = _heads(x, offset, heads, head_size).split((half, half, head_size - rotated), -1)
     (c, d), (s, t) = ((table[:, None, :half], table[:, None, -half:]) for table in tables)
@@ -52,7 +53,7 @@ def rotate(length: int, x: Tensor, *tables: Tensor, heads: int, head_size: int, 
 
 
 def normalize(length: int, x: Tensor, weight: Tensor, *, heads: int, head_size: int, offset: int, eps: float) -> Tensor:
-    """Heads divided by their root mean squares, times a weight."""
+    """Divides heads by their root mean squares, and multiplies them with a weight."""
     given = _heads(x, offset, heads, head_size)
     wide = given if x.dtype is torch.float64 else given.float()
     scaled = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.to(wide.dtype)
@@ -60,24 +61,29 @@ def normalize(length: int, x: Tensor, weight: Tensor, *, heads: int, head_size: 
 
 
 def regroup(length: int, x: Tensor, *, inverse: bool) -> Tensor:
-    """Rows sequence by sequence that were position by position, or back."""
+    """Reorders rows from position by position to sequence by sequence, or back if `inverse`."""
     groups = x.shape[0] // length if inverse else length
     return x.reshape(groups, -1, x.shape[1]).transpose(0, 1).reshape(x.shape)
 
 
 def _heads(x: Tensor, offset: int, heads: int, size: int) -> Tensor:
-    """[T, heads, size] of a matrix [T, columns]."""
+    """Returns heads [T, heads, size], cut out of a matrix [T, columns]."""
     return x[:, offset : offset + heads * size].reshape(-1, heads, size)
 
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {"attend": attend, "rotate": rotate, "normalize": normalize}
-"""By what a step of a chain calls them."""
+"""The functions by `operation` of a step (heads.py, attention.py)."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What it computes, whether from a weight, whether it takes the length of sequences first, and the numbers of its operands
-    among inputs and earlier steps."""
+    """One call.
+
+    compute       the function
+    multiplies    whether it takes the next weight as its second argument
+    takes_length  whether it takes the length of sequences first
+    operands      the indices of its operands in the list of inputs and results of earlier steps
+    """
 
     compute: Callable[..., Tensor]
     multiplies: bool
@@ -89,9 +95,9 @@ class _Step:
 class DenseChain:
     """A chain as a function of (first input, weights, other inputs).
 
-    results    the numbers of what it gives among inputs and steps
+    results    the indices of the results in the list of inputs and steps
     products   the number of weights
-    length_at  the dimension of the first input that is the length of sequences, None where there is no attention
+    length_at  the dimension of the first input that is the length of sequences; None without attention
     """
 
     steps: tuple[_Step, ...]
@@ -101,7 +107,7 @@ class DenseChain:
 
     @classmethod
     def of(cls, chain: "Chain") -> "DenseChain":
-        """All stages, in order."""
+        """Makes one step of each stage, with `regroup` around them for values that come position by position."""
         numbers: dict[fx.Node, int] = {i.node: n for n, i in enumerate(chain.inputs)}
         steps = list[_Step]()
 

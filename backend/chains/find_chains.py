@@ -1,15 +1,18 @@
-"""Chains: several contractions and what lies between them, cut out of the graph as one region.
+"""Finds chains: several contractions and the work between them, which one kernel computes tile by tile.
 
     %u = gelu(linear(%x, %up))                    chain(x, up, down, ...):   a tile of tokens goes through all stages
     %y = layer_norm(linear(%u, %down) + %x)   →     product(x, up)        gelu
                                                     product(0, down)      + x
                                                     rows(1)               sums, scale and shift
 
-A chain is the largest part of the graph before some node whose nodes all have a token a row: contractions that become sparse,
-elementwise work, sums of rows, and attention within sequences (cone.py). In inference, values inside it may be used elsewhere,
-too (keys and values that go to a cache, a residual): these are further outputs, as long as nothing made of them comes back.
-Where there is attention, tokens may change their order from sequence by sequence to position by position and back
-(token_order.py).
+A chain ends in some node and takes in as many of the nodes before it as it can (cone.py). All its values have one row for each
+token. It may compute sparse contractions, elementwise work, sums of rows, and attention within sequences.
+
+In inference, other nodes may use values inside a chain, such as a residual, or keys that go to a cache. Those values become
+further outputs. Nothing that is computed from them outside may come back into the chain. With attention, tokens may change
+their order from sequence by sequence to position by position and back (token_order.py).
+
+weights/plan.py calls `find_chains`, asks chain_cost.py which chains pay, and has build_chain.py compile them.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -35,18 +38,19 @@ from gossamer.passes.chains.lower_sequence import MOST_TOKENS
 aten = torch.ops.aten
 
 _MOST_KEYS = 1536
-"""Keys that a query sees, on average, in attention inside of chains: of 2,048 tokens and causal a prefill gains 7 %, of 6,144
-it loses 13 % (Llama-like, 1,024 features, 90 % zeros, on Emerald Rapids)."""
+"""The most keys that a query may see, on average, in attention inside a chain. A causal prefill of 2,048 tokens gains 7 %, one
+of 6,144 tokens loses 13 % (Llama-like, 1,024 features, 90 % zeros, on Emerald Rapids)."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One step of a chain.
 
-    body      a function on matrices; of (x, w, *extras) where `contraction` is, of (*extras) for rows, None for a `step`
-    step      attention, or what is done with heads one by one
-    operands  what it takes besides its weight: outputs of earlier stages, or values from outside
-    output    the node of the large graph that it computes
+    body         a function on matrices: body(x, w, *extras) of a `contraction`, body(*extras) of row work, None for a `step`
+    contraction  the product that the stage begins with, None if it has no weight
+    step         attention, or an operation on single heads: a norm or a rotation
+    operands     the values that it reads besides its weight: outputs of earlier stages, or inputs of the chain
+    output       the node of the large graph that it computes
     """
 
     output: fx.Node
@@ -57,25 +61,26 @@ class Stage:
 
     @property
     def attention(self) -> Attention | None:
-        """The step, if it is one."""
+        """The step, if it is attention."""
         return self.step if isinstance(self.step, Attention) else None
 
     @property
     def columns(self) -> int:
-        """Columns of what it computes, as a matrix with a token a row."""
+        """Columns of the result, seen as a matrix with one row for each token."""
         width: int = self.output.meta["val"].shape[-1]
         return self.step.columns if isinstance(self.step, PerHead) else width
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages in order.
+    """A part of a graph that one kernel computes.
 
-    inputs       values from outside, the first of them a matrix
-    members      the nodes of the large graph that it computes
-    results      the stages whose outputs others use: last the one that the chain ends in
-    leaving      each node that others use: the output of a stage that it is a view of, and the views down to it
-    by_position  inputs, or outputs, whose rows come position by position
+    stages       its steps, in order
+    inputs       the values from outside, a matrix first
+    members      the nodes of the large graph that it computes, in order
+    results      the stages whose outputs nodes outside use; the last one ends the chain
+    leaving      a list for each node that nodes outside use: the output of a stage, then the views of it that lead to this node
+    by_position  inputs and outputs whose rows come position by position
     """
 
     stages: tuple[Stage, ...]
@@ -87,12 +92,12 @@ class Chain:
 
     @property
     def output(self) -> fx.Node:
-        """The node that it ends in."""
+        """The last node of the chain."""
         return self.members[-1]
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
-        """The nodes that others use."""
+        """The outputs of `results`."""
         return tuple(stage.output for stage in self.results)
 
     @property
@@ -108,14 +113,17 @@ class Chain:
 
     @property
     def attention(self) -> Attention | None:
-        """The first attention: all have the same sequences."""
+        """The first attention. All attention of a chain is over the same sequences."""
         return next((stage.attention for stage in self.stages if stage.attention is not None), None)
 
 
 def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Chain]:
-    """The chains of at least two of the `sparse` contractions, given by their nodes, or of one with a low rank beside it."""
+    """Returns the chains of a graph, in its order. `sparse` are the contractions to be sparse, by their nodes.
+
+    A chain has at least two of them, or one with a product of low rank beside it.
+    """
     sparse = {node: c for node, c in sparse.items() if device_of(c.weight.device).chains}
-    # A tile for a few tokens is mostly empty: the schedules for them leave low ranks to torch.
+    # A chain's tile would be mostly empty with few tokens, and the schedules for few tokens leave low ranks to torch.
     low_rank = {} if all(map(few_tokens, sparse.values())) else find_low_rank(graph, sparse)
     products: dict[fx.Node, Product] = {**low_rank, **sparse}
     attention = [found for found in find_attention(graph) if not _is_long(found)]
@@ -145,25 +153,28 @@ def find_chains(graph: fx.Graph, sparse: dict[fx.Node, Contraction]) -> list[Cha
 
 
 def chain_of(nodes: list[fx.Node], products: Mapping[fx.Node, Product]) -> Chain | None:
-    """The chain of nodes without attention, which are in order and end in a product; None if they are none."""
+    """Returns the chain of these nodes; None if they make none. They are in order, have no attention, and end in a product."""
     return _cut(nodes, dict(products), [])
 
 
 def few_tokens(contraction: Contraction) -> bool:
-    """Whether a product has so few tokens that schedules for few tokens compute it."""
+    """Whether a product has so few tokens that a schedule for few tokens computes it."""
     tokens = contraction.tokens
     return tokens is not None and 0 < tokens <= MOST_TOKENS and not (contraction.dynamic or contraction.quantized)
 
 
 def _is_long(attention: Attention) -> bool:
-    """Whether torch's own attention, which takes less for a pair, saves more than the chain around it would."""
+    """Whether sequences are too long for a chain. Torch's attention is faster per pair of tokens, and so wins on long ones."""
     length = attention.sizes[1]
     return isinstance(length, int) and length > _MOST_KEYS * (1 + attention.causal)
 
 
 def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list[Attention]) -> Chain | None:
-    """The chain of these nodes, which are in order; None where its last stage is elementwise, and so no part of a chain by
-    itself, or where its attention is over different sequences."""
+    """Returns the chain of these nodes, which are in order; None if a kernel cannot compute them.
+
+    Reasons: attention over different sequences, contradicting token orders, a last node that computes nothing, and inputs or
+    outputs of unknown kinds.
+    """
     inside = set(nodes)
     within = [found for found in attention if found.node in inside]
     if any(found.sizes != within[0].sizes for found in within):
@@ -181,7 +192,7 @@ def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list
 
 
 def _stages(nodes: list[fx.Node], products: Mapping[fx.Node, Product], attention: list[Attention]) -> list[Stage]:
-    """The stages that compute these nodes: products, attention, and what rows are left; each after those that it reads."""
+    """Returns the stages that compute these nodes: products, attention, and row work for all others, in order."""
     inside, taken = set(nodes), set[fx.Node]()
     order = {node: number for number, node in enumerate(nodes)}
     low_rank = {node: product for node, product in products.items() if isinstance(product, Inner)}
@@ -200,12 +211,12 @@ def _stages(nodes: list[fx.Node], products: Mapping[fx.Node, Product], attention
     groups = _groups([node for node in nodes if node not in taken], low_rank)
     stages += [_rows(group) for group in groups if not all(_vanishes(node) for node in group)]
     outputs = {stage.output for stage in stages}
-    # each reads what comes before its output
+    # Operands come before the output in the graph, so that this order has each stage after those that it reads.
     return sorted((_resolved(stage, outputs, inside) for stage in stages), key=lambda stage: order[stage.output])
 
 
 def _beside(members: Container[fx.Node], low_rank: Mapping[fx.Node, Inner], closed: Container[fx.Node]) -> list[fx.Node]:
-    """The products of low rank that the epilogue of a sparse product reads, and what is made of each by elements on the way."""
+    """Returns the products of low rank that the epilogue `members` reads, and the elementwise nodes between."""
     found = list[fx.Node]()
     for node in low_rank:
         path = [node]
@@ -217,11 +228,11 @@ def _beside(members: Container[fx.Node], low_rank: Mapping[fx.Node, Inner], clos
 
 
 def _inputs(nodes: list[fx.Node], stages: list[Stage], attention: list[Attention]) -> tuple[Extra, ...] | None:
-    """The values from outside, a matrix first; None if a stage reads what no chain has for it."""
+    """Returns the values from outside, a matrix first; None if a stage reads a value that a chain cannot pass to it."""
     inside, outputs = set(nodes), {stage.output for stage in stages}
     read = [operand for stage in stages for operand in stage.operands]
     if any(o.node in outputs and o.kind in ("scalar", "vector") for o in read):
-        return None  # of a single token, where a column looks like a number
+        return None  # with a single token, a column [1, 1] is taken for a number
     inputs = dict.fromkeys(o for o in read if o.node not in outputs)
     first = next((o for o in inputs if o.kind == "matrix"), None)
     if first is None or any(o.node in inside or o.node.meta["val"].dtype not in DTYPES for o in inputs):
@@ -232,8 +243,10 @@ def _inputs(nodes: list[fx.Node], stages: list[Stage], attention: list[Attention
 
 
 def _holds_integers(stages: list[Stage]) -> bool:
-    """Whether integers are where a chain has a place for them: quantized factors of its products, and nothing beside f32 that
-    is wider."""
+    """Whether a chain can hold the integers of these stages.
+
+    Only quantized products may read int8 values. Beside such products there may be no int32 results and no float64.
+    """
     quantized = [stage.contraction for stage in stages if stage.contraction is not None and stage.contraction.quantized]
     dtypes = {stage.output.meta["val"].dtype for stage in stages}
     if not quantized:
@@ -250,8 +263,7 @@ def _holds_integers(stages: list[Stage]) -> bool:
 
 
 def _leaving(nodes: list[fx.Node], outputs: Container[fx.Node]) -> list[list[fx.Node]] | None:
-    """For each node that others use: the output of a stage that it is a view of, and the views down to it. None where others
-    use what no stage gives."""
+    """Returns `Chain.leaving`; None if nodes outside use a value that is no output of a stage and no view of one."""
     inside, found = set(nodes), list[list[fx.Node]]()
     for node in nodes:
         if node is not nodes[-1] and all(user in inside for user in node.users):
@@ -267,7 +279,7 @@ def _leaving(nodes: list[fx.Node], outputs: Container[fx.Node]) -> list[list[fx.
 
 
 def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bool:
-    """Whether an input has as many rows as a chain with this output reads of it."""
+    """Whether an input has as many rows as the chain needs: one a token, or one a position for tables of positions."""
     if operand.kind not in ("matrix", "column", "position"):
         return True
     counts = [rows_of(output)]
@@ -277,12 +289,12 @@ def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bo
 
 
 def _vanishes(node: fx.Node) -> bool:
-    """Whether there is nothing to compute: values stay as they are, at most in rows of another order."""
+    """Whether a node computes nothing: it returns the values of its operand, perhaps with rows in another order."""
     return is_identity(node) or swaps_tokens(node)
 
 
 def _attention(found: Attention) -> Iterator[Stage]:
-    """What is done with heads one by one, then attention itself."""
+    """Yields the stages of norms and rotations of heads, then that of attention itself."""
     for step in found.per_head:
         yield Stage(step.node, (Extra(step.heads.matrix, "matrix"), *step.extras), step=step)
     operands = [Extra(heads.matrix, "matrix") for heads in found.operands]
@@ -308,7 +320,7 @@ def _rows(group: list[fx.Node]) -> Stage:
 
 @dataclass(frozen=True)
 class _Closed:
-    """All nodes but those of a chain that no stage has taken yet."""
+    """Contains every node that no stage may take: those outside the chain, and those of earlier stages."""
 
     inside: set[fx.Node]
     taken: set[fx.Node]
@@ -318,8 +330,10 @@ class _Closed:
 
 
 def _groups(nodes: list[fx.Node], low_rank: Mapping[fx.Node, Inner]) -> Iterator[list[fx.Node]]:
-    """Parts of the nodes (which are in order) with one output each. What a product of low rank multiplies is one: each of its
-    elements is read for several features."""
+    """Yields parts of these nodes with one output each. The nodes are in order.
+
+    The operand of a product of low rank is an output of its own: the product reads each of its elements several times.
+    """
     left, whole = dict.fromkeys(nodes), {product.x for product in low_rank.values()}
     while left:
         output = next(reversed(left))
@@ -332,7 +346,7 @@ def _groups(nodes: list[fx.Node], low_rank: Mapping[fx.Node, Inner]) -> Iterator
 
 
 def _resolved(stage: Stage, outputs: Container[fx.Node], inside: Container[fx.Node]) -> Stage:
-    """The stage with operands that are outputs of stages or come from outside: views between them vanish."""
+    """Returns the stage with its operands behind views: outputs of stages, or values from outside."""
     operands = []
     for operand in stage.operands:
         node = operand.node

@@ -1,8 +1,8 @@
-"""Norms of each head of queries or keys by itself as graphs spell them, for %x [B, S, H, D], or [B, H, S, D]:
+"""Recognises norms of each head of queries or keys %x, [B, S, H, D] or [B, H, S, D], in this form:
 
     mul(%w, mul(%x, rsqrt(add(mean(pow(%x, 2), [-1], True), 1e-6))))
 
-Conversions from narrow floats and back may stand between. %w has a number for each column of a head. Query-key
+There may be conversions from narrow floats and back between these. %w has a number for each column of a head. This is query-key
 normalization (Henry et al., 2020) by root mean squares, as in Qwen 3 and Gemma 3.
 """
 
@@ -20,7 +20,7 @@ from gossamer.backend.regions.matrix_functions import Extra
 
 @dataclass(frozen=True)
 class HeadNorm(PerHead):
-    """Each head divided by its root mean square, `eps` added to the mean of the squares; then its columns times a weight."""
+    """Divides each head by sqrt(mean of its squares + eps), then multiplies its columns with a weight."""
 
     operation: ClassVar[str] = "normalize"
 
@@ -28,7 +28,7 @@ class HeadNorm(PerHead):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """With `eps`."""
+        """The attributes of all such operations, and `eps`."""
         return {**super().numbers, "eps": self.eps}
 
 
@@ -42,7 +42,7 @@ _NORM = in_any_type(_WEIGHT * in_any_type(_X * rsqrt(average(square(_X), LAST) +
 
 
 def find_head_norm(node: fx.Node) -> HeadNorm | None:
-    """The norm of heads whose value is this node."""
+    """Returns the norm whose result is this node; None if there is none."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() != 4 or not isinstance(value.shape[-1], int):
         return None

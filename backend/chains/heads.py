@@ -1,8 +1,9 @@
-"""Heads cut out of a matrix with a token a row.
+"""Finds the matrix that heads were cut out of. The matrix has one row for each token.
 
     %m [.., N]  →  view, slice, select, permute, expand  →  [B, H, S, D], or with its dimensions in another order
 
-The rows of the matrix come sequence by sequence, [B, S], or position by position, [S, B].
+The rows of the matrix come sequence by sequence, [B, S], or position by position, [S, B]. attention.py, rotary.py and
+head_norm.py call this.
 """
 
 import operator
@@ -18,10 +19,10 @@ from gossamer.backend.graph.nodes import Size, equal
 from gossamer.backend.regions.matrix_functions import Extra
 
 Roles = tuple[int, int, int, int]
-"""Which dimensions are batch, heads, positions and the columns of a head."""
+"""The dimensions of batch, heads, positions and the columns of a head."""
 
 ROLES: tuple[Roles, ...] = ((0, 1, 2, 3), (0, 2, 1, 3), (1, 2, 0, 3))
-"""Those of values that heads are computed with."""
+"""The orders of dimensions in which models compute with heads: [B, H, S, D], [B, S, H, D] and [S, B, H, D]."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Heads:
     """Columns of a matrix [T, columns] as heads.
 
     offset       the column at which the first head begins
-    count        heads in the matrix, side by side; each may stand for several of the value that was cut from it
-    by_position  whether its rows come position by position, not sequence by sequence
+    count        heads in the matrix, side by side. The value cut from it may repeat each of them
+    by_position  whether the rows come position by position, not sequence by sequence
     """
 
     matrix: fx.Node
@@ -41,12 +42,14 @@ class Heads:
 
 @dataclass(frozen=True)
 class PerHead:
-    """What is done with each head of a matrix by itself: [T, columns] → [T, heads x size].
+    """An operation on each head of a matrix by itself, a norm or a rotation: [T, columns] → [T, heads x size].
 
-    operation  the name of what computes it: `kernel.normalize` in a chain, `dense_chain.normalize` in plain torch
-    node       its value in the graph, and `roles` its dimensions
-    members    the nodes from the heads to it
-    extras     what it reads besides the matrix
+    operation  its name: "normalize" is `kernel.normalize` in a chain and `dense_chain.normalize` in plain torch
+    heads      the heads that it reads
+    node       its result in the graph
+    roles      which dimensions of `node` are batch, heads, positions and columns
+    members    the nodes from the heads to `node`
+    extras     the values that it reads besides the matrix
     """
 
     operation: ClassVar[str]
@@ -65,17 +68,17 @@ class PerHead:
 
     @property
     def columns(self) -> int:
-        """Of the result."""
+        """Columns of the result."""
         return self.heads.count * self.size
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What the operation is told, by name."""
+        """The attributes of the operation, by name."""
         return {"heads": self.heads.count, "head_size": self.size, "offset": self.heads.offset}
 
     @property
     def layout(self) -> Layout:
-        """How the value lies in the result, where its heads are side by side."""
+        """The layout of `node` in the result, a matrix with all heads side by side."""
         shape = self.node.meta["val"].shape
         batch, heads, length, size = (shape[role] for role in self.roles)
         outer, inner = row_strides(batch, length, heads * size, self.heads.by_position)
@@ -84,14 +87,14 @@ class PerHead:
 
 
 def row_strides(batch: Size, length: Size, columns: Size, by_position: bool) -> tuple[Size, Size]:
-    """From one sequence to the next, and from one position to the next, in elements of a matrix of so many columns."""
+    """Returns the strides from one sequence to the next, and from one position to the next, in elements of the matrix."""
     return (columns, batch * columns) if by_position else (length * columns, columns)
 
 
 def cut_heads(layout: Layout | None, matrix: fx.Node, columns: int, sizes: tuple[Size, Size], roles: Roles) -> Heads | None:
-    """The heads that a value of this layout is made of, where it is all tokens of a matrix and some of its columns.
+    """Returns the heads of a matrix that a value of this layout has; None if it is not some columns of all tokens.
 
-    `sizes` are batch and length. A head of the matrix may be repeated for several of the value, one after the other.
+    `sizes` are batch and length. The value may repeat each head of the matrix several times in a row.
     """
     if layout is None or len(layout.dims) != 4 or not isinstance(layout.offset, int):
         return None
@@ -112,8 +115,8 @@ def cut_heads(layout: Layout | None, matrix: fx.Node, columns: int, sizes: tuple
 
 
 def cuts(x: fx.Node, made: PerHead | None) -> Iterator[tuple[Roles, Heads, list[fx.Node]]]:
-    """The ways in which a value may be all heads of a matrix, or of the result of a step: with its roles, and the nodes in
-    between."""
+    """Yields the ways in which `x` may be all heads of a matrix, or of the result of the step `made`: the roles of its
+    dimensions, the heads, and the nodes between."""
     for roles in ROLES:
         cut = cut_from(made, x, roles)
         if cut is not None and equal(cut[0].count, x.meta["val"].shape[roles[1]]):
@@ -121,7 +124,7 @@ def cuts(x: fx.Node, made: PerHead | None) -> Iterator[tuple[Roles, Heads, list[
 
 
 def cut_from(made: PerHead | None, node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:
-    """The heads that a value was cut from, which are those of a matrix or of such a step, and the nodes in between."""
+    """Returns the heads that a value was cut from, and the nodes between. `made` is the step before it, None for a matrix."""
     if made is None:
         return matrix_behind(node, roles)
     views, shape = path(node)[1:], node.meta["val"].shape
@@ -131,7 +134,7 @@ def cut_from(made: PerHead | None, node: fx.Node, roles: Roles) -> tuple[Heads, 
 
 
 def matrix_behind(node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | None:
-    """The heads of the earliest matrix that a value can have been cut from, and the nodes in between."""
+    """Returns the heads of the earliest matrix that a value can have been cut from, and the nodes between."""
     nodes, shape = path(node), node.meta["val"].shape
     if len(shape) != 4:
         return None
@@ -150,7 +153,7 @@ def matrix_behind(node: fx.Node, roles: Roles) -> tuple[Heads, list[fx.Node]] | 
 
 
 def passed(views: list[fx.Node]) -> list[fx.Node]:
-    """Some views with the splits that they are parts of."""
+    """Returns the views, each part of a split with the node of its split before it."""
     found: list[fx.Node] = []
     for view in views:
         found += [*view.all_input_nodes, view] if view.target is operator.getitem else [view]

@@ -1,7 +1,7 @@
-"""What the graph says about masks of attention before it runs: those that are constant, and keys that are hidden from all.
+"""Finds out from the graph what a mask of attention hides, so that kernels can skip work.
 
-%m = where(le(index(%iota, ..), index(%iota, ..)), 0, -inf)             causal: not needed at all
-%m = where(bitwise_and(%padding, le(...)), 0, -inf)                      keys after the query need not be looked at
+%m = where(le(index(%iota, ..), index(%iota, ..)), 0, -inf)             causal: no mask is needed
+%m = where(bitwise_and(%padding, le(...)), 0, -inf)                      hides later keys: kernels skip them
 %m = where(bitwise_and(%padding, ge(index(%iota, ..), 0)), 0, -inf)      the same for all queries: one row is enough
 """
 
@@ -17,7 +17,7 @@ from gossamer.runtime.torch_internals import OpOverload
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _IN_PLACE = COPIES | {aten.expand.default, aten.slice.Tensor, aten._to_copy.default, aten.where.ScalarSelf}
-"""What leaves rows where they are, besides what goes by elements and says so."""
+"""Operations that leave rows where they are, besides those that torch tags as pointwise."""
 
 _UNIFORM = {aten.full.default, aten.zeros.default, aten.ones.default}
 
@@ -27,18 +27,18 @@ _ANDS = {aten.bitwise_and.Tensor, aten.logical_and.default}
 
 
 class Constants:
-    """The values of a graph that depend on none of its inputs, computed when they are asked for."""
+    """The values of a graph that depend on none of its inputs. Each is computed when it is asked for."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._constant = computed_from(graph, ())
         self._values: dict[fx.Node, torch.Tensor] = {}
 
     def of(self, node: fx.Node) -> torch.Tensor | None:
-        """The value of a node; None if it depends on inputs, or on sizes that are not fixed."""
+        """Returns the value of a node; None if it depends on inputs, or on dynamic sizes."""
         if node not in self._constant or not all(n in self._constant for n in node.all_input_nodes):
             return None
         if node not in self._values:
-            try:  # at once, so that nothing on the way is kept: it may be large
+            try:  # in one go, because intermediate values may be large and are not kept
                 (self._values[node],) = evaluated(cut([node], ()).evaluate, ())
             except (RuntimeError, TypeError):
                 return None
@@ -46,7 +46,7 @@ class Constants:
 
 
 def is_causal(mask: torch.Tensor | None) -> bool:
-    """Whether a mask hides all later keys, by numbers as low as can be or minus infinity, and nothing else."""
+    """Whether a mask hides exactly the later keys, by minus infinity or about the lowest finite number."""
     if mask is None or mask.shape[-1] != mask.shape[-2]:
         return False
     later, lowest = _later(mask.shape[-1]), torch.finfo(mask.dtype).min
@@ -54,8 +54,10 @@ def is_causal(mask: torch.Tensor | None) -> bool:
 
 
 def hides_later_keys(mask: fx.Node, constants: Constants) -> bool:
-    """Whether a mask is known to be minus infinity for all keys after the query, whatever else it hides. A lower bound will not
-    do here: it is the same as none for a query all of whose keys are hidden."""
+    """Whether a mask is known to be minus infinity for all keys after the query. It may hide other keys, too.
+
+    The lowest finite number is not enough: a query whose keys are all hidden by it attends to all of them equally.
+    """
     length = mask.meta["val"].shape[-1]
     if not isinstance(length, int) or not _square(mask, length):
         return False
@@ -93,7 +95,7 @@ def same_for_queries(mask: fx.Node) -> bool:
 
 
 def _keeps_alike(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
-    """Whether a value has the same row for all queries, if those tensors have that are `known` to."""
+    """Whether a node has the same row for all queries. `known` says so of its operands."""
     if node.target in _UNIFORM or (node.target is aten.ge.Scalar and _at_least(node.args[0], node.args[1])):
         return True
     elementwise = isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
@@ -102,13 +104,13 @@ def _keeps_alike(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
 
 
 def _one_query(node: fx.Node) -> bool:
-    """Whether a tensor has one row only, which is for all queries."""
+    """Whether a tensor has a single row, which is broadcast to all queries."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and (value.dim() < 2 or equal(value.shape[-2], 1))
 
 
 def _at_least(node: Any, least: Any) -> bool:
-    """Whether no element is below a number: positions, plus constants."""
+    """Whether no element of `node` is below `least`. Recognises ranges of positions, plus constants."""
     while isinstance(node, fx.Node) and node.target in SPREADS | _SHIFTS:
         if node.target is aten.add.Tensor:
             if not isinstance(node.args[1], int) or node.kwargs:
@@ -122,14 +124,14 @@ def _at_least(node: Any, least: Any) -> bool:
 
 
 class FirstAlike:
-    """Of nodes that compute the same of the same, the one that was asked for first."""
+    """Maps nodes that compute the same value to one of them, so that layers share one mask."""
 
     def __init__(self) -> None:
         self._first: dict[fx.Node, fx.Node] = {}
         self._by_text: dict[str, fx.Node] = {}
 
     def of(self, node: fx.Node) -> fx.Node:
-        """That of this node; nodes are asked for in the order of the graph."""
+        """Returns the first node asked for that computes the same as `node`. Ask in the order of the graph."""
         for each in ancestors([node], self._first.__contains__):
             if each in self._first:
                 continue

@@ -1,4 +1,4 @@
-"""Putting one `gossamer::region` call where a chain was."""
+"""Replaces the nodes of a chain by one call of its kernel, `gossamer::region` or `gossamer::chain`."""
 
 import operator
 from functools import partial
@@ -21,7 +21,10 @@ aten = torch.ops.aten
 
 
 def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Replaces what leaves the chain by a call of the region op, or the one of several results, with views around it."""
+    """Replaces the results of a chain by a call, with views around it. `key` is that of the built chain.
+
+    `replaced` maps nodes that earlier calls replaced to their replacements; this call adds its own.
+    """
     output = chain.output
     emit = Emitter(output, replaced)
     x = emit.now(chain.inputs[0].node)
@@ -53,7 +56,7 @@ def replace_chain(chain: Chain, key: str, replaced: dict[fx.Node, fx.Node]) -> N
 
 
 def _viewed(view: fx.Node, before: fx.Node, y: fx.Node, emit: Emitter) -> fx.Node:
-    """The view of `y` that `view` is of `before`. Where `view` is a part of `before` after a split, `y` is split, too."""
+    """Applies `view`, a view of `before`, to `y`. If `view` is a part of a split, splits `y`, too."""
     whole: Any = view.args[0]
     if view.target is operator.getitem and whole is not before:
         return emit(operator.getitem, _viewed(whole, before, y, emit), view.args[1])
@@ -65,7 +68,7 @@ def _instead(old: fx.Node, new: fx.Node, argument: fx.Node) -> fx.Node:
 
 
 def _move_behind(output: fx.Node, delivered: set[fx.Node]) -> None:
-    """Has what uses the results of a chain come after them: they are computed where its last node was."""
+    """Moves users of the results to the last node of the chain, because the chain is called there."""
     before = list(takewhile(lambda node: node is not output, output.graph.nodes))
     for node in before:
         if not delivered.isdisjoint(node.all_input_nodes):
@@ -74,7 +77,7 @@ def _move_behind(output: fx.Node, delivered: set[fx.Node]) -> None:
 
 
 def _restored(y: fx.Node, stage: Stage, chain: Chain, emit: Emitter) -> fx.Node:
-    """A result, which has a row a token, as the graph has it."""
+    """Returns a result, a matrix with one row for each token, in the shape of the node that it replaces."""
     if isinstance(stage.step, PerHead):
         turned = stage.step
         assert chain.attention is not None
@@ -89,16 +92,16 @@ def _restored(y: fx.Node, stage: Stage, chain: Chain, emit: Emitter) -> fx.Node:
 
 
 def _operand(operand: Extra, chain: Chain, emit: Emitter) -> fx.Node:
-    """An input as the chain reads it: a matrix has a row a token, a mask a row a query or a sequence."""
+    """Returns an input as the kernel reads it: a matrix with one row a token, a mask with one row a query or a sequence."""
     node = emit.now(operand.node)
     if operand.kind == "position":
         return _by_token(node, chain, emit)
     if operand.kind == "mask":
         assert chain.attention is not None
         if node.meta["val"].dim() == 4 and not equal(node.meta["val"].shape[1], 1):
-            node = emit(aten.slice.Tensor, node, 1, 0, 1)  # all heads have the same
+            node = emit(aten.slice.Tensor, node, 1, 0, 1)  # the heads share a mask
         if chain.attention.key_mask:
-            node = _row(node, emit)  # and all queries
+            node = _row(node, emit)  # the queries share a row
         node = emit(aten.expand.default, node, [chain.attention.sizes[0], 1, -1, -1])
         length = node.meta["val"].shape[-1]
         columns = length if isinstance(length, int) else emit(aten.sym_size.int, node, 3)
@@ -107,7 +110,7 @@ def _operand(operand: Extra, chain: Chain, emit: Emitter) -> fx.Node:
 
 
 def _row(mask: fx.Node, emit: Emitter) -> fx.Node:
-    """A mask for the first query: what computes it by elements computes no others."""
+    """Returns the row of a mask for the first query. If an elementwise op makes the mask, it makes this row only."""
 
     def first(node: fx.Node) -> fx.Node:
         value = node.meta["val"]
@@ -121,7 +124,7 @@ def _row(mask: fx.Node, emit: Emitter) -> fx.Node:
 
 
 def _by_token(node: fx.Node, chain: Chain, emit: Emitter) -> fx.Node:
-    """A table with a row for each position, or each position of each sequence, as a matrix with one for each token."""
+    """Returns a table as a matrix with one row for each token. It has a row a position, perhaps for each sequence."""
     assert chain.attention is not None
     value, tokens = node.meta["val"], chain.contractions[0].x.meta["val"]
     columns = value.shape[-1]
@@ -132,7 +135,7 @@ def _by_token(node: fx.Node, chain: Chain, emit: Emitter) -> fx.Node:
 
 
 def _shape(output: fx.Node, chain: Chain, emit: Emitter) -> list[Any]:
-    """The sizes of an output: those of an input or of a view in the chain that has the same but for the last, or of others."""
+    """Returns the shape of an output. Dynamic sizes come from an input or a view in the chain that has them, too."""
     value = output.meta["val"]
     if all(isinstance(s, int) for s in value.shape):
         return list(value.shape)

@@ -1,4 +1,4 @@
-"""Rotary position embedding as graphs spell it, for %x [B, H, S, D], or [B, S, H, D]:
+"""Recognises rotary position embedding of heads %x, [B, H, S, D] or [B, S, H, D], in these forms:
 
     add(mul(%x, %cos), mul(cat([neg(%x[.., D/2:]), %x[.., :D/2]]), %sin))          the halves of a head as pairs
     cat([sub(mul(%lo, %cos), mul(%hi, %sin)), add(mul(%hi, %cos), mul(%lo, %sin))])
@@ -26,8 +26,8 @@ from gossamer.backend.regions.matrix_functions import Extra
 class Rotation(PerHead):
     """Rotary position embedding of heads by tables of cosines and sines.
 
-    rotated  columns of each head that turn, those of the first half with those of the second; the others are kept
-    norm     what comes before, if there is one: its result is the matrix
+    rotated  how many columns of each head turn, column n with column n + rotated / 2; the columns behind them are kept
+    norm     the norm of heads before the rotation, if there is one. Its result is then the matrix of `heads`
     """
 
     operation: ClassVar[str] = "rotate"
@@ -37,7 +37,7 @@ class Rotation(PerHead):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """With `rotated`."""
+        """The attributes of all such operations, and `rotated`."""
         return {**super().numbers, "rotated": self.rotated}
 
 
@@ -54,7 +54,7 @@ _IN_PART = side_by_side(Hole("turned", _has_columns), Hole("kept", _has_columns)
 
 
 def find_rotation(node: fx.Node) -> Rotation | None:
-    """The rotation of heads whose value is this node."""
+    """Returns the rotation whose result is this node; None if there is none."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() != 4 or not isinstance(value.shape[-1], int):
         return None
@@ -74,7 +74,7 @@ def find_rotation(node: fx.Node) -> Rotation | None:
 
 
 def _turned(node: fx.Node) -> Found | None:
-    """What is in the place of x, cos and sin where all columns turn, and how many these are."""
+    """Matches a rotation of all columns. Returns x, cos and sin by name, and under "rotated" the number of columns."""
     for pattern in (_SWAPPED, _APART):
         for found in matches(pattern, node):
             x = found.get("x") or _base(found["low"])
@@ -86,7 +86,7 @@ def _turned(node: fx.Node) -> Found | None:
 
 
 def _turned_in_part(node: fx.Node) -> Found | None:
-    """The same where only the first columns turn."""
+    """Matches a rotation of only the first columns. Returns the same as `_turned`."""
     parts = match(_IN_PART, node)
     found = None if parts is None else _turned(parts["turned"])
     if parts is None or found is None:
@@ -97,13 +97,13 @@ def _turned_in_part(node: fx.Node) -> Found | None:
 
 
 def _base(part: fx.Node) -> fx.Node:
-    """What a slice or a part of a split is taken from."""
+    """Returns the value that a slice or a part of a split is cut from; `part` itself if it is neither."""
     source = path(part)[-2:][0]
     return source if source is not part and _columns_of(part, source) is not None else part
 
 
 def _columns_of(part: fx.Node, x: fx.Node) -> tuple[int, int] | None:
-    """The columns [low, high) of x that a slice or a part of a split is."""
+    """Returns the columns [low, high) of x that `part` is; None if it is no slice of columns."""
     nodes = path(part)
     shape, width = x.meta["val"].shape, part.meta["val"].shape[-1]
     whole = Layout.contiguous(shape)
@@ -114,7 +114,7 @@ def _columns_of(part: fx.Node, x: fx.Node) -> tuple[int, int] | None:
 
 
 def _table(node: fx.Node, shape: torch.Size, roles: Roles) -> fx.Node | None:
-    """The earliest value that a table of cosines or sines is a view of, with a row for each position."""
+    """Returns the earliest value that a table is a view of and that has one row a position; None if there is none."""
     nodes, given = path(node), node.meta["val"].shape
     columns = given[-1]
     if len(given) > 4 or not isinstance(columns, int):

@@ -1,7 +1,7 @@
-"""Measuring a chain that is in doubt: its kernel, and its products and attention one after the other, as torch computes them.
+"""Measures chains whose predicted gain is in doubt: the kernel against torch's dense products and attention, one by one.
 
-What lies between the products is added to the dense time as predicted, because only a compilation would show how Inductor fuses
-it. Inputs are random, weights real. Times are kept by what the kernel depends on and the sizes of its inputs.
+The dense time includes the predicted time of the work between products, because only Inductor could tell how it fuses that.
+Inputs are random, weights are real. Times are kept by signature of the chain, densities and sizes.
 """
 
 import json
@@ -37,7 +37,7 @@ _ROUNDS = 4
 def measured_costs(
     chain: Chain, predicted: ChainCosts, built: Built, leaves: Sequence[Sequence[torch.Tensor]], budget: Budget
 ) -> ChainCosts:
-    """What the chain costs here; the prediction where it cannot be measured.
+    """Returns the measured costs of a chain; `predicted` if it cannot be measured or the times are not believable.
 
     `leaves` are the values that each weight is computed from.
     """
@@ -61,7 +61,7 @@ def measured_costs(
     def time_of(name: str) -> float:
         found, beside = times()
         if beside is not None:
-            pace.note(beside)  # both are of one measurement, each is kept for itself
+            pace.note(beside)  # both times come from one measurement, but are kept separately
         return found[name]
 
     with budget.spend():
@@ -75,7 +75,7 @@ def measured_costs(
 
 
 def _sizes(chain: Chain) -> tuple[int, int] | None:
-    """Sequences and their length, where these are known or expected and not zero; one sequence where there is no attention."""
+    """Returns the number of sequences and their length; None if unknown or zero. Without attention, there is one sequence."""
     if chain.attention is None:
         tokens = usual_tokens(chain.contractions[0])
         return (1, tokens) if tokens else None
@@ -92,7 +92,7 @@ def _operands(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int
 
 
 def _input(operand: Extra, chain: Chain, batch: int, length: int) -> torch.Tensor:
-    """A value for what a stage reads, an input or the output of a stage: random numbers, or a mask that hides nothing."""
+    """Returns a value for an operand of a stage: random numbers, or a mask that hides nothing."""
     value, tokens = operand.node.meta["val"], batch * length
     if operand.kind == "mask":
         rows = batch if chain.attention is not None and chain.attention.key_mask else batch * length
@@ -100,14 +100,14 @@ def _input(operand: Extra, chain: Chain, batch: int, length: int) -> torch.Tenso
     if operand.kind == "factor":
         return random(*value.shape, dtype=value.dtype)
     width = hint(value.shape[-1]) or 1 if value.dim() else 1
-    # A graph may have heads one by one; the stage that turned them gives a matrix of all.
+    # The graph has [.., size of a head] after a norm or rotation; the chain has a matrix of all heads.
     width = next((stage.columns for stage in chain.stages if stage.output is operand.node), width)
     shapes = {"scalar": (), "vector": (width,), "column": (tokens, 1), "matrix": (tokens, width), "position": (tokens, width)}
     return random(*shapes[operand.kind], dtype=value.dtype)
 
 
 def _densely(chain: Chain, leaves: Sequence[Sequence[torch.Tensor]], batch: int, length: int) -> Call:
-    """All products and attention, one after the other."""
+    """Returns a call that computes all products and attention in torch, one after the other."""
     weights = iter(leaves)
     calls = list[Call]()
     for stage in chain.stages:

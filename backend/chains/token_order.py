@@ -1,7 +1,8 @@
-"""In which order the tokens of a chain come: sequence by sequence, [B, S], or position by position, [S, B].
+"""Finds the order of the tokens in each value of a chain: sequence by sequence, [B, S], or position by position, [S, B].
 
-A chain works on tiles of a sequence. What its inputs and its output look like in memory is found out from its attention, and
-from there through the graph, which may go from one order to the other and back (`nn.MultiheadAttention` does).
+A chain works on tiles of one sequence, so that it has to know the order of its inputs and outputs in memory. Attention tells
+the order of its own operands. From there the order follows through the graph, which may swap it and swap it back
+(`nn.MultiheadAttention` does).
 """
 
 from collections import defaultdict
@@ -30,9 +31,11 @@ def swaps_tokens(node: fx.Node) -> bool:
 def token_orders(
     nodes: Sequence[fx.Node], products: Mapping[fx.Node, Product], attention: Sequence[Attention]
 ) -> dict[fx.Node, bool] | None:
-    """Which of the values that the nodes compute and read have rows position by position. None where they contradict each
-    other, where tokens change their order and no attention says what their order is, and where what changes places is not
-    the sequences and the positions of attention."""
+    """Returns for each value that the nodes compute or read whether its rows come position by position.
+
+    Returns None in three cases: orders contradict each other, tokens change their order but no attention tells it, or the
+    dimensions that change places are not batch and length.
+    """
     if not attention:
         return None if any(swaps_tokens(node) for node in nodes) else {}
     members = {node for a in attention for node in a.members}
@@ -53,7 +56,7 @@ def token_orders(
 
 
 def _told_by(attention: Sequence[Attention]) -> Iterator[tuple[fx.Node, bool]]:
-    """The orders of what attention reads and gives."""
+    """Yields the values that attention reads and computes, each with its order."""
     for found in attention:
         for heads in (*found.operands, *(step.heads for step in found.per_head)):
             yield heads.matrix, heads.by_position
@@ -61,8 +64,10 @@ def _told_by(attention: Sequence[Attention]) -> Iterator[tuple[fx.Node, bool]]:
 
 
 def _spread(told: Iterable[tuple[fx.Node, bool]], links: Sequence[tuple[fx.Node, fx.Node, bool]]) -> dict[fx.Node, bool] | None:
-    """The orders that are told, and of all values that are linked to those: in the same order, or swapped. None where orders
-    contradict each other."""
+    """Returns the orders that are told and those of all linked values; None if they contradict each other.
+
+    A link is two values, and whether one has the order of the other swapped.
+    """
     neighbours = defaultdict[fx.Node, list[tuple[fx.Node, bool]]](list)
     for a, b, swaps in links:
         neighbours[a].append((b, swaps))
@@ -79,12 +84,12 @@ def _spread(told: Iterable[tuple[fx.Node, bool]], links: Sequence[tuple[fx.Node,
 
 
 def _moves_tokens(node: fx.Node) -> bool:
-    """Whether rows lie in another order after a node: not where one of two dimensions that change places has one value only."""
+    """Whether a node changes the order of rows in memory. It does not if a dimension that changes places has size 1."""
     return swaps_tokens(node) and not any(equal(size, 1) for size in node.meta["val"].shape[:2])
 
 
 def _read(node: fx.Node, products: Mapping[fx.Node, Product]) -> list[tuple[fx.Node, bool]]:
-    """The values with a token a row that a node reads, and whether it changes their order."""
+    """Returns the values with one row for each token that a node reads, each with whether the node swaps its order."""
     if node in products:
         product = products[node]
         addend, shape = product.addend, node.meta["val"].shape

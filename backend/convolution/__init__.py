@@ -1,1 +1,1 @@
-"""Convolutions whose weights are mostly zeros: finds them in graphs, and replaces them by a kernel that skips zeros."""
+"""Finds convolutions whose weights are mostly zeros, and replaces them by kernels that skip the zeros."""

@@ -1,7 +1,8 @@
-"""Pointwise convolutions that a depthwise one follows, by bands of channels (see `row_of_kernels`).
+"""Splits a pointwise convolution that a depthwise one follows into bands of channels (see `row_of_kernels`).
 
-What other convolutions read is packed with zeros around it, which would be done again for each band. A kernel for a band is
-told the sizes of images, so that it need not pack them.
+The depthwise convolution then finds each band in the cache. Other convolutions are not split, because they pack their images
+with zeros around them, and would do so again for each band. The kernel of a band knows the sizes of images, and does not pack
+them.
 """
 
 from dataclasses import replace
@@ -16,12 +17,12 @@ from gossamer.backend.regions.grow_region import Region
 
 aten = torch.ops.aten
 
-_LARGE = 1 << 20  # bytes of an image beyond what the cache of a core holds
-_BAND = 512 << 10  # bytes of a band at most
+_LARGE = 1 << 20  # bytes of an image that a core's cache does not hold any more
+_BAND = 512 << 10  # the most bytes of a band
 
 
 def band_rows(found: Convolution, region: Region) -> int | None:
-    """How many channels a band has, where a depthwise convolution reads the result; None where all are computed at once."""
+    """Returns how many channels a band has; None if the convolution is not split."""
     user, shape = only_user(region.output), region.output.meta["val"].shape[1:]
     if user is not None and user.target is aten.constant_pad_nd.default:
         user = only_user(user)
@@ -37,7 +38,7 @@ def band_rows(found: Convolution, region: Region) -> int | None:
 
 
 def of_rows(found: Convolution, region: Region, rows: int) -> tuple[Convolution, Region]:
-    """The same convolution for so many rows of its weight, as its kernel is compiled."""
+    """Returns the convolution and its region for so many rows of the weight, to compile the kernel of a band."""
     graph = fx.Graph()
     copies = dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(region.body.graph, copies))

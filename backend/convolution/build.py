@@ -1,4 +1,4 @@
-"""A region around a convolution → something that runs: its kernel, compiled or recalled, and its weight, packed."""
+"""Builds the region of a convolution: compiles its kernel, or finds it in the cache, and packs its weight."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 REFERENCE = "reference"
 
 _DENSEST = 0.9
-"""Density above which no convolution stays sparse, whatever it gained with its zeros: weights may lose them in training."""
+"""The density above which a convolution runs dense, whatever its gain was. Weights may lose zeros in training."""
 
 
 def build(
@@ -50,8 +50,10 @@ def build(
     context: GraphContext,
     details: Details | None,
 ) -> tuple[str, Decision]:
-    """The key under which `gossamer::region` finds what runs the region, and what is told of it, with these details.
-    CompileError."""
+    """Builds a region. Returns the key by which `gossamer::region` finds it, and the decision with these details.
+
+    Raises CompileError.
+    """
     options = context.options
     schedule = REFERENCE if options.schedule == REFERENCE else CONVOLVE
     kernel = compiled(name, found, region, schedule, context.dump)
@@ -90,7 +92,7 @@ def as_images(
     found: Convolution, region: Region, kernel: Kernel, weights: tuple[Weight, ...], body: Any = None,
     band: Band | None = None,
 ) -> CompiledRegion:  # fmt: skip
-    """What runs a convolution with this kernel; a depthwise one is never dense, and so has no body."""
+    """Returns the callable of a convolution. `body` computes it dense; a depthwise one never is, and has none."""
     said = about("", region.members, [found.node])
     return CompiledRegion((Variant(math.inf, kernel, weights),), _images(found, region.output), body, band=band, about=said)
 
@@ -107,7 +109,7 @@ def _images(found: Convolution, output: fx.Node) -> Images:
 
 
 def compiled(name: str, found: Convolution, region: Region, schedule: str, dump: Dump | None) -> Kernel:
-    """The kernel of a region. CompileError."""
+    """Returns the kernel of a region. Raises CompileError."""
     matrix, window = matrix_of(found), None if schedule == REFERENCE else found.window
 
     def contract() -> str:
@@ -142,8 +144,7 @@ def _told(
 
 
 def on_images(body: fx.GraphModule, window: Window, dims: int) -> fx.GraphModule:
-    """A body on matrices (see `matrix_functions`) as one on batches of images of so many dimensions: its product becomes the
-    convolution."""
+    """Turns a body on matrices (see `matrix_functions`) into one on images with `dims` dimensions: mm becomes convolution."""
     graph = fx.Graph()
     result = graph.graph_copy(body.graph, copies := dict[fx.Node, fx.Node]())
     graph.output(result)

@@ -1,6 +1,6 @@
-"""A convolution of a graph with a static weight.
+"""A convolution of a graph with a static weight, as a product with a matrix.
 
-convolution(%x [N, C, H, W], view(%w), ...)    =    for each output pixel, w [M, C taps] times what the window shows there
+convolution(%x [N, C, H, W], view(%w), ...)    =    for each output pixel, w [M, C taps] times the input pixels in its window
 """
 
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ from gossamer.backend.graph.nodes import hint, hints
 from gossamer.backend.regions.contractions import Contraction
 from gossamer.dialects.window import Sizes, Window
 
-_UNKNOWN = 14  # rows and columns of images whose size is not known while they are compiled
+_UNKNOWN = 14  # rows and columns that are assumed for images of unknown size
 
 
 @dataclass(frozen=True)
 class Convolution(Contraction):
-    """y[n, m, pixel] = sum_ck x[n, c, what tap k reads] w[m, c taps + k], c in the group of m; features are along dimension 1.
+    """y[n, m, pixel] = sum_ck x[n, c, pixel of tap k] w[m, c taps + k], for c in the group of m. Features are dimension 1.
 
-    window     what slides over the images
-    depthwise  whether each channel is summed for itself: y[n, m, pixel] = sum_k x[n, m, what tap k reads] w[m, k]
-    padded     whether the graph puts the zeros around x that the window has
-    instead    what of torch's it stands for, if that is no convolution
-    kernel_us  microseconds that a call of its kernel takes, if that is known better than by prediction
-    measured   whether that was measured, not concluded from others
+    window     the window that slides over the images, with its padding
+    depthwise  whether each channel is summed alone: y[n, m, pixel] = sum_k x[n, m, pixel of tap k] w[m, k]
+    padded     whether a node of the graph pads x, so that the window has these zeros, too
+    instead    the node of torch's that it replaces, if that is no plain convolution
+    kernel_us  microseconds of a call of its kernel, if measured, or estimated from measurements of others
+    measured   whether `kernel_us` was measured
     """
 
     window: Window = field(default_factory=Window)
@@ -38,31 +38,31 @@ class Convolution(Contraction):
 
     @property
     def source(self) -> fx.Node:
-        """What `x` is by now, in a graph that has been rewritten."""
+        """The images, before zeros are padded, in the graph as rewritten so far."""
         given: Any = self.node.args[0]
         source: fx.Node = given.args[0] if self.padded else given
         return source
 
     @property
     def dense_node(self) -> fx.Node:
-        """What torch computes in its place."""
+        """The node that torch computes if the convolution stays dense."""
         return self.instead.torchs if self.instead is not None and not self.instead.backward else self.node
 
     @property
     def axis(self) -> int:
-        """That of channels."""
+        """The dimension of channels."""
         return 1
 
     @property
     def tokens(self) -> int | None:
-        """Output pixels of all images; for dynamic sizes by their hints, None where there are none."""
+        """Output pixels of all images. Dynamic sizes count with their hints; None if one has no hint."""
         shape = self.node.meta["val"].shape
         sizes = hints([shape[0], *shape[2:]])
         return None if sizes is None else prod(sizes)
 
     @property
     def op(self) -> str:
-        """What a user calls it."""
+        """Its name in reports."""
         if self.instead is not None:
             return self.instead.op.replace("back", "depthwise back" if self.depthwise else "back")
         kernel = "x".join(map(str, self.window.kernel[5 - self.x.meta["val"].dim() :]))
@@ -70,37 +70,37 @@ class Convolution(Contraction):
 
     @property
     def density(self) -> float:
-        """Share of the kernel's elements that are not zero, as torch has it."""
+        """Share of nonzeros in the filters of torch's node."""
         return min(1.0, self.weight.density / self.share)
 
     @property
     def share(self) -> float:
-        """What the kernel that torch has is of the weight: the rest are taps that there are not."""
+        """Size of the filters of torch's node over that of the weight. Other taps of the weight are padding, always zero."""
         return 1.0 if self.instead is None else self.instead.taps / (self.window.taps * prod(self.instead.stride))
 
     @property
     def channels(self) -> int:
-        """Those of the images that it reads."""
+        """Channels of the images that it reads."""
         return self.m if self.depthwise else self.k // self.window.taps * self.window.groups
 
     @property
     def images(self) -> int:
-        """Their number; one where it is not known."""
+        """Number of images; 1 if unknown."""
         return max(1, hint(self.x.meta["val"].shape[0]) or 1)
 
     @property
     def results(self) -> Sizes:
-        """Depth, height and width of the result, or about that where they are not known."""
+        """Depth, height and width of the result. Hints or a guess stand in for unknown sizes."""
         shape = self.node.meta["val"].shape[2:]
         return sizes_along([_UNKNOWN if (n := hint(size)) is None else n for size in shape], 1)
 
     @property
     def pixels(self) -> int:
-        """Those of the results of all images."""
+        """Pixels of the results of all images."""
         return max(1, self.images * prod(self.results))
 
 
 def sizes_along(numbers: Any, missing: int) -> Sizes:
-    """Those along depth, height and width, of which the first may be missing."""
+    """Returns numbers for depth, height and width. `numbers` may lack the first ones, which become `missing`."""
     depth, height, width = [missing] * (3 - len(numbers)) + list(numbers)
     return depth, height, width

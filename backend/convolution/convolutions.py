@@ -1,7 +1,11 @@
-"""convolutions: those with a static weight that is mostly zeros, with what follows them, as sparse kernels.
+"""convolutions: replaces convolutions with a static, sparse weight, and the elementwise work behind them, by sparse kernels.
 
 %y = convolution(%x, %w, %bias, ...)         →    %z = gossamer::region([%x, %w, %bias], "3f2a…")
 %z = relu(%y)
+
+First, transposed convolutions and gradients of images become convolutions (transposed.py, gradients.py). find_convolutions.py
+finds those with static weights. cost.py judges each alone, time_convolution.py measures those in doubt, and planar.py judges
+all of a graph together. build.py then compiles kernels and packs weights.
 """
 
 import warnings
@@ -40,10 +44,10 @@ _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Convolutions:
-    """Convolutions with a sparse weight become regions."""
+    """Replaces convolutions with a sparse weight by regions."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each convolution whose weight has zeros, and for those between them that are depthwise."""
+        """Returns a decision for each convolution whose weight has zeros, and for replaced convolutions between these."""
         statics = context.inputs.match(graph)
         values = {node: static.tensor for node, static in statics.items()}
         static, training = computed_from(graph, values), in_training(graph)
@@ -70,7 +74,7 @@ class Convolutions:
 
 @dataclass(frozen=True)
 class _Replacing:
-    """Puts regions where convolutions were: `claimed` are the nodes of regions, `failures` what did not compile."""
+    """Replaces convolutions by regions. `claimed` are the nodes of regions, `failures` errors of compilation."""
 
     context: GraphContext
     statics: Mapping[fx.Node, Static]
@@ -80,7 +84,7 @@ class _Replacing:
     failures: list[CompileError] = field(default_factory=list)
 
     def decide(self, judgement: Judgement) -> Iterator[Decision]:
-        """The decision about a convolution, which is replaced if nothing is against it. CompileError if that is strict."""
+        """Replaces a convolution if its judgement allows, and yields the decision. Raises CompileError if strict."""
         found, reason, gain = judgement.found, judgement.reason, judgement.gain
         name, details = self.statics[found.weight.main].name, None if gain is None else details_of(found)
         if reason is None:
@@ -96,7 +100,7 @@ class _Replacing:
         yield Decision.dense(name, found.op, found.weight.shape, found.density, reason or FAILED, gain, details=details)
 
     def _replaced(self, name: str, found: Convolution, gain: float | None, details: Details | None) -> Decision:
-        """Replaces a convolution by a region. CompileError."""
+        """Replaces a convolution by a region, and returns the decision. Raises CompileError."""
         plain = _without_bias(found)
         if not self.training:
             fold_scales(plain.node, self.static)
@@ -109,7 +113,7 @@ class _Replacing:
 
 
 def _refusals(candidates: Sequence[tuple[fx.Node, Convolution | str]], statics: Mapping[fx.Node, Static]) -> Iterator[Decision]:
-    """The decisions about convolutions with a weight of zeros that no kernel computes."""
+    """Yields decisions about convolutions with many zeros that no kernel can compute."""
     for node, found in candidates:
         leaf = node.args[1]
         if isinstance(found, str) and isinstance(leaf, fx.Node) and leaf in statics and zero_heavy(statics[leaf].tensor):
@@ -120,7 +124,7 @@ def _refusals(candidates: Sequence[tuple[fx.Node, Convolution | str]], statics: 
 def _judged_together(
     graph: fx.Graph, found: Sequence[Convolution], values: Mapping[fx.Node, torch.Tensor], context: GraphContext
 ) -> list[Judgement]:
-    """What becomes of each convolution: by itself, measured if there is time for that, and as a part of the graph."""
+    """Returns all judgements: first each by prediction, then measured within the budget, then as parts of the graph."""
     judged, least = [_judged(each, context.options) for each in found], context.options.min_gain
     if least > 0 and context.measuring is not None:
         judged = timed(judged, values, context.measuring, least)
@@ -128,7 +132,7 @@ def _judged_together(
 
 
 def _spell_out(graph: fx.Graph) -> None:
-    """One number for all dimensions, as padding="valid" gives, becomes one for each."""
+    """Repeats arguments that have one number for all dimensions, as with padding="valid", for each dimension."""
     for target, kernel in ((aten.convolution.default, 1), (aten.convolution_backward.default, 2)):
         for node in graph.find_nodes(op="call_function", target=target):
             given: list[Any] = list(node.args)
@@ -139,7 +143,7 @@ def _spell_out(graph: fx.Graph) -> None:
 
 
 def _left_whole(found: Convolution, whole: Mapping[fx.Node, str], statics: Mapping[fx.Node, Static]) -> Iterator[Decision]:
-    """The decision about a gradient of images that is no convolution, by its weight."""
+    """Yields the decision about a gradient of images that could not become a convolution. `whole` has reasons by weight."""
     leaf, weight = found.node.args[1], found.weight
     if isinstance(leaf, fx.Node) and leaf in whole and found.density < 1:
         name = statics[weight.main].name
@@ -147,7 +151,7 @@ def _left_whole(found: Convolution, whole: Mapping[fx.Node, str], statics: Mappi
 
 
 def _judged(found: Convolution, options: Options) -> Judgement:
-    """What becomes of a convolution, looked at for itself."""
+    """Returns the judgement of a convolution by itself, by prediction."""
     x = found.x.meta["val"]
     reason = refusal(found)
     if reason is None and (x.dtype not in _TYPES or not x.is_cpu):
@@ -164,7 +168,7 @@ def _judged(found: Convolution, options: Options) -> Judgement:
 
 
 def _without_bias(found: Convolution) -> Convolution:
-    """The convolution with its bias added afterwards, where the region takes it as it does all that is added."""
+    """Adds the bias of a convolution in a node of its own, so that the region takes it into the epilogue."""
     node = found.node
     bias = node.args[2]
     if bias is None:
@@ -180,7 +184,7 @@ def _without_bias(found: Convolution) -> Convolution:
 
 
 def _replace(found: Convolution, region: Region, key: str) -> None:
-    """Puts one call of the region op where the region was."""
+    """Replaces the nodes of a region by one call of `gossamer::region`."""
     output = region.output
     emit = Emitter(output)
     shapes = {"vector": [found.m], "scalar": list[int]()}

@@ -1,11 +1,11 @@
-"""convolutions-in-a-row: regions of convolutions that read each other's results become one operation.
+"""convolutions-in-a-row: joins regions of convolutions that read each other's results into one operation.
 
 %a = gossamer::region([%x, %w0, %scale0, ...], "3f2a…")           %r = gossamer::chain([%x, %w0, %w1, ...], "77b1…")
 %b = gossamer::region([%a, %w1, ...], "90cc…")               →    %b = %r[0]
 
-Small images go through kernels in less time than torch takes from one operation to the next. What a region reads besides images
-and weights, such as the scale of a batch norm, is computed from parameters: with them it is an operand of the row, and computed
-when they are new.
+With small images, a kernel takes less time than torch takes from one operation to the next. Other operands of a region, such as
+the scale of a batch norm, are computed from parameters. The row takes these parameters, and computes such operands only when
+the parameters change (run/convolved_row.py).
 """
 
 import operator
@@ -30,10 +30,10 @@ from gossamer.backend.run.row_of_kernels import Step
 
 
 class ConvolutionsInARow:
-    """Regions of convolutions in a row become one operation; of training, where gradients read what is between, they do not."""
+    """Joins regions of convolutions, in inference only: in training, gradients read the values between them."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Nothing is decided that a report would tell."""
+        """Joins regions. Returns no decisions, because nothing becomes sparse or dense."""
         statics = context.inputs.match(graph)
         if in_training(graph) or noticed(list(statics), context.options.verify) == "full":
             return []
@@ -46,7 +46,7 @@ class ConvolutionsInARow:
 
 
 def _rows(graph: fx.Graph, known: Container[fx.Node], statics: Container[fx.Node]) -> Iterator[list[fx.Node]]:
-    """Regions, such that whatever reads one of a row and is not part of it comes after all of them."""
+    """Yields rows of regions that can be joined: no region of a row depends on a row's result by way of other nodes."""
     row, behind = list[fx.Node](), set[fx.Node]()
     for node in graph.nodes:
         held = not behind.isdisjoint(node.all_input_nodes)
@@ -82,7 +82,7 @@ def _call(node: fx.Node) -> tuple[list[fx.Node], str]:
 
 @dataclass(frozen=True)
 class _Called:
-    """The call of a region: its first operand, the leaves of its weight if that is packed, and what else it reads."""
+    """The call of a region: its images x, the leaves of its weight if that is packed, and its other operands."""
 
     region: CompiledRegion
     key: str
@@ -99,7 +99,7 @@ class _Called:
 
 
 def _join(row: Sequence[fx.Node], known: Container[fx.Node], statics: Mapping[fx.Node, Any]) -> None:
-    """Puts one operation where the regions of a row were."""
+    """Replaces the regions of a row by one operation."""
     calls = [_Called.at(node) for node in row]
     read = list(dict.fromkeys(node for call in calls for node in (call.x, *call.others)))
     computed = [node for node in read if node in known]

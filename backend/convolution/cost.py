@@ -1,4 +1,4 @@
-"""What a convolution takes by our kernel and by torch, with channels innermost or pixels, and what becomes of it then."""
+"""Predicts or looks up the time of a convolution by Gossamer's kernel and by torch, and judges whether to replace it."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,24 +20,24 @@ from gossamer.backend.report.details import Contender, Details
 from gossamer.runtime.elements import FLOATS
 
 CONVOLVE = "convolve"
-"""The schedule of our kernel."""
+"""The name of the schedule of Gossamer's kernel."""
 
-_DENSE_STORE, _DENSE_TAP = 8.0, 1.5  # cycles of a vector of results of torch's depthwise convolution, and for each tap
+_DENSE_STORE, _DENSE_TAP = 8.0, 1.5  # cycles of torch's depthwise convolution for a vector of results, and for each of its taps
 
 
 def gain_of(convolution: Convolution, density: float | None = None) -> float:
-    """How many times as fast as dense it is predicted to be, with a weight of this density (its own by default)."""
+    """Returns how many times faster than dense Gossamer's kernel is, with a weight of this density (its own by default)."""
     return dense_us(convolution) / ours_us(convolution, density)
 
 
 def ours_us(convolution: Convolution, density: float | None = None) -> float:
-    """Microseconds that our kernel takes, with a weight of this density (its own by default)."""
+    """Returns the microseconds of Gossamer's kernel and of the reordering around it, with this density (by default its own)."""
     c, pixels = convolution, convolution.pixels
     matrix = replace(matrix_of(c), density=c.weight.density if density is None else density)
     kernel_us, us = kernel_us_of(c, density), 0.0
-    if c.instead is not None and prod(c.instead.stride) > 1:  # what comes out is interleaved
+    if c.instead is not None and prod(c.instead.stride) > 1:  # its results are interleaved
         us += device_of(c.weight.device).transpose_us(c.m * pixels * c.weight.dtype.itemsize)
-    if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: it is copied, and what reads the result
+    if c.x.meta["val"].stride()[1] == 1 != c.x.meta["val"].shape[1]:  # channels last: images and results are reordered
         us += device_of(c.weight.device).transpose_us((c.channels + c.m) * pixels * c.weight.dtype.itemsize)
     if not c.depthwise and (not c.measured or density is not None):
         kernel_us += renewal_us(c, matrix.density)
@@ -45,7 +45,7 @@ def ours_us(convolution: Convolution, density: float | None = None) -> float:
 
 
 def kernel_us_of(convolution: Convolution, density: float | None = None) -> float:
-    """Microseconds that a call of its kernel takes, measured or predicted, for a weight of this density (else its own)."""
+    """Returns the microseconds of a call of the kernel, measured or predicted, with this density (by default its own)."""
     c = convolution
     if c.kernel_us is not None and density is None:
         return c.kernel_us
@@ -56,14 +56,14 @@ def kernel_us_of(convolution: Convolution, density: float | None = None) -> floa
 
 
 def renewal_us(convolution: Convolution, density: float) -> float:
-    """Microseconds to take over a weight's values, which in training are new at every step; `kernel_us` has measured ones."""
+    """Returns the microseconds to pack new values in training; 0 in inference. A measured `kernel_us` includes them."""
     c = convolution
     share = density if arrangement_of(c.weight.evaluate) is not None else 1.0
     return device_of(c.weight.device).renewal_us(int(c.m * c.k * share)) if in_training(c.node.graph) else 0.0
 
 
 def dense_us(convolution: Convolution) -> float:
-    """Microseconds that it takes dense, channels innermost: measured, or predicted where that may not be."""
+    """Returns the microseconds of torch's convolution with channels innermost: measured, or predicted if it may not measure."""
     c = convolution
     if (measured := measured_us(c.dense_node)) is not None:
         return measured * c.share if c.dense_node is c.node else measured
@@ -75,7 +75,7 @@ def dense_us(convolution: Convolution) -> float:
 
 
 def details_of(convolution: Convolution) -> Details:
-    """What competed for a convolution: torch's own, and our kernel, measured where they were."""
+    """Returns the contenders for the report: torch's convolution and Gossamer's kernel, with predicted and measured times."""
     c, dense = convolution, dense_us(convolution)
     timed, ours = measured_us(c.dense_node) is not None, ours_us(replace(c, kernel_us=None, measured=False))
     contenders = (
@@ -86,7 +86,7 @@ def details_of(convolution: Convolution) -> Details:
 
 
 def measurable(node: fx.Node) -> tuple[Any, ...] | None:
-    """What torch_us takes for a convolution: shapes of images and kernels, their type, and how. None if it is not measured."""
+    """Returns the arguments of `torch_us` for a convolution; None if it cannot be measured."""
     x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
     if not x.is_cpu or x.dtype not in FLOATS:
         return None
@@ -97,19 +97,21 @@ def measurable(node: fx.Node) -> tuple[Any, ...] | None:
 
 
 def measured_us(node: fx.Node, *, planar: bool = False) -> float | None:
-    """What a convolution takes dense with channels innermost, or pixels, in what it reads and writes; None where that is not
-    measured."""
+    """Returns the measured microseconds of torch's convolution; None if it is not measured.
+
+    Images have channels innermost, or pixels if `planar`.
+    """
     given = measurable(node)
     return None if given is None else torch_us(*given, planar=planar)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What becomes of a convolution.
+    """Whether to replace a convolution.
 
-    able    whether a kernel of ours can compute it
-    reason  why it stays dense, None if it does not
-    gain    predicted for it alone
+    able    whether Gossamer has a kernel for it
+    reason  why it stays dense; None if it is replaced
+    gain    how many times faster than dense it is
     """
 
     found: Convolution
@@ -119,7 +121,7 @@ class Judgement:
 
 
 def judged_by(found: Convolution, gain: float, min_gain: float) -> Judgement:
-    """What becomes of one that a kernel can compute, by what it gains."""
+    """Judges a convolution that has a kernel, by its gain."""
     if gain >= min_gain:
         return Judgement(found, True, None, gain)
     what = "small" if gain_of(found, 0.01) < min_gain else "dense"

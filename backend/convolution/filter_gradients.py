@@ -1,8 +1,9 @@
-"""Gradients of convolutions' weights under masks, and whether it pays to sum them where the mask keeps them.
+"""Recognises gradients of filters that a mask multiplies, and predicts the gain of computing only the elements that it keeps.
 
 getitem(convolution_backward(%g, %x, ...), 1) * %mask    →    gossamer::masked_filter_gradient(%g, %x, %mask, ...)
 
-That of a transposed convolution is that of the convolution from its results to its images.
+The gradient of a transposed convolution's filters is that of the convolution from its results to its images.
+weights/masked_gradients.py calls this.
 """
 
 import operator
@@ -25,14 +26,14 @@ from gossamer.runtime.elements import FLOATS
 aten = torch.ops.aten
 
 _TYPES = (torch.float32, torch.float64)
-_VECTOR, _PIECE, _ENTRY = 1.1, 6.0, 6.0  # cycles of an entry for a vector of pixels, once more for eight of them, and once
-_READ, _WRITE = 1 / 3, 1 / 2  # of the time of a copy: images as they lie, and a result that is mostly zeros
-_DENSE = 0.6  # cycles of a multiplication of dense vectors
+_VECTOR, _PIECE, _ENTRY = 1.1, 6.0, 6.0  # cycles of an entry: for each vector of pixels, for eight such vectors, and once
+_READ, _WRITE = 1 / 3, 1 / 2  # shares of the time of a copy: to read images, and to write a result that is mostly zeros
+_DENSE = 0.6  # cycles of a dense multiply-add of vectors
 
 
 @dataclass(frozen=True)
 class FilterGradient:
-    """The sum over images n and places q of g[n, m, q] x[n, c, what tap k reads for q], for what a mask keeps of (m, c, k)."""
+    """The sums over images n and pixels q of g[n, m, q] x[n, c, pixel of tap k for q], for (m, c, k) that the mask keeps."""
 
     g: fx.Node
     x: fx.Node
@@ -44,17 +45,17 @@ class FilterGradient:
 
     @property
     def pixels(self) -> int | None:
-        """Those of g, of all images; None where their number is not known."""
+        """Pixels of g in all images; None if unknown."""
         shape = self.g.meta["val"].shape
         sizes = hints([shape[0], *shape[2:]])
         return None if sizes is None else prod(sizes)
 
     def emitted(self, emit: Emitter) -> fx.Node:
-        """It as one operation."""
+        """Emits it as one operation."""
         return emit(masked_filter_gradient, self.g, self.x, self.mask, self.stride, self.padding, self.dilation, self.groups)
 
     def gain(self, entries: int) -> float | None:
-        """How many times as fast as torch's own it is predicted to be for so many entries; None for images of unknown sizes."""
+        """Predicts the gain over torch if the mask keeps so many entries; None for images of unknown sizes."""
         sizes = [[hint(n) for n in each.meta["val"].shape] for each in (self.g, self.x)]
         if any(None in each for each in sizes) or 0 in (*sizes[0], *sizes[1]):
             return None
@@ -73,14 +74,14 @@ class FilterGradient:
         return Line.of(g[2:], x[2:], self.mask.meta["val"].shape[2:], self.stride, self.padding, self.dilation)
 
     def _cycles(self, g: Sequence[int], x: Sequence[int], lanes: int) -> float:
-        """Those of an entry."""
+        """Returns the cycles of an entry."""
         line = self._line(g, x)
         lines, length = (g[0], prod(g[2:])) if line.plain else (1, g[0] * prod(line.length))
         vectors = -(-length // lanes)
         return _ENTRY + lines * (_VECTOR * vectors + _PIECE * -(-vectors // 8))
 
     def _memory_us(self, g: Sequence[int], x: Sequence[int]) -> float:
-        """Microseconds to read images, or to lay them in a line, and to write the result: on one thread, as torch does it."""
+        """Returns the microseconds to read images, or to copy them into a line, and to write the result, on one thread."""
         line, mask = self._line(g, x), self.mask.meta["val"]
         if line.plain:
             moved = _READ * (prod(g) + prod(x))
@@ -97,7 +98,7 @@ def is_multiplied(backward: fx.Node) -> bool:
 
 
 def gradient_of(product: fx.Node, mask: fx.Node) -> FilterGradient | None:
-    """What the product of this node with the mask is, if that is such a gradient."""
+    """Returns the gradient that `product` times `mask` is; None if `product` is no gradient of filters."""
     if product.target is not operator.getitem or product.args[1] != 1 or len(product.users) > 1:
         return None
     backward: Any = product.args[0]

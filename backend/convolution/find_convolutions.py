@@ -1,4 +1,4 @@
-"""Convolutions of a graph whose weight is computed from static tensors: what is sparse about them, or why no kernel fits."""
+"""Finds the convolutions of a graph whose weight is computed from static tensors, or says why no kernel computes one."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,8 +22,8 @@ aten = torch.ops.aten
 def find(
     graph: fx.Graph, values: Mapping[fx.Node, torch.Tensor], instead: Mapping[fx.Node, Alternative]
 ) -> list[tuple[fx.Node, Convolution | str]]:
-    """The convolutions whose weight is computed from static tensors, or why no kernel computes one, in order; those that stand
-    for something else of torch's are keys of `instead`."""
+    """Returns the nodes of convolutions with static weights, in order, each as a `Convolution` or with the reason why no kernel
+    computes it. The keys of `instead` are convolutions that replace another node of torch's."""
     known = dict(values)
     static = computed_from(graph, known)
     nodes = [n for n in graph.nodes if n.target is aten.convolution.default and n.args[1] in static and n.users]
@@ -60,7 +60,7 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Al
 
 
 def _weight_of(node: fx.Node, w: fx.Node, sizes: list[int], values: dict[fx.Node, torch.Tensor]) -> Weight | None:
-    """The kernel of a convolution as a matrix of these sizes."""
+    """Returns the filters of a convolution as a matrix of these sizes; None if they cannot be seen as one."""
     matrix = Emitter(node)(aten.reshape.default, w, sizes)
     weight = weight_behind(matrix, values)
     node.graph.erase_node(matrix)
@@ -68,7 +68,7 @@ def _weight_of(node: fx.Node, w: fx.Node, sizes: list[int], values: dict[fx.Node
 
 
 def _zeros_around(x: fx.Node, dims: int) -> tuple[list[int], list[int]] | None:
-    """How many an input has along each of its last dimensions, before and after them, if that is all that was done to it."""
+    """Returns how many zeros were padded to an input before and after each of its last `dims` dimensions; None if none were."""
     if x.target is not aten.constant_pad_nd.default:
         return None
     given: Any = x.args

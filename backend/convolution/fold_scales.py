@@ -1,11 +1,12 @@
-"""What follows a convolution by channel alone becomes one product and one sum: a batch norm in inference, a bias before it.
+"""Folds per-channel sums and products behind a convolution into one product and one sum, such as a batch norm in inference.
 
 %a = sub(%y, %mean)                                %scale = mul(%deviation, %gamma)
 %b = mul(%a, %deviation)                           %shift = add(mul(neg(%mean), %scale), %beta)
 %c = mul(%b, %gamma)                         →
 %d = add(%c, %beta)                                %d = add(mul(%y, %scale), %shift)
 
-Between sparse layers an image has few multiplications for each of its numbers, and four more operations took longer than they.
+A sparse convolution multiplies few times for each number of its result. The four operations on the left would take longer than
+it. convolutions.py calls this before it grows a region.
 """
 
 from collections.abc import Container
@@ -27,7 +28,7 @@ _FEWEST = 3
 
 
 def fold_scales(convolution: fx.Node, static: Container[fx.Node]) -> None:
-    """Folds what is computed of a convolution and of `static` nodes that have one number for each channel."""
+    """Folds at least three sums and products of a convolution's result with `static` vectors, one number a channel."""
     steps, node = list[tuple[fx.Node, fx.Node]](), convolution
     while (user := only_user(node)) is not None and (other := _by_channel(user, node, static)) is not None:
         steps.append((user, other))
@@ -53,7 +54,7 @@ def fold_scales(convolution: fx.Node, static: Container[fx.Node]) -> None:
 
 
 def _by_channel(user: fx.Node, node: fx.Node, static: Container[fx.Node]) -> fx.Node | None:
-    """What a sum or product takes besides an image, if that is a known number for each channel."""
+    """Returns the other operand of a sum or product, if it is a static vector with a number for each channel; else None."""
     value = node.meta["val"]
     if user.target not in (*_SUMS, _PRODUCT) or user.kwargs or value.dtype not in _TYPES:
         return None

@@ -1,9 +1,9 @@
-"""Gradients of convolutions, taken apart: that of the images is a convolution itself, transposed (transposed.py).
+"""Takes gradients of convolutions apart: that of the images becomes a convolution of its own, a transposed one (transposed.py).
 
 %b = convolution_backward(%g, %x, %w, ...)       →    %i = convolution(%g, <w turned around>, ...)
 %0, %1 = getitem(%b, 0), getitem(%b, 1)               %1 = getitem(convolution_backward(..., [False, True, False]), 1)
 
-With a stride, what comes out behind pointwise kernels is spread, zeros between its pixels; %g before depthwise ones.
+With a stride, zeros are put between pixels: of the result for pointwise filters, of %g for depthwise ones.
 """
 
 import operator
@@ -20,7 +20,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def ask_for_what_is_used(graph: fx.Graph) -> None:
-    """Gradients that no node uses by now are not computed."""
+    """Has convolution_backward compute only the gradients that nodes still use."""
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         used = {user.args[1] for user in node.users if user.users}
         wanted: Any = node.args[-1]
@@ -28,9 +28,9 @@ def ask_for_what_is_used(graph: fx.Graph) -> None:
 
 
 def take_apart(graph: fx.Graph, static: Container[fx.Node]) -> tuple[list[Alternative], dict[fx.Node, str]]:
-    """Puts convolutions in place of all gradients of images that are one, with weights among the `static` nodes.
+    """Replaces gradients of images by convolutions, if their weights are `static` nodes.
 
-    For other such weights the reason why the gradient is none.
+    Returns the replacements. For other static weights, returns the reason why their gradient cannot be replaced.
     """
     found, reasons = list[Alternative](), dict[fx.Node, str]()
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
@@ -62,7 +62,7 @@ def _of_images(backward: fx.Node, torchs: fx.Node) -> Alternative | str:
         if groups != 1 and groups == kernel[0] == sizes[1]:
             return "no sparse gradient behind a stride of a depthwise convolution for images of open sizes"
         found, result = slid(emit, g, w, stride, padding, dilation, [s - 1 for s in stride], groups)
-        for axis, size in enumerate(emit.sizes(x, tuple(range(2, len(sizes)))), 2):  # the last step may go beyond the images
+        for axis, size in enumerate(emit.sizes(x, tuple(range(2, len(sizes)))), 2):  # the last window may end beyond them
             result = emit(aten.slice.Tensor, result, axis, 0, size)
         result = whole(emit, result)
     else:
@@ -99,7 +99,7 @@ def _depthwise(
 
 
 def _spread(emit: Emitter, images: fx.Node, stride: Sequence[int], sizes: Sequence[int]) -> fx.Node:
-    """Images of these sizes with the pixels of others so far apart, and zeros between them."""
+    """Puts zeros between the pixels of images, so that they are `stride` apart and fill these sizes."""
     for axis, (step, size) in enumerate(zip(stride, sizes, strict=True), 2):
         images = images if step == 1 else spread(emit, images, axis, step, size)
     return images

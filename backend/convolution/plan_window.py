@@ -1,5 +1,7 @@
-"""How the kernel of a convolution goes over images (vectors of a tile, channels of a block), and the cycles that it takes then
-for one, by a model of what bounds it. Its numbers are fitted to measured times.
+"""Plans the tiles and blocks of a convolution's kernel, with a model of its cycles.
+
+A tile is some vectors of output pixels, a block some channels of the weight. The constants of the model are fitted to measured
+times. find_convolutions.py plans each window, and cost.py predicts with the model.
 """
 
 from collections.abc import Iterator
@@ -12,14 +14,14 @@ from gossamer.dialects.window import Sizes, Window
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.framework.registers import registers
 
-_COLUMNS = 3  # of taps that have phases of their own, at most
-_NEAR = 0.9  # of the nearest cache that x may fill
-_ROW = 24.0  # cycles of a row of a block: its start and end
-_FAR_LOAD = 0.4  # more cycles of a vector that comes from the second cache, not from the first
-_STORE = 8.0  # cycles of a vector of results through the epilogue
-_RESUMED = 3.0  # cycles of a vector of sums that a block takes up and leaves
-_PACKED, _GATHERED = 3.0, 16.0  # cycles of a vector of images that is copied, and of one whose pixels lie apart
-_PLANE, _TAP = 60.0, 0.7  # cycles of a channel of a depthwise convolution, and of a tap for each vector of its pixels
+_COLUMNS = 3  # the most columns of taps for which images are copied once each
+_NEAR = 0.9  # share of the first-level cache that x may fill
+_ROW = 24.0  # cycles to start and end a row of a block
+_FAR_LOAD = 0.4  # additional cycles to load a vector from the second-level cache
+_STORE = 8.0  # cycles of the epilogue for a vector of results
+_RESUMED = 3.0  # cycles to load and store a vector of sums for a block
+_PACKED, _GATHERED = 3.0, 16.0  # cycles to copy a vector of images, and one whose pixels are not adjacent
+_PLANE, _TAP = 60.0, 0.7  # cycles of a depthwise convolution for a channel, and for a tap of each vector of pixels
 
 
 @dataclass(frozen=True)
@@ -30,23 +32,23 @@ class _Nonzero:
     vector: float
 
     def of(self, vectors: int) -> float:
-        """Those for a tile of so many vectors."""
+        """Returns the cycles for a tile of so many vectors."""
         return self.once + self.vector * vectors
 
 
 _POINTWISE = _Nonzero(1.3, 0.7)
-_ACROSS_LINES = _Nonzero(1.3, 1.07)  # vectors as long as a cache line, of which those of taps lie in two
-_ALIGNED = _Nonzero(1.5, 0.5)  # the same where none does
+_ACROSS_LINES = _Nonzero(1.3, 1.07)  # a vector is as long as a cache line, and those of most taps lie in two lines
+_ALIGNED = _Nonzero(1.5, 0.5)  # such vectors, each in one line
 
 
 def planned(convolution: Convolution) -> Window:
-    """The window with its blocks of channels and its tile for this machine."""
+    """Returns the window with the tile and the blocks of channels that are predicted to be fastest on this machine."""
     c, matrix = convolution, matrix_of(convolution)
     return min((_in_rows(c, matrix), *_in_columns(c, matrix)), key=lambda window: kernel_cycles(matrix, window, c.results))
 
 
 def _in_rows(c: Convolution, matrix: Matrix) -> Window:
-    """With images as they are, one row after the other."""
+    """Returns a window over images as they are, one row after the other."""
     vectors = _vectors(_needed(c, matrix.lanes), matrix.bits, c.window.pointwise)
     window = replace(c.window, vectors=vectors)
     channels, each = c.channels // window.groups, _channel_bytes(window, matrix)
@@ -60,13 +62,13 @@ def _in_rows(c: Convolution, matrix: Matrix) -> Window:
 
 
 def _in_columns(c: Convolution, matrix: Matrix) -> Iterator[Window]:
-    """With images once for each column of taps, all that are read of a block in the nearest cache."""
+    """Yields windows that copy images once for each column of taps, with all that a block reads in the first-level cache."""
     _, high, wide = c.results
     channels, most = c.channels // c.window.groups, _most_vectors(matrix.bits)
     known = c.window.images != (0, 0, 0) and not c.window.pointwise
     if not known or matrix.bits < 512 or c.window.stride[2] > 2 or c.window.kernel[2] > _COLUMNS:
         return
-    across = -(-wide // matrix.lanes)  # whole rows: lines that two tiles share would be read and written twice
+    across = -(-wide // matrix.lanes)  # whole rows, because two tiles would both read and write a line that they share
     across = -(-across // -(-across // most))
     for rows in range(1, min(high, most // across) + 1):
         window = replace(c.window, vectors=rows * across, across=across)
@@ -81,12 +83,12 @@ def _in_blocks(window: Window, channels: int, blocks: int) -> Window:
 
 
 def _channel_bytes(window: Window, matrix: Matrix) -> int:
-    """Those that a tile reads of a channel."""
+    """Returns the bytes that a tile reads of a channel."""
     return window.kernel[0] * len(window.phases) * window.width(matrix.lanes) * matrix.bits // 8 // matrix.lanes
 
 
 def _needed(convolution: Convolution, lanes: int) -> int:
-    """Vectors that an image would fill; of one whose size is open, along what a tile is longer."""
+    """Returns how many vectors an image fills. With unknown sizes, counts only along the longer side of a tile."""
     window, (_, high, wide) = convolution.window, convolution.results
     if window.pointwise:
         return -(-prod(convolution.results) // lanes)
@@ -96,9 +98,10 @@ def _needed(convolution: Convolution, lanes: int) -> int:
 
 
 def _vectors(needed: int, bits: int, pointwise: bool) -> int:
-    """How many in registers for images of so many: all of them, or else as many as take least time with what is left over.
+    """Returns how many vectors of sums a tile keeps in registers, for images of `needed` vectors.
 
-    Many vectors of a k x k window would have a block of few channels.
+    These are all vectors if they fit, else the number that takes the least time, with a last tile that may be partly empty. It
+    is smaller for k x k windows, because more vectors leave space for fewer channels in a block.
     """
     most = _most_vectors(bits) if pointwise else registers(bits) // 4
     if needed <= most:
@@ -110,26 +113,29 @@ def _vectors(needed: int, bits: int, pointwise: bool) -> int:
 
 
 def _most_vectors(bits: int) -> int:
-    """Those of sums that registers hold beside what they are made of."""
+    """Returns how many vectors of sums fit into registers beside their operands."""
     return (registers(bits) - 6) // 2
 
 
 def _nonzero_cycles(bits: int, pointwise: bool, aligned: bool) -> _Nonzero:
-    """Those on vectors of `bits`; `aligned` says that images lie once for each column of taps."""
+    """Returns the cycles of a nonzero with vectors of `bits`. `aligned`: images are copied once for each column of taps."""
     if aligned:
         return _ALIGNED
     return _POINTWISE if pointwise or bits < 512 else _ACROSS_LINES
 
 
 def depthwise_cycles(matrix: Matrix, window: Window, height: int, width: int) -> float:
-    """Per channel what is set up; per vector of pixels its taps, bound by multiply-adds or loads, and the epilogue."""
+    """Returns the cycles for an image: a setup for each channel; taps and the epilogue for each vector of pixels."""
     across = -(-width // matrix.lanes)
     return matrix.rows * (_PLANE + across * height * (_STORE + _TAP * window.stride[2] * window.taps))
 
 
 def kernel_cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
-    """Per tile of v vectors: nnz c(v), bound by loads; for each row of a block its start and end; for each row of the weight v
-    vectors through the epilogue; and what is packed of each channel. A tile has the rows and channels of one group."""
+    """Returns the cycles for an image. A tile of v vectors, which has the rows and channels of one group, takes:
+
+    nnz c(v) for its nonzeros, bound by loads; the start and end of each row of a block; the epilogue of v vectors for each row
+    of the weight; and the packing of each channel.
+    """
     v, lanes = window.vectors, matrix.lanes
     channels = matrix.columns // window.taps
     read = channels * window.kernel[0] * sum(window.vectors_of(phase, lanes) for phase in window.phases)
@@ -142,7 +148,7 @@ def kernel_cycles(matrix: Matrix, window: Window, results: Sizes) -> float:
 
 
 def _tiles(window: Window, lanes: int, results: Sizes) -> int:
-    """Those of an image or volume."""
+    """Returns the number of tiles of an image or volume."""
     depth, high, wide = results
     if window.pointwise:
         return -(-prod(results) // (window.vectors * lanes))

@@ -1,10 +1,11 @@
-"""Which convolutions of a graph become ours, once all channels lie behind each other, and whether that pays.
+"""Judges the convolutions of a graph together: which of them Gossamer computes, and whether that pays for the graph.
 
-By itself Inductor has channels innermost in all images, as oneDNN likes them; sparse kernels have pixels innermost. Where one
-reads what the other wrote, images are reordered. So convolutions are judged together: next to sparse layers, one that by itself
-would gain nothing is ours too, if it takes less time than oneDNN and the reordering, and what all of them take then is compared
-with what they take dense. Networks with squeeze-and-excite must promise more: a gate is a pass of its own over its images
-after two convolutions of single pixels, which neither sum has.
+Inductor keeps channels innermost in all images, which oneDNN prefers. Sparse kernels keep pixels innermost ("planar"). If one
+reads the result of the other, images are reordered. So a convolution that gains nothing by itself is replaced, too, if its
+kernel takes less time than oneDNN and the reordering. The time of all convolutions is then compared with their dense time.
+
+Networks with squeeze-and-excite need a higher gain, because neither time includes their gates. A gate takes two convolutions of
+single pixels and a pass over its images.
 """
 
 from collections.abc import Sequence
@@ -25,14 +26,14 @@ from gossamer.runtime.elements import FLOATS
 
 aten = torch.ops.aten
 
-_FEW_CHANNELS = 4  # images as they come: oneDNN reads those as they are
-_GATES = 4  # convolutions of single pixels from which on a network is taken to have gates, and no head only
-_GATED = 1.8  # times the gain that is asked for without gates
-_COPIES = 4  # that torch makes, one element after the other
+_FEW_CHANNELS = 4  # oneDNN reads images with fewer channels, such as RGB, in either order
+_GATES = 4  # with so many convolutions of single pixels, they are gates and not only the head of the network
+_GATED = 1.8  # factor on the required gain with gates
+_COPIES = 4  # a reordering by torch goes element by element, and takes as long as so many of Gossamer's
 
 
 def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> list[Judgement]:
-    """The judgements about all that could be ours, as parts of one graph."""
+    """Returns the judgements, now of all convolutions as parts of one graph."""
     able = [each for each in judged if each.able]
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
@@ -48,7 +49,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
         apart = alone + reordering if planar is None else planar + _following_us(found.node)
         if any(
             user.target is aten.permute.default for user in found.node.users
-        ):  # to have channels innermost, as oneDNN writes them
+        ):  # to channels innermost, which is free behind oneDNN only
             here += reordering
         dense, ours = dense + alone, ours + min(here, apart)
         if here <= apart:
@@ -63,7 +64,7 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
 
 
 def _judged_again(judgement: Judgement, against: str | None, gain: float | None) -> Judgement:
-    """`gain` is over what it takes dense in this graph, None where that is faster."""
+    """Returns the final judgement. `against` says why the graph loses. `gain` is over dense here; None if dense wins."""
     if not judgement.able:
         return judgement
     if against is not None:
@@ -79,13 +80,13 @@ def _of_single_pixels(node: fx.Node) -> bool:
 
 
 def _longer_us(node: fx.Node) -> float:
-    """Microseconds that a convolution which stays dense takes more with pixels innermost."""
+    """Returns how many microseconds longer a dense convolution takes with pixels innermost."""
     planar, innermost = measured_us(node, planar=True), measured_us(node)
     return _reordering_us(node) if planar is None or innermost is None else max(0.0, planar - innermost)
 
 
 def _longer_gradient_us(node: fx.Node) -> float:
-    """The same of the gradient of a kernel, whose images and gradients have pixels innermost, too."""
+    """Returns the same for the gradient of filters, whose images and incoming gradient have pixels innermost, too."""
     g, x, w = (value.meta["val"] for value in node.all_input_nodes[:3])
     given: Any = node.args
     *_, stride, padding, dilation, transposed, _, groups, wanted = given
@@ -100,7 +101,7 @@ def _longer_gradient_us(node: fx.Node) -> float:
 
 
 def _following_us(node: fx.Node) -> float:
-    """Microseconds of what follows a convolution of torch's that writes pixels innermost: a pass over its result."""
+    """Returns the microseconds of elementwise work behind torch's planar convolution: a pass over its result."""
     y = node.meta["val"]
     if not any(map(is_elementwise, node.users)):
         return 0.0
@@ -108,7 +109,7 @@ def _following_us(node: fx.Node) -> float:
 
 
 def _reordering_us(node: fx.Node) -> float:
-    """Microseconds to reorder what a dense convolution reads and writes."""
+    """Returns the microseconds to reorder the images that a dense convolution reads and writes."""
     x, y = (value.meta["val"] for value in (node.all_input_nodes[0], node))
     sizes = [[hint(n) or 1 for n in value.shape] for value in (x, y)]
     if not y.is_cpu:

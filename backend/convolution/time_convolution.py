@@ -1,8 +1,8 @@
-"""Measuring the convolutions of a graph whose predicted gain is in doubt: their kernels, and torch's own, side by side.
+"""Measures convolutions whose predicted gain is in doubt: Gossamer's kernel and torch's convolution, side by side.
 
-Each is measured without what follows it, for all of its images. In training its weight is written to before each call, as
-optimizers do, so that values are packed anew. Equal ones share a measurement, which is kept for this machine.
-Those for which there is no time are taken to be wrong by as much as those that were measured.
+Each is measured without its epilogue, for all of its images. In training, its weight is written to before each call, as
+optimizers do, so that the kernel packs the values anew. Equal convolutions share a measurement, which is kept for this machine.
+If the time is up, the other predictions are corrected by the mean error of those that were measured.
 """
 
 import math
@@ -42,13 +42,13 @@ from gossamer.dialects.errors import CompileError, FormatError
 
 _OURS, _TORCHS = "ours", "torch"
 _ROUNDS = 5
-_SETTLING = 8  # calls after which a weight that changes at every call is packed as it will be then
+_SETTLING = 8  # calls after which a weight that changes at every call is packed as in later calls
 
 Values = Mapping[fx.Node, torch.Tensor]
 
 
 def timed(judged: Sequence[Judgement], values: Values, budget: Budget, min_gain: float) -> list[Judgement]:
-    """The judgements with measured times where predictions are in doubt. `values` are those of the static leaves."""
+    """Returns the judgements, with measured times if predictions are in doubt. `values` are those of the static leaves."""
     doubted = [n for n, each in enumerate(judged) if _is_doubted(each, budget)]
     heaviest = sorted(doubted, key=lambda n: -dense_us(judged[n].found))
     found, logs, left = dict[int, Convolution](), list[float](), list[int]()
@@ -73,7 +73,7 @@ def _is_doubted(judgement: Judgement, budget: Budget) -> bool:
 
 
 def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> float | None:
-    """Microseconds of its kernel, beside torch's own as it was measured before. None without time, or without a kernel."""
+    """Returns the microseconds of a kernel: torch's time times the measured ratio. None without time or kernel."""
     c, threads = convolution, torch.get_num_threads()
     given = measurable(c.dense_node)
     before = torch_us(*given) if given is not None else None
@@ -110,7 +110,7 @@ def _kernel_us(convolution: Convolution, values: Values, budget: Budget) -> floa
         with budget.spend():
             share = kept("sparse-convolution", key, measure, median, can_be)
     except (CompileError, FormatError):
-        return None  # compiled again with what follows it, it says why
+        return None  # the region fails to compile, too, and reports why
     if can_be(share):
         return before * share
     budget.settled = False
@@ -122,7 +122,7 @@ def _predicted_us(convolution: Convolution) -> float:
 
 
 def _region(convolution: Convolution, values: Values) -> CompiledRegion:
-    """The convolution alone, as something that runs."""
+    """Builds the convolution without an epilogue."""
     c, weight = convolution, convolution.weight
     body = ProductBody(c).finish(c.node)
     region = Region(c, body, (), (c.node,), c.node)

@@ -1,11 +1,11 @@
-"""Transposed convolutions, by torch's name or as gradients of images, as convolutions.
+"""Replaces transposed convolutions by convolutions. Gradients of images are transposed convolutions, too (gradients.py).
 
 %y = convolution(%x, %w, %bias, stride [2, 2], ..., transposed)   →   %0 = convolution(%x, <w, turned around and sorted>, ...)
                                                                      %y = add(slice(<interleaved>(%0)), %bias)
 
-Output s q + a of a stride of s is reached by every s-th tap, a, a + s, ... So each of the s outputs between two pixels has a
-kernel of its own, which slides over the images by one. They are filters of one convolution, whose results are interleaved.
-Taps that are missing at its end are zeros, which a sparse kernel does not multiply.
+With stride s, only every s-th tap reaches output s q + a: the taps a, a + s, ... So each of the s outputs between two pixels
+has a filter of its own, which slides over the images with stride 1. These s filters make one convolution, whose results are
+interleaved. Taps that are missing at the end of a filter are zeros, which a sparse kernel does not multiply.
 """
 
 import operator
@@ -26,14 +26,14 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @dataclass(frozen=True)
 class Alternative:
-    """A convolution of ours in place of a node of torch's.
+    """A convolution that replaces another node.
 
-    torchs       the node
-    convolution  what computes it instead
-    result       the same, in its place in the graph
-    kernel       sizes of the kernel that torch's slides over the images
-    stride       how far apart the outputs are that have the same filters
-    backward     whether it is a gradient
+    torchs       the node that it replaces
+    convolution  the convolution that computes it instead
+    result       the value that replaces `torchs`, computed from `convolution`
+    kernel       sizes of the filters of `torchs`
+    stride       distance of outputs that have the same filter, along each dimension
+    backward     whether `torchs` is a gradient
     """
 
     torchs: fx.Node
@@ -45,21 +45,21 @@ class Alternative:
 
     @property
     def taps(self) -> int:
-        """Places of the kernel."""
+        """Number of taps of the filters of `torchs`."""
         return prod(self.kernel)
 
     @property
     def op(self) -> str:
-        """What a user calls it."""
+        """Its name in reports."""
         return f"conv {'x'.join(map(str, self.kernel))} {'backward' if self.backward else 'transposed'}"
 
     def undo(self) -> None:
-        """It is computed by torch, as it was."""
+        """Has torch compute the node again."""
         self.result.replace_all_uses_with(self.torchs)
 
 
 def of_forward(graph: fx.Graph, static: Container[fx.Node]) -> list[Alternative]:
-    """Puts convolutions in place of all transposed ones with weights among the `static` nodes, whose sizes are known."""
+    """Replaces all transposed convolutions whose weights are `static` nodes and whose filters have known sizes."""
     nodes = graph.find_nodes(op="call_function", target=aten.convolution.default)
     return [_alternative(node) for node in nodes if node.args[6] and node.args[1] in static and _numbers(node)]
 
@@ -91,16 +91,18 @@ def slid(
     more: Sequence[int],
     groups: int,
 ) -> tuple[fx.Node, fx.Node]:
-    """The convolution, and its result interleaved, that is a transposed convolution with w [C, M / groups, ...]; `more` is the
-    padding of the output."""
+    """Emits a transposed convolution with w [C, M / groups, ...] as a convolution. Returns this, and its interleaved result.
+
+    `more` is the output padding. The other arguments are those of the transposed convolution.
+    """
     kernel = w.meta["val"].shape[2:]
     steps = [1 if s > 1 else d for s, d in zip(stride, dilation, strict=True)]
     first, last, crops = list[int](), list[int](), list[tuple[int, int]]()
     for k, s, p, d, m in zip(kernel, stride, padding, dilation, more, strict=True):
         reach, skipped = d * (k - 1) // s, p // s
         begin = p - s * skipped
-        length = begin - 2 * p + d * (k - 1) + 1 + m  # of what is left of the result, but for s (n - 1)
-        pixels = -(-length // s)  # of the convolution's, but for n - 1
+        length = begin - 2 * p + d * (k - 1) + 1 + m  # end of the result in the interleaved one, minus s (n - 1)
+        pixels = -(-length // s)  # that the convolution computes, minus n - 1
         first.append(reach - skipped)
         last.append(pixels - 1 + skipped)
         crops.append((begin, s * pixels - length))
@@ -117,12 +119,12 @@ def slid(
 def convolved(
     emit: Emitter, x: fx.Node, w: fx.Node, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> fx.Node:
-    """A convolution without a bias."""
+    """Emits a convolution without a bias."""
     return emit(aten.convolution.default, x, w, None, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 def whole(emit: Emitter, images: fx.Node) -> fx.Node:
-    """Images whose lines lie one after the other, as those of torch's convolutions do: views may follow."""
+    """Returns contiguous images, as torch's convolutions do, because views may follow."""
     value = images.meta["val"]
     places = zip(value.shape, value.stride(), contiguous_strides(value.shape), strict=True)
     if all(equal(size, 1) or equal(stride, wanted) for size, stride, wanted in places):  # is_contiguous asks for unknown sizes
@@ -131,7 +133,7 @@ def whole(emit: Emitter, images: fx.Node) -> fx.Node:
 
 
 def padded(emit: Emitter, x: fx.Node, before: Sequence[int], after: Sequence[int]) -> fx.Node:
-    """Images with so many zeros around them; those without the pixels that a negative number says."""
+    """Pads images with zeros before and after each dimension. A negative number crops that many pixels."""
     around = [n for sides in zip(before[::-1], after[::-1], strict=True) for n in sides]
     for axis, (low, high) in enumerate(zip(before, after, strict=True), 2):
         if low < 0 or high < 0:
@@ -141,7 +143,7 @@ def padded(emit: Emitter, x: fx.Node, before: Sequence[int], after: Sequence[int
 
 
 def _filters(emit: Emitter, w: fx.Node, stride: Sequence[int], dilation: Sequence[int], groups: int) -> fx.Node:
-    """w [C, M / groups, k ...] as [M s ..., C / groups, taps of one of the s outputs ...]."""
+    """Reorders w [C, M / groups, k ...] into the filters [M s ..., C / groups, taps of one of the s outputs ...]."""
     channels, filters, *kernel = w.meta["val"].shape
     for axis, (s, d) in enumerate(zip(stride, dilation, strict=True)):
         if s > 1 and d > 1:
@@ -160,7 +162,7 @@ def _filters(emit: Emitter, w: fx.Node, stride: Sequence[int], dilation: Sequenc
 
 
 def _interleaved(emit: Emitter, y: fx.Node, stride: Sequence[int]) -> fx.Node:
-    """Images [N, M s ..., q ...] as [N, M, q s ...]."""
+    """Reorders images [N, M s ..., q ...] into [N, M, q s ...]."""
     if prod(stride) == 1:
         return y
     dims = len(stride)
@@ -173,7 +175,7 @@ def _interleaved(emit: Emitter, y: fx.Node, stride: Sequence[int]) -> fx.Node:
 
 
 def spread(emit: Emitter, images: fx.Node, axis: int, step: int, size: int) -> fx.Node:
-    """Images with the lines along one axis so far apart, and zeros between them, `size` in all."""
+    """Puts zeros between the lines of images along one axis, so that they are `step` apart. The axis then has `size` lines."""
     value = images.meta["val"]
     if step == 1 and size == value.shape[axis]:
         return images

@@ -1,1 +1,1 @@
-"""What each processor supports, and the predicted cost of kernels on it."""
+"""Says what each processor supports, and predicts and watches how fast kernels run on it."""

@@ -1,9 +1,14 @@
-"""What is measured while a graph is compiled, and for how long.
+"""Decides what is measured while a graph is compiled, and for how long.
 
-mode="max-autotune" measures all that is promising, however long that takes. Otherwise a prediction is believed unless it is
-close, or the packed weight would be larger than the dense one, or the product is so small that its call decides. Such products
-are measured, the heaviest first. Those whose schedules are close follow, as long as time enough is left for chains and
-convolutions. Equal ones share their times, on disk, too.
+mode="max-autotune" measures all promising products, however long that takes. Otherwise, a product is measured if one of these
+holds:
+
+- the predicted gain is close to 1,
+- the packed weight would be larger than the dense one,
+- the product is so small that the time of its call decides.
+
+The heaviest are measured first. Products whose schedules are close follow, if enough time is left for chains and convolutions.
+Equal products share their times, also on disk.
 """
 
 import math
@@ -19,32 +24,32 @@ from gossamer.dialects.settings import CALIBRATE
 from gossamer.runtime import cache_files
 
 _LEAST, _MOST, _WIDER = 0.6, 2.0, 2.0
-"""Predicted gains between which a prediction is close; by how much wider apart they are if the calibration is in doubt."""
+"""A predicted gain between the first two is close. If the calibration is in doubt, the interval is wider by the last factor."""
 
 _SMALL_US = 30.0
-"""Microseconds of a dense product up to which the call decides."""
+"""Dense products of at most so many microseconds are small: the time of a call decides."""
 
 _DENSE = 0.6
-"""The density above which a value and its position take more bytes than they save."""
+"""The density above which values and positions take more bytes than the dense weight."""
 
 _SECONDS = 6.0
+"""Seconds that one graph may measure, except with "max-autotune"."""
 
 CLOSE = 2.0
-"""Times the fastest prediction up to which another schedule may turn out to be the fastest."""
+"""A schedule that is predicted to take at most so many times longer than the fastest may turn out to be the fastest."""
 
 KEPT_S = 2.0
-"""Seconds that products leave to chains and convolutions, which are measured after them."""
+"""Seconds that products leave for chains and convolutions, which are measured after them."""
 
 
 @dataclass(eq=False)
 class Budget:
     """What may be measured for one graph.
 
-    everything  whether all that is promising is measured (mode="max-autotune")
-    uncertain   whether the calibration that predictions go by is in doubt
-    seconds     that are left for this thread's work, counted as if nobody slowed the machine down
-    settled     whether all that was close has been measured, and nobody else used the machine: then another process would
-                decide alike
+    everything  whether to measure all promising products (mode="max-autotune")
+    uncertain   whether the calibration behind the predictions is in doubt
+    seconds     seconds of this thread's work that are left, counted as if no process slowed the machine down
+    settled     whether all close predictions were measured, undisturbed, so that another process would decide alike
     """
 
     everything: bool = False
@@ -54,7 +59,7 @@ class Budget:
 
     @classmethod
     def of(cls, everything: bool) -> Self | None:
-        """The one of a compilation. None where nothing is measured: where GOSSAMER_CALIBRATE=0, or without a cache on disk."""
+        """Returns the budget of a compilation. None with GOSSAMER_CALIBRATE=0 or without a cache: it may not measure."""
         if everything:
             return cls(everything=True, seconds=math.inf)
         if not CALIBRATE.get() or cache_files.directory() is None:
@@ -62,26 +67,26 @@ class Budget:
         return cls(uncertain=calibrated.in_doubt())
 
     def doubts(self, gain: float, dense_us: float, density: float) -> bool:
-        """Whether a predicted gain over a dense product of so many microseconds is to be measured."""
+        """Whether to measure a product, given its predicted gain, the microseconds of the dense product, and its density."""
         wider = _WIDER if self.uncertain else 1.0
         return gain >= _LEAST / wider and (gain <= _MOST * wider or dense_us <= _SMALL_US or density > _DENSE)
 
     def compares(self, gain: float, us: Sequence[float]) -> bool:
-        """Whether schedules of these predicted microseconds, the fastest first, are to be compared for a product that gains."""
+        """Whether to compare schedules by measurement. `us` are their predicted microseconds, the fastest first."""
         return gain >= _LEAST and len(us) > 1 and us[1] <= CLOSE * us[0] and self.seconds > KEPT_S
 
     def allows(self, keep: float = 0.0) -> bool:
-        """Whether more seconds are left than are to be kept. To be asked before something is measured that is in doubt."""
+        """Whether more than `keep` seconds are left. Ask before you measure a prediction that is in doubt."""
         if self.seconds <= keep:
             self.settled = False
         return self.seconds > keep
 
     @contextmanager
     def spend(self, decides: bool = True) -> Iterator[None]:
-        """What is done in here takes from the time.
+        """Subtracts the time of the block from `seconds`.
 
-        Where it `decides` whether something is sparse, it is not settled if others use the machine meanwhile. Schedules that
-        are compared side by side are slowed down alike.
+        If the block `decides` whether something is sparse, the budget is not settled if other processes disturb it. Schedules
+        that are compared side by side are slowed down alike.
         """
         began, others = time.thread_time(), Others()
         try:

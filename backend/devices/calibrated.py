@@ -1,7 +1,7 @@
-"""This machine, as the cost model knows it: as a calibration found it, or else as such machines usually are.
+"""Keeps the speed of this machine for the cost model: as calibrated, or else as usual for such machines.
 
-A calibration is in doubt if other processes slowed down the machine meanwhile, or if products that were measured later took far
-more or less time than it predicts. It is repeated then, a few times at most.
+A calibration is in doubt if other processes slowed the machine down meanwhile, or if later measurements differ much from
+predictions. A later process then repeats it, a few times at most (measuring/calibrate.py).
 """
 
 import logging
@@ -17,16 +17,16 @@ from gossamer.runtime.target import host
 log = logging.getLogger("gossamer")
 
 _REPEATS = 3
-"""Calibrations of a machine that were repeated, after which the last one is believed."""
+"""How often a calibration is repeated before the last one is believed."""
 
 
 def this_machine() -> Machine:
-    """This machine as calibrated; element types that were not measured are as fast as on a usual machine."""
+    """Returns this machine as calibrated. Element types that were not measured count as on a usual machine."""
     return _recorded(_record(), cache_files.directory(), records.loaded())
 
 
 def keep(machine: Machine) -> None:
-    """Record what was measured, for this process and those to come."""
+    """Records the speed that was measured, for this process and later ones."""
     records.write(_record(), machine.to_json())
     forget()
 
@@ -38,20 +38,23 @@ def in_doubt() -> bool:
 
 
 def doubt() -> None:
-    """Have a later process repeat the calibration of this machine."""
+    """Has a later process repeat the calibration of this machine."""
     _, repeats, beside = _doubts()
     records.write(_doubt_record(), {"doubted": True, "repeats": repeats, "beside": beside})
 
 
 def settle(disturbed: bool, repeated: bool, beside: float | None = None) -> None:
-    """Record how a calibration went: the first one, or one more that was repeated. It is in doubt if it was disturbed, and also
-    from when on the machine is known to be faster than `beside`, the microseconds of the loop that was timed with it."""
+    """Records how a calibration went. `repeated` says that it was not the first.
+
+    It is in doubt if it was `disturbed`. It also becomes in doubt if the machine turns out to be faster than it was then.
+    `beside` tells how fast: the microseconds of the loop of `pace` that was timed with the calibration.
+    """
     repeats = _doubts()[1] + 1 if repeated else 0
     records.write(_doubt_record(), {"doubted": disturbed, "repeats": repeats, "beside": beside or 0.0})
 
 
 def _doubts() -> tuple[bool, int, float]:
-    """Whether the calibration is in doubt, how often it was repeated, and the loop beside it (0 if none was timed)."""
+    """Returns whether the calibration is in doubt, how often it was repeated, and the loop beside it (0 if none was timed)."""
     found = records.read(_doubt_record())
     if not isinstance(found, dict) or type(found.get("repeats")) is not int:
         return False, 0, 0.0
@@ -64,7 +67,7 @@ def _doubt_record() -> str:
 
 
 def forget() -> None:
-    """Read the record anew when the machine is asked for next."""
+    """Has the next call of `this_machine` read the record again."""
     _recorded.cache_clear()
 
 

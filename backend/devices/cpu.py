@@ -18,18 +18,18 @@ from gossamer.runtime.target import host
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 
 _COPY_GBS = 5.0
-"""Speed at which a matrix is transposed, in GB/s."""
+"""The rate at which a matrix is transposed, in GB/s."""
 
 _RENEWAL_CALL_US, _RENEWAL_US = 100.0, 1.2e-3
-"""Microseconds to see that a weight has changed, and to evaluate, compare and gather one of its elements."""
+"""Microseconds to notice that a weight has changed, and to evaluate, compare and gather one element of it."""
 
 _BF16_PRODUCTS = frozenset({"bf16dots", "amx"})
 
-_predict = lru_cache(maxsize=1024)(cost_model.predict)  # layers of one shape are asked about again and again
+_predict = lru_cache(maxsize=1024)(cost_model.predict)  # graphs have many layers of one shape
 
 
 class Cpu:
-    """The CPU, with as many threads as torch has."""
+    """The CPU, with torch's number of threads."""
 
     target = "cpu"
     dtypes = DTYPES

@@ -17,15 +17,14 @@ from gossamer.runtime.ptx import Architecture
 from gossamer.sparsity.compiler.gpu_kernels import GpuRegionKernel, LoadedKernel, compile_gpu_region, recall_gpu_region
 
 _PASSES = 6
-"""Times that the bytes of a matrix pass memory when it is evaluated, compared and gathered."""
+"""How often the bytes of a matrix go through memory while it is evaluated, compared and gathered."""
 
 _WAIT_US = 30.0
-"""Microseconds that Python waits for the GPU to compare."""
+"""Microseconds that Python waits for the GPU's comparison."""
 
 
 class Gpu:
-    """A GPU. Kernels are compiled for its architecture and loaded at once, since that cannot be done while a CUDA graph is
-    captured."""
+    """A GPU. Kernels are compiled for its architecture, and loaded at once: CUDA cannot load them while it captures a graph."""
 
     bits = WARP_BITS
     features: frozenset[str] = frozenset()
@@ -33,10 +32,10 @@ class Gpu:
     schedules = tuple(GPU_FAMILIES)
     call_us = 0.0
     rounds_to_bf16 = chains = reorders = measures = False
-    edge_call = 5e6  # of 12 bytes each, in some 20 µs
+    edge_call = 5e6  # 12 bytes each, in some 20 µs
 
     def __init__(self, place: torch.device, device: cuda.Device) -> None:
-        """`place` is what torch calls it. OptionError if kernels cannot be made for so old a GPU."""
+        """`place` is torch's name of the GPU. Raises OptionError if the GPU is too old for the kernels."""
         self._place, self._roofline = place, Roofline.of(device)
         self._architecture = Architecture.of_device(*device.capability)
         self.target = f"{place} {self._architecture.name}"
@@ -73,5 +72,5 @@ class Gpu:
 
 @lru_cache
 def gpu(place: torch.device) -> Gpu:
-    """The GPU of a place such as cuda:1. DeviceError without a driver, OptionError if it is too old."""
+    """Returns the GPU of a device such as cuda:1. Raises DeviceError without a driver, OptionError if the GPU is too old."""
     return Gpu(place, cuda.device(place.index or 0))

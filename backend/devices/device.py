@@ -1,6 +1,6 @@
-"""Where a region runs: all that the planner and the compiler ask about a processor.
+"""`Device`: all that the planner and the compiler ask about a processor on which regions run.
 
-device_of(weight.device)    →   CPU, or the Gpu of that number
+device_of(weight.device)    →   CPU, or the Gpu of that index
 """
 
 from collections.abc import Callable, Mapping
@@ -20,21 +20,21 @@ from gossamer.passes.schedules.cost_model import Prediction
 class Device(Protocol):
     """A processor.
 
-    target     what kernels are compiled for, as a text: a part of the keys under which they are kept
-    bits       width of its vectors, as families plan with it
-    features   instructions that not all of its kind have (see `Matrix`)
-    dtypes     types of the elements that it has kernels for
+    target     the name of what kernels are compiled for: a part of the keys under which they are kept
+    bits       width of a vector in bits, with which families plan
+    features   instructions that not all processors of its kind have (see `Matrix`)
+    dtypes     element types that it has kernels for
     schedules  the names of its schedules
-    allocate   memory for results
-    call_us    microseconds that a call takes besides its kernel, which measurements leave out
+    allocate   allocates memory for results
+    call_us    microseconds of a call besides its kernel, which measurements of kernels leave out
     edge_call  elements that gather and scatter over an edge list move in the time of a call
 
-    What it can do besides:
+    Whether it has these abilities:
 
-    rounds_to_bf16  products of f32 whose weight is rounded to bf16, faster than without
-    chains          several products and what lies between them as one kernel, or several results of one
-    reorders        products with the rows and columns of the weight in another order
-    measures        schedules are timed against each other; elsewhere predictions stand
+    rounds_to_bf16  products of f32 are faster with the weight rounded to bf16
+    chains          one kernel can compute several products and the work between them, and have several results
+    reorders        kernels can take weights with reordered rows and columns
+    measures        schedules can be timed; otherwise Gossamer relies on predictions
     """
 
     @property
@@ -63,27 +63,27 @@ class Device(Protocol):
     def measures(self) -> bool: ...
 
     def predict(self, matrix: Matrix, tokens: int | None) -> Prediction:
-        """What a product costs, dense and with each schedule."""
+        """Predicts the time of a product, dense and with each schedule."""
         ...
 
     def terms(self, matrix: Matrix, tokens: int, schedule: str) -> Mapping[str, float]:
-        """What the prediction for a schedule is made of, by names; empty if it has no such parts."""
+        """Returns the parts of the prediction for a schedule by name; empty if it has no parts."""
         ...
 
     def transpose_us(self, size: int) -> float:
-        """Microseconds to transpose a matrix of so many bytes."""
+        """Returns the microseconds to transpose a matrix of so many bytes."""
         ...
 
     def renewal_us(self, elements: int) -> float:
-        """Microseconds to evaluate, compare and gather a weight of so many elements that has changed."""
+        """Returns the microseconds to evaluate, compare and gather a changed weight of so many elements."""
         ...
 
     def recall(self, request: str) -> Kernel | None:
-        """The kernel that `compile` made for this request in some process before, if it is still on disk."""
+        """Returns the kernel that `compile` made for this request, perhaps in an earlier process; None if it is not on disk."""
         ...
 
     def compile(self, contract: str, schedule: str, observer: Observer | None, request: str) -> Kernel:
-        """The kernel of a region's contract IR; CompileError. `observer` and `request` as for `compile_region`."""
+        """Compiles a region's contract IR. Raises CompileError. `observer` and `request` are as for `compile_region`."""
         ...
 
 
@@ -91,12 +91,12 @@ _KINDS: dict[str, Callable[[torch.device], Device]] = {"cpu": lambda _: CPU, "cu
 
 
 def has_kernels(place: torch.device) -> bool:
-    """Whether there are sparse kernels for such a place."""
+    """Whether there are sparse kernels for a device of torch's."""
     return place.type in _KINDS
 
 
 def find_device(place: torch.device) -> Device | None:
-    """The processor of a place, if sparse kernels run on it."""
+    """Returns the processor of a device of torch's; None if sparse kernels do not run on it."""
     try:
         return device_of(place)
     except GossamerError:
@@ -104,7 +104,7 @@ def find_device(place: torch.device) -> Device | None:
 
 
 def device_of(place: torch.device) -> Device:
-    """The processor of a place. DeviceError, with words for a user, if there is none that sparse kernels run on."""
+    """Returns the processor of a device of torch's. Raises DeviceError if sparse kernels do not run on it."""
     kind = _KINDS.get(place.type)
     if kind is None:
         raise DeviceError(f"there are no sparse kernels for {place.type}, only for {' and '.join(_KINDS)}")

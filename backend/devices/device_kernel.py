@@ -1,4 +1,4 @@
-"""What a compiled kernel is to the backend, whichever device it runs on, and the elements that it computes with."""
+"""`Kernel`: a compiled kernel as the backend sees it, on any device, and the element types of kernels."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -13,29 +13,32 @@ from gossamer.runtime.packing import Packed
 from gossamer.runtime.torch_internals import empty_strided_cpu
 
 DTYPES = tuple(FLOATS)
-"""Types of elements that there are kernels for."""
+"""Element types that kernels exist for."""
 
 Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
-"""From sizes, strides and type to a tensor with any content."""
+"""(sizes, strides, type) → an uninitialised tensor."""
 
 
 def keeps_kernels(place: torch.device) -> bool:
-    """Whether kernels for a place are kept on disk together with the graph that calls them: GPUs load theirs one by one. Not
-    asked of a `Device`, since a process that finds its graphs there loads no compiler."""
+    """Whether kernels for a device of torch's are kept on disk together with the graph that calls them. GPUs load each by
+    itself.
+
+    This is no method of `Device`, because a process that finds its graphs on disk does not load the compiler.
+    """
     return place.type == "cpu"
 
 
 allocate: Allocate = empty_strided_cpu
-"""What Inductor's own code allocates with on a CPU: a third of the time of torch.empty."""
+"""The function with which Inductor's code allocates on CPUs. It takes a third of the time of torch.empty."""
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a tensor whose last dimension is the innermost."""
+    """Returns the strides of a contiguous tensor."""
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 class Kernel(Protocol):
-    """A compiled region; fields and call are those of `runtime.region_kernel.RegionKernel`."""
+    """A compiled region. Fields and call are as of `runtime.region_kernel.RegionKernel`."""
 
     formats: tuple[Format | Packing | None, ...]
     schedule: str

@@ -1,4 +1,4 @@
-"""What the speed of this machine depends on: records of measurements carry it in their names."""
+"""Identifies the CPU and the versions that the speed of this machine depends on. Names of measurement records contain it."""
 
 import hashlib
 from functools import cache
@@ -12,14 +12,14 @@ from gossamer.runtime.versions import compiler
 
 @cache
 def identity() -> str:
-    """A hash of the CPU and of all versions that its speed depends on."""
+    """Returns a hash of the CPU and of all versions that its speed depends on."""
     described = f"{cpu_name()}\n{host()}\n{first_level_bytes()}\n{torch.__version__}\n{compiler()}"
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
 @cache
 def cpu_name() -> str:
-    """What the CPU is called."""
+    """Returns the name of the CPU."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             named = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

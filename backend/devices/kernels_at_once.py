@@ -1,11 +1,11 @@
-"""Calls of kernels that run at once, each on one thread: a team shares out the calls, not the work of each.
+"""Runs several kernels at once, each on one thread. The team of threads shares the calls, not the work inside each call.
 
-Small products with many weights are faster this way: each weight is read by one thread, and tiles of tokens stay as large as
-they are on one thread. A call may first copy some rows into memory of its thread, from where its kernel reads them.
+Small products with many weights are faster this way. Only one thread reads each weight, and tiles of tokens stay as large as on
+one thread. A call may first copy some rows into memory of its thread, from which its kernel reads them.
 
     lists of calls, one a thread       [[a, d], [b, c]]
-    a call, as the machine code has it  rows to copy, their numbers, where the first one is, their bytes, where they go,
-                                        the function, its words
+    a call in memory, seven int64       number of rows to copy, address of their indices, address of row 0, bytes of a row,
+                                        where they go, the function, its arguments
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from gossamer.runtime.target import host
 from gossamer.runtime.watching.calls import watched
 
 _EVEN = 1.5
-"""How many times the average the longest list may take. Above this, threads better share the work of each call."""
+"""The longest list may take so many times the average. Above this, threads had better share the work inside each call."""
 
 _CODE = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -115,9 +115,10 @@ define void @at_once(ptr %given) {
 class Copied:
     """Rows that are copied before a call.
 
-    rows     the address of the first row
-    numbers  the address of their numbers, int64, `count` of them
-    bytes    of a row
+    rows     the address of row 0
+    numbers  the address of the indices of the rows to copy, int64
+    count    the number of rows to copy
+    bytes    the bytes of a row
     """
 
     rows: int
@@ -130,11 +131,12 @@ class Copied:
 class Call:
     """The call of a kernel.
 
-    words      as of `Kernel.words`; Given(0) is where rows are copied to
-    workspace  bytes that it needs
-    work       how long it takes, beside others
-    copied     what is copied first
-    kept       what must be there until it has run
+    kernel     the kernel
+    words      its arguments, as of `Kernel.words`; Given(0) is the place that rows are copied to
+    workspace  bytes of workspace that it needs
+    work       how long it takes, relative to the other calls
+    copied     the rows that are copied first, if any
+    kept       objects that must stay alive until it has run
     """
 
     kernel: Kernel
@@ -146,9 +148,9 @@ class Call:
 
 
 def run_at_once(calls: Sequence[Call], threads: int) -> bool:
-    """Runs calls that write to different places, on so many threads.
+    """Runs calls on so many threads. They must write to different places.
 
-    Returns False, and runs none, if the threads would have to wait for one long call.
+    Returns False, and runs none, if the other threads would have to wait for one long list.
     """
     lists = _shared(calls, threads)
     if max(sum(each.work for each in own) for own in lists) * threads > _EVEN * sum(each.work for each in calls):
@@ -177,7 +179,7 @@ def run_at_once(calls: Sequence[Call], threads: int) -> bool:
 
 
 def _shared(calls: Sequence[Call], threads: int) -> list[list[Call]]:
-    """The calls of each thread: the longest first, each for the thread that has least to do."""
+    """Returns the calls of each thread. The longest are dealt first, each to the thread that has the least to do."""
     lists, loads = [list[Call]() for _ in range(threads)], [0] * threads
     for call in sorted(calls, key=lambda each: each.work, reverse=True):
         least = loads.index(min(loads))
@@ -190,5 +192,5 @@ def _shared(calls: Sequence[Call], threads: int) -> list[list[Call]]:
 def _function() -> Any:
     code = jit.load(jit.object_code(jit.optimize(_CODE, host()), host()), "at_once")
     function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
-    function.code = code  # whose memory is there as long as it is
+    function.code = code  # keeps the machine code in memory
     return function

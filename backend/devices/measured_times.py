@@ -1,4 +1,4 @@
-"""What a product took: the times of its contenders, for a class of numbers of tokens."""
+"""`Times`: measured times of a product's contenders, for a class of numbers of tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,34 +9,34 @@ DENSE = "dense"
 _MOST_TOKENS = 1024
 
 _MOST_OF_PREDICTED = 8.0
-"""Predictions are wrong by a factor of three or so. A dense product whose threads wait for a core that other processes have is
-slower by hundreds or thousands, in all of its samples."""
+"""The factor by which a measured gain may exceed the predicted one. Predictions are wrong by a factor of about three. But if
+another process has a core, threads of a dense product wait for it, and samples take hundreds or thousands of times longer."""
 
 
 def tokens_class(tokens: int) -> int:
-    """The next power of two, up to 1024: products of such numbers of tokens share times."""
+    """Returns the next power of two, at most 1024. Products with numbers of tokens in one class share times."""
     return min(1 << max(0, tokens - 1).bit_length(), _MOST_TOKENS)
 
 
 def believable(gain: float, predicted: float) -> bool:
-    """Whether a gain over the dense product that was measured can be, beside the predicted one."""
+    """Whether a measured gain over the dense product is believable, given the predicted one."""
     return gain <= _MOST_OF_PREDICTED * max(predicted, 1.0)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds by schedule and DENSE; `origin` names the weight that they were measured on, None for this one."""
+    """Microseconds by schedule and DENSE. `origin` names another weight that they were measured on; None for this one."""
 
     us: Mapping[str, float]
     origin: str | None = None
 
     @property
     def fastest(self) -> str:
-        """The schedule, or DENSE, of the least time."""
+        """The schedule with the least time, or DENSE."""
         return min(self.us, key=self.us.__getitem__)
 
     def are_believable(self, predicted: Mapping[str, float]) -> bool:
-        """Whether they can be, beside predicted microseconds."""
+        """Whether all gains are believable, given predicted microseconds."""
         known = [name for name in self.us if name in predicted]
         return DENSE not in known or all(
             believable(self.us[DENSE] / self.us[name], predicted[DENSE] / predicted[name]) for name in known

@@ -1,4 +1,4 @@
-"""Whether other processes disturb what is measured: then it is not kept for good."""
+"""Finds out whether other processes disturb measurements. Disturbed measurements are repeated later."""
 
 import math
 import os
@@ -8,20 +8,21 @@ from gossamer.backend.devices import pace
 
 _STAT = "/proc/stat"
 _BUSY = (0, 1, 2, 5, 6, 7)
-"""Fields of its first line: user, nice, system, irq, softirq, and steal, which other virtual machines take."""
+"""Fields of the first line of /proc/stat: user, nice, system, irq, softirq, and steal (time of other virtual machines)."""
 
 _SHARE = 0.1
-"""Of all CPUs, from which on others count: one process on a machine of ten CPUs."""
+"""Other processes count as disturbing above this share of all CPUs: one process on a machine with ten CPUs."""
 
 _SHORTEST_S, _LONGEST_S = 0.1, 1.0
-"""The system counts in hundredths of a second, so a shorter time does not tell: what was shortly before counts, too."""
+"""The shortest time to watch, because the system counts in hundredths of a second. The time before the first call is watched,
+too, if the last look was at most the longest time ago."""
 
 _before: tuple[float, float | None] = -math.inf, None
-"""When the machine was looked at last, and how long its CPUs had worked for others."""
+"""Time of the last look at the machine, and the seconds that its CPUs had worked for others by then."""
 
 
 class Others:
-    """Watches the machine from now on."""
+    """Watches the other processes of the machine from now on."""
 
     def __init__(self) -> None:
         global _before
@@ -33,7 +34,7 @@ class Others:
 
     @property
     def share(self) -> float:
-        """The share of all CPUs that other processes have used since then; 0 where the system does not tell."""
+        """The share of all CPUs that others have used since then; 0 if the system does not tell."""
         if self._busy is None:
             return 0.0
         time.sleep(max(0.0, self._began + _SHORTEST_S - time.perf_counter()))
@@ -44,23 +45,23 @@ class Others:
 
     @property
     def beside(self) -> float | None:
-        """The slowest loop that was timed beside what was measured since then; None if none was."""
+        """The slowest loop of `pace` that was timed beside measurements since then; None if none was."""
         return pace.since(self._noted)
 
     @property
     def disturb(self) -> bool:
-        """Whether they made measurements wrong: by the loops that were timed beside them or, without loops, by the share."""
+        """Whether others made measurements wrong, by the loops that were timed beside these, or by `share` without loops."""
         return self.share > _SHARE if self.beside is None else not pace.counts(self.beside)
 
 
 def quiet_now() -> bool:
-    """Whether nobody else slows down the machine; it takes a moment to tell."""
+    """Whether no other process slows the machine down. Takes a moment."""
     known = pace.quiet_now()
     return not Others().disturb if known is None else known
 
 
 def _others_s() -> float | None:
-    """Seconds that the CPUs have worked for others than this process; None where the system does not tell."""
+    """Returns the seconds that the CPUs have worked for other processes; None if the system does not tell."""
     try:
         with open(_STAT, encoding="ascii") as file:
             fields = [int(number) for number in file.readline().split()[1:]]

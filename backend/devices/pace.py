@@ -1,12 +1,12 @@
-"""How fast this machine runs at the moment, beside the best that it has shown.
+"""Tells how fast this machine runs at the moment, compared with its best.
 
-A short loop is timed beside all that one thread measures. The clock of a thread stands still while other processes have its
-core. But those on other cores, and on other virtual machines, slow it down if they share caches, vector units or AMX.
-Contenders do not suffer alike: on one Xeon, phases of up to half a second slow down dense products of bf16 by 2.2 and those of
-f32 by 1.2. So times and ratios that are measured in such a phase are wrong, and the system does not tell of it.
+A short loop is timed beside each measurement on one thread. The clock of a thread stops while other processes have its core.
+But processes on other cores, and on other virtual machines, slow it down if they share caches, vector units or AMX. They do not
+slow down all contenders alike: on one Xeon, in phases of up to half a second, dense products of bf16 take 2.2 times longer,
+those of f32 1.2 times. So times and ratios from such a phase are wrong, and the system does not tell of it.
 
-The least time of the loop is kept on disk, and what is measured has the time of its loop beside it. If the machine turns out to
-be faster than it was at a measurement, that one does not count any more.
+The least time of the loop is kept on disk, and each measurement is kept with the time of its loop. If the machine turns out to
+be faster than it was during a measurement, that measurement does not count any more.
 """
 
 import math
@@ -24,37 +24,37 @@ from gossamer.runtime.torch_internals import disable_current_modes
 
 _TINY, _TIMES = 16, 3
 _SLOWER = 1.35
-"""Times the least of the loop up to which the machine counts as undisturbed: others in the same core slow it down by 1.5."""
+"""The machine counts as undisturbed up to so many times the least. A process on the same core slows it down by 1.5."""
 
 _WRONG = 1.5
-"""The same for what was measured already: the least of the loop falls a little with every measurement."""
+"""The same factor for earlier measurements. It is larger, because the least falls a little with every measurement."""
 
 _MOST_SLOWER = 2.5
-"""What others slow it down by at most, while this process has its core."""
+"""The most that others slow the machine down while this process has its core."""
 
 _NEWS = 0.97
-"""How far below the record a time has to be to replace it."""
+"""A new least replaces the recorded one if it is below this share of it."""
 
 _MET = 5
-"""How often a time has to be met to count as the least."""
+"""The least is the fifth-smallest time, because single times may be wrong."""
 
 _LOOKS = 15
 _WAIT_S, _WAITS = 0.02, 100
-"""Seconds of a wait for a better moment, and how many waits a process has."""
+"""Seconds of one wait for a quieter moment, and the most waits of a process."""
 
 _noted = list[float]()
 _waits = 0
 
 
 def loop_us() -> float | None:
-    """Microseconds that the loop takes now. None where torch has several threads, whose clocks this one does not read."""
+    """Returns the microseconds of the loop now. None if torch has several threads, whose clocks it does not read."""
     return _loop_us() if torch.get_num_threads() == 1 else None
 
 
 def _loop_us() -> float:
-    with disable_current_modes(), torch.inference_mode(False):  # the tensors of the loop outlast the modes of a compilation
+    with disable_current_modes(), torch.inference_mode(False):  # its tensors are kept beyond the modes of a compilation
         calls, small = _work()
-        _us(calls)  # what ran before has had the caches
+        _us(calls)  # fills the caches, which other code has used
         return max(min(_us(calls) for _ in range(_TIMES)) - min(_us(small) for _ in range(_TIMES)), 1.0)
 
 
@@ -66,49 +66,49 @@ def _us(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def is_quiet(us: float) -> bool:
-    """Whether nobody slows down the machine if the loop takes so many microseconds; true as long as nothing else is known."""
+    """Whether no process slows the machine down, if the loop takes so many microseconds. True if no least is known yet."""
     return us <= _SLOWER * _Least.of().us
 
 
 def counts(us: float) -> bool:
-    """Whether what was measured beside a loop of so many microseconds counts."""
+    """Whether a measurement counts, if the loop beside it took so many microseconds."""
     return us <= _WRONG * _Least.of().us
 
 
 def slowness(us: float | None) -> float:
-    """How many times slower than at its best the machine is where the loop takes so many microseconds; 1 if none was timed."""
+    """Returns how many times slower than its best the machine is, if the loop takes so many microseconds; 1 for None."""
     return 1.0 if us is None else min(max(us / _Least.of().us, 1.0), _MOST_SLOWER)
 
 
 def learn(us: float) -> None:
-    """Tells the time of a loop, or a mean of some: the least one is kept."""
+    """Takes in the time of a loop, or the mean of two. The least is kept."""
     _Least.of().take(us)
 
 
 def note(us: float) -> None:
-    """Notes the loop beside something that was measured, for those who ask what a measurement is worth."""
+    """Notes the time of the loop beside a measurement, for `since`."""
     _noted.append(us)
 
 
 def noted() -> int:
-    """How many measurements were noted: give it to `since` after more of them."""
+    """Returns how many measurements were noted. Pass it to `since` after further measurements."""
     return len(_noted)
 
 
 def since(number: int) -> float | None:
-    """The slowest loop of the measurements that were noted since then; None if there are none."""
+    """Returns the slowest loop of the measurements noted since then; None if there are none."""
     return max(_noted[number:], default=None)
 
 
 def settle_for(number: int, us: float | None) -> None:
-    """Replaces the notes since then by one: that of the measurement which counts among them."""
+    """Replaces the notes since then by one, that of the measurement that counts; by none for None."""
     del _noted[number:]
     if us is not None:
         note(us)
 
 
 def waited() -> bool:
-    """Waits a moment for others to end, if this process has not waited for too long already; whether it did."""
+    """Waits a moment for other processes to end. Returns False at once if this process has used up its waits."""
     global _waits
     if _waits >= _WAITS:
         return False
@@ -118,7 +118,7 @@ def waited() -> bool:
 
 
 def quiet_now() -> bool | None:
-    """Whether the machine is as fast now as it was at its best, as far as that is known. None if the loop cannot tell."""
+    """Whether the machine is about as fast now as at its best so far. None if the loop cannot tell."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -129,7 +129,7 @@ def quiet_now() -> bool | None:
 
 
 class _Least:
-    """The least time of the loop, of this and earlier processes. It was met several times, because single ones are off."""
+    """The least time of the loop in this and earlier processes: the fifth-smallest, because single times may be wrong."""
 
     def __init__(self) -> None:
         self._record = f"pace-{identity()}"
@@ -140,16 +140,16 @@ class _Least:
 
     @staticmethod
     def of() -> "_Least":
-        """That of the cache that is used now."""
+        """Returns the record of the cache directory that is used now."""
         return _least(cache_files.directory(), records.loaded())
 
     @property
     def us(self) -> float:
-        """Its microseconds; infinite as long as nothing is known."""
+        """The least in microseconds; infinite if nothing is known yet."""
         return self._smallest[-1] if self._smallest else math.inf
 
     def take(self, us: float) -> None:
-        """Considers a time, and records it if it is news."""
+        """Takes in a time, and records the least if it fell clearly."""
         self._smallest = sorted([*self._smallest, us])[:_MET]
         if len(self._smallest) == _MET and self.us < _NEWS * self._kept:
             self._kept = self.us
@@ -163,7 +163,7 @@ def _least(_directory: Path | None, _loaded: int) -> _Least:
 
 @cache
 def _work() -> tuple[Sequence[Callable[[], object]], Sequence[Callable[[], object]]]:
-    """The products of the loop, and tiny ones, which take what it takes to call torch: in some modes that is a multiple."""
+    """Returns the products of the loop, and tiny ones that tell how long a call of torch takes, which depends on modes."""
     kinds = [(torch.float32, 128), (torch.bfloat16, 256)] if "amx" in host().instructions else [(torch.float32, 128)]
     return [_product(size, dtype) for dtype, size in kinds], [_product(_TINY, dtype) for dtype, _ in kinds]
 

@@ -1,1 +1,1 @@
-"""Calibration of the cost model, measurement of schedules (max-autotune), and the database of measured times."""
+"""Calibrates the cost model, measures schedules, and keeps measured times on disk."""

@@ -1,7 +1,7 @@
-"""Which of two ways to bags of rows is faster in inference: torch's own kernel for each table, or ours for all of them.
+"""Measures which computes bags of embeddings faster in inference: torch's kernel for each table, or Gossamer's for all tables.
 
-Both wait for rows from memory, and fetch them ahead. How far ahead pays, and what a call costs, differs from one machine to the
-next. Both are timed once for a shape, on the model's own tables, with other rows at every call. The ratio is kept on disk.
+Both wait for rows from memory, and prefetch them. The best distance of prefetches and the time of a call differ between
+machines. Both are timed once for a shape, on the model's own tables, with other rows at every call. The ratio is kept on disk.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from gossamer.backend.measuring.kept import kept
 from gossamer.backend.measuring.measure import fastest
 
 CLEAR = 0.95
-"""What share of torch's time ours may take at most."""
+"""The largest share of torch's time with which Gossamer's kernel is used."""
 
 _DRAWS, _ROUNDS = 4, 3
 
 _Lists = Sequence[tuple[Tensor, Tensor, Tensor | None]]
-"""Of each table the indices, the offsets and the weights."""
+"""For each table the indices, the offsets and the weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,8 @@ class BagsOfTables:
     """Bags that one call can compute.
 
     tables    [rows, columns] each, contiguous
-    bags      of each table, and `entries` of all its bags together
+    bags      number of bags of each table
+    entries   number of entries in all bags of each table
     kind      "sum", "mean" or "max"
     integers  the type of indices
     weighted  whether rows are multiplied with weights
@@ -44,7 +45,7 @@ class BagsOfTables:
     weighted: bool
 
     def ratio(self) -> float:
-        """Time of our call over that of torch's calls, with torch's threads."""
+        """Returns the time of Gossamer's call over that of torch's calls, with torch's number of threads."""
         sizes = [list(each) for each in zip(map(tuple, (t.shape for t in self.tables)), self.bags, self.entries, strict=True)]
         key = [sizes, str(self.tables[0].dtype), self.kind, str(self.integers), self.weighted, torch.get_num_threads()]
         return kept("bags", key, self._measured, median)
@@ -59,7 +60,7 @@ class BagsOfTables:
         return us["own"] / us["torch"]
 
     def _drawn(self, drawn: torch.Generator) -> _Lists:
-        """Entries at random, as many in each bag of a table."""
+        """Returns random entries, about as many in each bag of a table."""
         made = []
         for table, bags, entries in zip(self.tables, self.bags, self.entries, strict=True):
             indices = torch.randint(0, table.shape[0], (entries,), generator=drawn).to(self.integers)

@@ -1,13 +1,13 @@
-"""Calibration: measures how fast this machine is, for the cost model.
+"""Calibrates the cost model: measures how fast this machine is.
 
-A call, dense products of three sizes and the kernels of every family on a few reference weights are timed on one thread, each
-for several numbers of tokens. It takes some seconds for an element type and happens once: at the first compilation of a pruned
-model (see first_use.py), or by
+It times a call, dense products of three sizes, and the kernels of every family on a few reference weights. It uses one thread
+and several numbers of tokens. This takes some seconds for an element type and happens once: at the first compilation of a
+pruned model (see first_use.py), or by
 
     python -m gossamer.backend.measuring.calibrate            or            gossamer.calibrate()
 
-The result is kept beside the kernel cache, for this CPU and these versions; from then on every compilation predicts by it.
-Everything is timed in several passes with all else between them: a disturbance that lasts a tenth of a second spoils one.
+The result is kept beside the kernel cache, for this CPU and these versions. Every later compilation predicts with it. Each call
+is timed in several passes over all calls, so that a short disturbance (a tenth of a second) spoils only one time.
 """
 
 import argparse
@@ -44,7 +44,7 @@ _TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROWS, _COLUMNS = 1024, 768
 _PASSES, _ROUNDS = 3, 3
 
-# density, block and n:m of the reference weights; a family is measured on those that its storage is for
+# Density, block and n:m of the reference weights. A family is measured on those that its storage is made for.
 _WEIGHTS: tuple[tuple[float, tuple[int, int] | None, tuple[int, int] | None], ...] = (
     (SPARSE, None, None),
     (0.1, (16, 16), None),
@@ -59,7 +59,7 @@ def calibrate(elements: Sequence[str] = ("f32",), *, repeated: bool = False) -> 
     repeated  says that this call repeats a calibration that other processes disturbed; Gossamer sets it itself
 
     The first compilation of a pruned model calls this function. Call it yourself if another program disturbed that measurement.
-    OptionError for an unknown element type.
+    Raises OptionError for an unknown element type.
     """
     if unknown := [e for e in elements if e not in _TYPES]:
         raise OptionError(f"unknown element type {unknown[0]!r}; there are {', '.join(_TYPES)}")
@@ -100,7 +100,7 @@ def _curves(rates: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Cur
 
 
 def _read() -> Curve:
-    """Gigabytes a second by bytes; the call is not counted."""
+    """Returns the rate at which a sum reads memory, in GB/s by bytes, without the time of its call."""
     call, found = fastest({"sum": torch.ones(1).sum}, 1)["sum"], []
     for size in _READ_SIZES:
         us = fastest({"sum": torch.ones(size // 4).sum}, 1)["sum"]
@@ -109,7 +109,7 @@ def _read() -> Curve:
 
 
 def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
-    """Nanoseconds a token for 1000 elements."""
+    """Returns the nanoseconds of a dense product for each token and 1000 elements of the weight, by tokens."""
     weight = random(rows, columns, dtype=dtype).t()
     calls = [{DENSE: dense_product(random(tokens, columns, dtype=dtype), weight)} for tokens in _DENSE_TOKENS]
     times = zip(_DENSE_TOKENS, _in_passes(calls), strict=True)
@@ -117,7 +117,7 @@ def _dense(rows: int, columns: int, dtype: torch.dtype) -> Curve:
 
 
 def _in_passes(groups: Sequence[Mapping[str, Call]]) -> list[dict[str, float]]:
-    """Microseconds of each call: the least of several passes over all groups, of undisturbed ones if there are any."""
+    """Returns the microseconds of each call: the least of several passes over all groups. Prefers undisturbed passes."""
     began, passes = pace.noted(), [[_one(calls) for calls in groups] for _ in range(_PASSES)]
     best, loops = list[dict[str, float]](), list[float]()
     for found in zip(*passes, strict=True):
@@ -130,13 +130,13 @@ def _in_passes(groups: Sequence[Mapping[str, Call]]) -> list[dict[str, float]]:
 
 
 def _one(calls: Mapping[str, Call]) -> tuple[dict[str, float], float | None]:
-    """Microseconds of each call, and of the loop beside them."""
+    """Returns the microseconds of each call, and of the loop of `pace` beside them."""
     began = pace.noted()
     return fastest(calls, 1, _ROUNDS), pace.since(began)
 
 
 def _specialists(matrix: Matrix) -> list[str]:
-    """The families to be measured on a reference weight: if it has a structure, those that need one."""
+    """Returns the families to measure on a reference weight. If it has a structure, only those that need one."""
     plain = replace(matrix, block=None, nm=None)
     able = [f for f in FAMILIES.values() if f.stores(matrix) is not None and f.cycles(matrix, 1) < math.inf]
     if matrix.block or matrix.nm:
@@ -145,7 +145,7 @@ def _specialists(matrix: Matrix) -> list[str]:
 
 
 def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[float]]], counts: Sequence[int]) -> None:
-    """Adds the cycles a microsecond of each family on one reference weight, for some numbers of tokens."""
+    """Adds to `found` the cycles per microsecond of each family on one reference weight, by tokens."""
     if not names:
         return
     product = Product(reference_weight(matrix), matrix)
@@ -159,7 +159,7 @@ def _families(matrix: Matrix, names: list[str], found: dict[str, dict[int, list[
 
 
 def reference_weight(matrix: Matrix) -> torch.Tensor:
-    """A random weight [M, K] with the density and the structure of a matrix."""
+    """Returns a random weight [M, K] with the density and the structure of a matrix."""
     generator = torch.Generator().manual_seed(1)
     m, k = matrix.rows, matrix.columns
     weight = random(m, k, dtype=_TYPES[matrix.element])

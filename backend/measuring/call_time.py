@@ -1,4 +1,4 @@
-"""What the call of a region takes besides its kernel: a tiny one is called as a graph calls it."""
+"""Measures how long the call of a region takes besides its kernel, by calling a tiny region as a graph does."""
 
 import math
 
@@ -20,7 +20,7 @@ _KEY = "the time of a call"
 
 
 def call_us() -> float:
-    """Microseconds that torch takes from an operation of ours to its kernel, and back."""
+    """Returns the microseconds that torch takes from the operation `gossamer::region` to the kernel, and back."""
     matrix = Matrix(
         _SIZE, _SIZE, 1, "f32", host().vector_bits, 1 / _SIZE, features=host().instructions, l1d=first_level_bytes(),
     )  # fmt: skip
@@ -35,7 +35,7 @@ def call_us() -> float:
 
 
 def _itself() -> fx.GraphModule:
-    """The expression of a weight that is its only leaf."""
+    """Returns the expression of a weight that is its own only leaf."""
     graph = fx.Graph()
     graph.output(graph.placeholder("weight"))
     return fx.GraphModule({}, graph)

@@ -1,7 +1,7 @@
-"""How long torch's own convolutions take here: timed once for a shape, and kept on disk.
+"""Measures how long torch's convolutions take on this machine, once for a shape. Times are kept on disk.
 
-What they cost beyond their arithmetic differs by shape and machine: a call takes 60 us on one Xeon, images of few channels or
-single pixels go by other kernels, and what follows is a pass over the result.
+Arithmetic alone does not tell. A call takes 60 us on one Xeon. Torch has other kernels for images with few channels or single
+pixels. The activation that follows is another pass over the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ _ROUNDS = 3
 
 
 def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False) -> float | None:
-    """Microseconds for images and kernels of these shapes, and a relu of the result.
+    """Returns the microseconds of a convolution and a relu of its result. `x` and `w` are the shapes of images and filters.
 
-    how     stride, padding, dilation, whether transposed, output padding, groups: as of aten.convolution
-    planar  whether pixels are innermost in images, in what is read and what is written; channels otherwise
+    how     stride, padding, dilation, transposed, output padding and groups, as in aten.convolution
+    planar  whether pixels are innermost in images that are read and written (NCHW), not channels
 
-    None where nothing may be measured (GOSSAMER_CALIBRATE=0).
+    Returns None if Gossamer may not measure (GOSSAMER_CALIBRATE=0).
     """
     images, *image = x
     us = _us("convolution", (image, w), dtype, how, planar)
@@ -34,13 +34,12 @@ def torch_us(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: objec
 def filter_gradient_us(
     g: Sequence[int], x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: object, planar: bool = False
 ) -> float | None:
-    """The same for the gradient of kernels of this shape, for g and images of those; `how` is stride, padding, dilation and
-    groups."""
+    """Returns the same for gradients of filters. `g` is the incoming gradient; `how`: stride, padding, dilation, groups."""
     return _us("filter-gradient", (g, x, w), dtype, how, planar)
 
 
 def torch_call(x: Sequence[int], w: Sequence[int], dtype: torch.dtype, *how: Any, planar: bool = False) -> Call:
-    """What `torch_us` times."""
+    """Returns the call that `torch_us` times."""
     images, weight = _images(x, dtype, planar), random(*w, dtype=dtype)
 
     def run() -> torch.Tensor:
@@ -83,7 +82,7 @@ def _timed(
 
 
 def _undisturbed(run: Callable[[], object], threads: int) -> float:
-    """Where another process has one of the cores, threads wait long for each other: there, one thread's time."""
+    """Returns the lesser time of `threads` and one thread. Several threads wait long if another process has a core."""
     return min(fastest({"torch": run}, number, _ROUNDS)["torch"] for number in {1, threads})
 
 

@@ -1,11 +1,11 @@
-"""A prediction that was wrong when measured corrects the model: from then on this machine counts as fast as it was found to be.
+"""Corrects the calibration of this machine by measured products, if its predictions were wrong.
 
-    predicted lookup 100 us, measured 250 us at 16 tokens      →      lookup passes through 2.5 times fewer cycles a microsecond
+    predicted lookup 100 us, measured 250 us at 16 tokens      →      lookup runs 2.5 times fewer cycles a microsecond
                                                                       there, in every prediction of this and later processes
 
-One product may be odd: what counts is the mean of all that were measured together, by kernel and number of tokens, and one
-measurement never changes a speed by more than four times. A weight that is much sparser than those of a calibration says
-nothing about the speed with others: what kernels lose between nonzeros is not the same there.
+One product may be odd. So the mean of all measured products counts, for each kernel and number of tokens. One correction
+changes a speed by a factor of at most four. Weights that are much sparser than the reference weights do not count, because
+kernels lose another share of their time between nonzeros there.
 """
 
 import math
@@ -21,28 +21,28 @@ from gossamer.passes.schedules.machine_speed import SPARSE, Machine
 _LEAST_DENSITY = SPARSE / 2
 _WRONG, _MOST = 1.5, 4.0
 _LEAST_US = 10.0
-"""What takes less is a call more than a product."""
+"""Microseconds below which a time does not count, because the call takes most of it."""
 
 
 def correct(measured: Iterable[tuple[Key, int, Times]]) -> None:
-    """Corrects the record of this machine by products that were measured with a number of tokens, and keeps it."""
+    """Corrects the calibration of this machine and keeps it. `measured` has keys, numbers of tokens and times."""
     machine = corrected(calibrated.this_machine(), measured)
     if machine is not None:
         calibrated.keep(machine)
 
 
 def contradicted(measured: Iterable[tuple[Key, int, Times]]) -> bool:
-    """Whether products that were measured speak against the record of this machine."""
+    """Whether measured products contradict the calibration of this machine."""
     return corrected(calibrated.this_machine(), measured) is not None
 
 
 def corrected(machine: Machine, measured: Iterable[tuple[Key, int, Times]]) -> Machine | None:
-    """The machine with the speeds that these measurements speak for, None if its predictions were about right."""
+    """Returns the machine with corrected speeds; None if its predictions were about right."""
     wrong: dict[tuple[str, str, int, int], list[float]] = {}
     for key, tokens, times in measured:
         matrix = key.matrix
         if matrix.element not in machine.measured or matrix.given is not None or matrix.groups is not None:
-            continue  # not calibrated, or of two element types, whose shares in an error are not known
+            continue  # not calibrated, or two element types, where an error cannot be assigned to one
         found = predict(matrix, tokens, key.threads, machine)
         size = machine.speeds[matrix.element].nearest(matrix.rows * matrix.columns * WEIGHTS[matrix.element].bytes)
         for name, predicted in _by_name(found, machine).items():
@@ -62,5 +62,5 @@ def corrected(machine: Machine, measured: Iterable[tuple[Key, int, Times]]) -> M
 
 
 def _by_name(found: Prediction, machine: Machine) -> dict[str, float]:
-    """Microseconds without the call, as they are measured."""
+    """Returns predicted microseconds by name. They do not include the call, as measured times do not."""
     return {DENSE: found.dense_us} | {name: us - machine.call_us for name, us in found.by_schedule}

@@ -1,8 +1,8 @@
-"""Which of two ways for a few tokens through experts is faster: torch's grouped product, or the operation of ours.
+"""Measures which computes routed experts faster for a few tokens: torch's grouped product, or Gossamer's operation.
 
-Few tokens leave little to do but to read the weights of the experts that they chose. Both ways wait for memory then, and which
-of them waits longer differs from one machine to the next. Both are timed once for a shape, on the model's own weights, with
-other experts at every call. The ratio is kept on disk.
+With few tokens, nearly all the time goes into reading the weights of the chosen experts. Machines differ in which of the two
+waits longer for memory. Both are timed once for a shape, on the model's own weights, with other experts at every call. The
+ratio is kept on disk.
 """
 
 from collections.abc import Callable
@@ -20,23 +20,25 @@ from gossamer.sparsity.experts.routed_linear import routed_linear
 from gossamer.sparsity.experts.routed_mlp import routed_mlp
 
 CLEAR = 1.05
-"""How many times as fast torch's way has to be. Closer ways change places from one run to the next."""
+"""How many times faster torch has to be to be used. With closer times, the order differs from run to run."""
 
 _ROUNDS = 3
-_ROUTINGS = 4  # in a sample: the next routing reads mostly other experts
+_ROUTINGS = 4  # in a call that is timed: each routing reads mostly other experts
 
 _Way = Callable[[Tensor, Tensor], object]
 
 
 @dataclass(frozen=True, eq=False)
 class FewTokens:
-    """What a few tokens go through.
+    """Experts for a few tokens: a product, or an MLP of two products.
 
-    product     torch's grouped product: of sorted rows, of weights [experts, columns, rows], and of where the rows of each end
-    tokens      and how many experts each of them has
+    product     torch's grouped product, of sorted rows, weights [experts, columns, rows] and the ends of each expert's rows
+    tokens      number of tokens
+    top         number of experts of each token
     gate_up     [experts, rows, columns], a view if they are stored transposed
-    down        [experts, outputs, hidden]; None for a product alone
-    activation  between both, in its layout
+    down        [experts, outputs, hidden]; None for a single product
+    activation  the activation between both products
+    layout      how gates and values lie in the rows of `gate_up`
     """
 
     product: Callable[..., Tensor]
@@ -48,7 +50,7 @@ class FewTokens:
     layout: str = "up"
 
     def ratio(self) -> float:
-        """Time of the operation over that of torch's own products, with torch's threads."""
+        """Returns the time of Gossamer's operation over that of torch's products, with torch's number of threads."""
         key = [
             str(self.product), self.tokens, self.top, *self.gate_up.shape, *self.gate_up.stride(),
             *(() if self.down is None else (*self.down.shape, *self.down.stride(), self.activation, self.layout)),

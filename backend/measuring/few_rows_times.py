@@ -1,7 +1,7 @@
-"""Which of two ways to a product of a few rows with a large weight is faster: torch's own, or the kernel for experts.
+"""Measures which computes a product of a few rows with a large weight faster: torch, or Gossamer's kernel for experts.
 
-Reading the weight takes the time. Libraries read at half of the memory's speed on some processors, at all of it on others.
-Both ways are timed once for a shape, on weights that no cache holds. The ratio is kept on disk.
+Such a product takes as long as its weight takes to read. Libraries read at half of the memory's speed on some processors, at
+full speed on others. Both are timed once for a shape, on weights that no cache holds. The ratio is kept on disk.
 """
 
 from functools import lru_cache, partial
@@ -18,18 +18,18 @@ from gossamer.runtime.elements import FLOATS
 from gossamer.sparsity.experts.kernels import one_expert
 
 _MOST_OUTPUTS = 4096
-"""More are not timed: the time grows with them."""
+"""The most outputs that are timed. With more, both times grow in proportion."""
 
-_BYTES = 64 << 20  # of all weights that are read in turn
+_BYTES = 64 << 20  # of all weights, which are read in turn so that none is in a cache
 _ROUNDS = 3
 _CLEAR = 0.9
-"""How far ahead the kernel has to be."""
+"""The share of torch's time that the kernel must be below."""
 
 
 def is_faster(rows: int, columns: int, outputs: int, dtype: torch.dtype) -> bool:
     """Whether the kernel is clearly faster than torch for [rows, columns] times [columns, outputs], with torch's threads.
 
-    False where nothing may be measured (GOSSAMER_CALIBRATE=0).
+    False if Gossamer may not measure (GOSSAMER_CALIBRATE=0).
     """
     if not CALIBRATE.get():
         return False
@@ -38,7 +38,7 @@ def is_faster(rows: int, columns: int, outputs: int, dtype: torch.dtype) -> bool
 
 @lru_cache(maxsize=1024)
 def _ratio(rows: int, columns: int, outputs: int, dtype: torch.dtype, threads: int) -> float:
-    """Time of the kernel over that of torch's own product."""
+    """Returns the time of the kernel over that of torch's product."""
 
     def measure() -> float:
         x = random(rows, columns, dtype=dtype)

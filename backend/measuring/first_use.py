@@ -1,9 +1,9 @@
-"""Calibration by itself: once for a machine, at the first compilation of a pruned model.
+"""Calibrates the machine at the first compilation of a pruned model, once for a machine.
 
-Not where `GOSSAMER_CALIBRATE=0`, nor where there is no cache to keep the result in. One process measures; those that come
-meanwhile wait for it, since they would disturb it. What goes wrong is logged, and the machine counts as a usual one.
+It does not if `GOSSAMER_CALIBRATE=0`, or if there is no cache on disk to keep the result. One process measures; others wait for
+it, since they would disturb it. If calibration fails, Gossamer logs the problem and predicts times as for a usual machine.
 
-A calibration that is in doubt is repeated at the first compilation of a later process, when nobody else uses the machine.
+If a calibration was disturbed, a later process repeats it at its first compilation, when nobody else uses the machine.
 """
 
 import fcntl
@@ -28,14 +28,14 @@ log = logging.getLogger("gossamer")
 _LOCK = "calibrating"
 _WAIT_S = 60.0
 _failed: set[str] = set()
-"""Element types whose calibration has failed in this process, which does not try again."""
+"""Element types whose calibration failed in this process. It does not try them again."""
 
 _asked = False
-"""Whether this process has made sure that it works with a calibration that is not in doubt, or has repeated it."""
+"""Whether this process need not ask again: its calibration was not in doubt, or it has repeated it."""
 
 
 def calibrate_at_first_use(inputs: Inputs) -> None:
-    """Measures how fast this machine is with the element types of a graph's pruned weights, if nobody has done so yet."""
+    """Calibrates this machine for the element types of a graph's pruned weights, if no process has done so yet."""
     if not CALIBRATE.get() or cache_files.directory() is None:
         return
     measured = calibrated.this_machine().measured
@@ -52,18 +52,18 @@ def calibrate_at_first_use(inputs: Inputs) -> None:
             done = calibrated.this_machine().measured
             again = again and calibrated.in_doubt()
             if wanted := sorted(elements | done if again else elements - done):
-                from gossamer.backend.measuring.calibrate import calibrate  # with all of the compiler behind it
+                from gossamer.backend.measuring.calibrate import calibrate  # loads the whole compiler
 
                 start = time.perf_counter()
                 calibrate(wanted, repeated=again)
                 log.info("this machine was calibrated for %s in %.1f s", ", ".join(wanted), time.perf_counter() - start)
-    except Exception as problem:  # whatever it is, the model can be compiled without
+    except Exception as problem:  # the model can be compiled without a calibration
         _failed.update(elements)
         log.warning("this machine cannot be calibrated (%s); times are predicted as for a usual one", problem)
 
 
 def _is_to_be_repeated() -> bool:
-    """Whether the calibration is in doubt, and this is the time to repeat it: asked once in a process that could."""
+    """Whether the calibration is in doubt and the machine is quiet enough to repeat it. True at most once in a process."""
     global _asked
     if _asked or not calibrated.in_doubt():
         _asked = True
@@ -73,11 +73,14 @@ def _is_to_be_repeated() -> bool:
 
 
 def _pruned(tensor: torch.Tensor, inputs: Inputs) -> bool:
-    """Whether a tensor has zeros, or stores nonzeros to train, or is a matrix in a graph with masks, which may give it some."""
+    """Whether a tensor is a pruned weight: it has many zeros, or is a trained SparseTensor, or a mask of its shape has zeros.
+
+    An int8 weight counts if at least a tenth of it is zeros.
+    """
     if tensor.dim() < 2 or tensor.layout is not torch.strided:
         return False
-    if is_traceable_wrapper_subclass(tensor):  # which may have no elements to look at
-        from gossamer.sparsity.tensor.sparse_tensor import SparseTensor  # with all of the compiler behind it
+    if is_traceable_wrapper_subclass(tensor):  # these may have no elements to count
+        from gossamer.sparsity.tensor.sparse_tensor import SparseTensor  # loads the whole compiler
 
         return isinstance(tensor, SparseTensor) and tensor.requires_grad
     masks = (s.tensor for s in inputs.statics.values() if s.tensor.dtype == torch.bool and s.tensor.shape == tensor.shape)
@@ -87,7 +90,10 @@ def _pruned(tensor: torch.Tensor, inputs: Inputs) -> bool:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """In here no other process of this user calibrates. TimeoutError if one does for long, OSError if there can be no lock."""
+    """Holds a lock so that no other process of this user calibrates.
+
+    Raises TimeoutError if another process holds it for a minute, OSError if the file of the lock cannot be opened.
+    """
     base = cache_files.directory()
     assert base is not None
     file = os.open(base / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

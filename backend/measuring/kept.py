@@ -1,7 +1,7 @@
-"""Numbers that are measured once a machine, and kept on disk.
+"""Measures numbers once for a machine, and keeps them on disk.
 
-What was measured while other processes slowed down the machine is measured again in later processes: three times, and then only
-while nobody does. What cannot be is not kept.
+If other processes slowed the machine down, later processes measure again: up to three times in all, and after that only while
+nobody disturbs. Impossible numbers are not kept.
 """
 
 import json
@@ -14,7 +14,7 @@ from gossamer.backend.devices.others import Others, quiet_now
 from gossamer.runtime import records
 
 TRIES, MOST_TRIES = 3, 9
-"""How often something is measured while others disturb, and in all."""
+"""How often a number is measured while others disturb, and how often in all."""
 
 
 def kept(
@@ -24,9 +24,10 @@ def kept(
     best: Callable[[Sequence[float]], float] = min,
     can_be: Callable[[float], bool] = lambda _: True,
 ) -> float:
-    """The number that `measure` gave for this key, here and now or in an earlier process; of several the `best`.
+    """Returns the result of `measure` for this key, from disk or measured now. `what` names the journal.
 
-    One that cannot be is returned only if it was measured now.
+    best    chooses from several disturbed results
+    can_be  whether a result is possible. One that is not is returned, but not kept
     """
     journal, name = f"{what}-{identity()}", json.dumps(key)
     disturbed = list[float]()
@@ -52,16 +53,16 @@ def kept(
 
 
 def told(others: Others) -> dict[str, Any]:
-    """What the line of a measurement says of the others meanwhile."""
+    """Returns the entries of a journal line that say how much other processes disturbed the measurement."""
     return ({} if others.beside is None else {"beside": others.beside}) | ({"disturbed": True} if others.disturb else {})
 
 
 def was_disturbed(line: Mapping[str, Any]) -> bool:
-    """Whether others disturbed the measurement of a line, as far as it is known by now."""
+    """Whether others disturbed the measurement of a line, as far as is known by now."""
     beside = line.get("beside")
     return bool(line.get("disturbed")) or (type(beside) is float and not pace.counts(beside))
 
 
 def may_try_again(tries: int) -> bool:
-    """Whether something is measured again that was disturbed so often: only while nobody disturbs."""
+    """Whether to measure again after so many disturbed tries: only while nobody disturbs, and nine times at most."""
     return tries < MOST_TRIES and quiet_now()

@@ -1,7 +1,8 @@
-"""Measuring a product with a weight: the bare kernels of several schedules and torch's dense product, side by side.
+"""Measures a product with a weight: the bare kernels of several schedules and torch's dense product, side by side.
 
-Each contender runs in turn, round by round, so that a disturbance hits all alike; the minimum counts. One thread is timed by
-its own clock, which stands still while others have the core.
+In each round every contender runs once, so that a disturbance hits all of them. The minimum over rounds counts. With one
+thread, the clock is that of the thread, which stops while other processes have the core. tune.py, calibrate.py and others call
+`fastest`.
 """
 
 import logging
@@ -28,23 +29,23 @@ from gossamer.sparsity.compiler.compile_kernel import compile_region
 log = logging.getLogger("gossamer")
 
 _ROUNDS, _SAMPLE_S, _MOST_CALLS = 9, 1e-3, 10_000
-_AT_MOST = 6  # times as many rounds, where the minima of undisturbed samples differ
-_HOPELESS = 3.0  # times the fastest, after which a contender is timed no more
-_AGREE = 1.25  # how far apart the minima of two halves of the rounds may be
+_AT_MOST = 6  # factor on the rounds if undisturbed samples of one thread differ
+_HOPELESS = 3.0  # a contender that takes so many times longer than the fastest is not timed any more
+_AGREE = 1.25  # ratio up to which the minima of even and of odd rounds count as equal
 
 Clock = Callable[[], float]
 Call = Callable[[], object]
 
 
 class Product:
-    """x @ w.T with a real weight, which is stored as `matrix` says: [M, K], or [K, M] if the reduction is over dimension 0."""
+    """x @ w.T with a real weight. It is stored as [M, K], or as [K, M] if `matrix` reduces over dimension 0."""
 
     def __init__(self, weight: torch.Tensor, matrix: Matrix) -> None:
         self._matrix, self._weight = matrix, weight
         self._sparse: dict[str, tuple[RegionKernel, Packed] | None] = {}
 
     def calls(self, tokens: int, schedules: Iterable[str]) -> dict[str, Call]:
-        """What computes the product for that many synthetic tokens: DENSE, and those of the schedules that compile."""
+        """Returns calls that compute the product for random tokens, by name: DENSE, and all schedules that compile."""
         given = torch.float32 if self._matrix.given is not None else self._weight.dtype
         x, weight = random(tokens, self._matrix.columns, dtype=given), self._weight.to(given)
         calls: dict[str, Call] = {DENSE: dense_product(x, weight.t() if self._matrix.reduction == 1 else weight)}
@@ -67,19 +68,19 @@ class Product:
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Normal values, as integers with a deviation of 40; the generator of the user's process is left alone."""
+    """Returns normal values; integers have a deviation of 40. Does not use torch's global generator, which is the user's."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return values.to(dtype) if dtype.is_floating_point else values.mul(40).clamp(-127, 127).to(dtype)
 
 
 def dense_product(x: torch.Tensor, factor: torch.Tensor) -> Call:
-    """What torch computes in its place."""
+    """Returns the call by which torch computes x @ factor."""
     return partial(torch.mm if x.is_floating_point() else torch.ops.aten._int_mm.default, x, factor)
 
 
 @lru_cache(maxsize=64)
 def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel:
-    """The kernel of the bare product, for any number of tokens. CompileError where the schedule has none."""
+    """Returns the kernel of the bare product, for any number of tokens. Raises CompileError if the schedule has none."""
     from gossamer.backend.regions.importer import import_region  # torch-mlir's front end takes half a second to load
 
     by_rows, graph = matrix.reduction == 1, fx.Graph()
@@ -87,7 +88,7 @@ def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel
     given = torch.float32 if matrix.given is not None else dtype
     x.meta = {"shape": (None, matrix.columns), "dtype": given}
     w.meta = {"shape": (matrix.rows, matrix.columns) if by_rows else (matrix.columns, matrix.rows), "dtype": dtype}
-    factors = given if given.is_floating_point else torch.int32  # in which bytes are multiplied
+    factors = given if given.is_floating_point else torch.int32  # int8 factors are widened
 
     def converted(node: fx.Node, has: torch.dtype, wanted: torch.dtype) -> fx.Node:
         return node if has == wanted else graph.call_function(torch.ops.prims.convert_element_type.default, (node, wanted))
@@ -100,13 +101,14 @@ def kernel_of(matrix: Matrix, dtype: torch.dtype, schedule: str) -> RegionKernel
 
 
 def fastest(calls: Mapping[str, Call], threads: int, rounds: int = _ROUNDS) -> dict[str, float]:
-    """Microseconds of a call of each contender: the minimum over rounds of samples of at least a millisecond.
+    """Returns the microseconds of a call of each contender: the minimum over rounds. A sample takes at least a millisecond.
 
-    There are more rounds, up to three times as many, until the minima of every other round are those of the others. Of one
-    thread, these are minima of samples during which nobody slowed down the machine (see `pace`). As long as they differ, there
-    are some more rounds; a single sample may have been slowed down although the loops before and after it were not.
+    Measures at least `rounds` rounds, and more until the minima of even and of odd rounds are about the same. With several
+    threads, it stops after three times as many rounds. With one thread, only those samples count for this in which nobody
+    slowed the machine down (see `pace`). It then takes up to six times as many rounds, or waits longer if there are no such
+    samples. One minimum is not enough: a sample may be disturbed although the loops before and after it were not.
     """
-    with no_python_dispatcher():  # tracing's own: each operation of torch would take 9 to 15 us more
+    with no_python_dispatcher():  # with the dispatcher of tracing, each operation of torch would take 9 to 15 us more
         return _fastest(calls, threads, rounds)
 
 
@@ -137,7 +139,7 @@ def _fastest(calls: Mapping[str, Call], threads: int, rounds: int) -> dict[str, 
 
 
 class _Sample(NamedTuple):
-    """Microseconds of a call, those of the loop beside it (nan if it was not timed), and whether its round was an odd one."""
+    """Microseconds of a call, microseconds of the loop of `pace` beside it (nan if not timed), and 1 if its round was odd."""
 
     us: float
     beside: float
@@ -145,29 +147,29 @@ class _Sample(NamedTuple):
 
 
 class _Samples:
-    """Those of one contender."""
+    """The samples of one contender."""
 
     def __init__(self) -> None:
         self.all = list[_Sample]()
 
     def add(self, half: int, us: float, beside: float) -> None:
-        """Takes one in."""
+        """Adds a sample."""
         if not math.isnan(beside):
             pace.learn(beside)
         self.all.append(_Sample(us, beside, half))
 
     def quiet(self) -> list[_Sample]:
-        """Those that nobody disturbed, as far as it is known by now."""
+        """Returns the samples that nobody disturbed, as far as is known by now."""
         return [sample for sample in self.all if math.isnan(sample.beside) or pace.is_quiet(sample.beside)]
 
     @property
     def least(self) -> float:
-        """The least microseconds of all: whoever disturbs makes nothing faster."""
+        """The least microseconds of all samples, because disturbances only make calls slower."""
         return min(sample.us for sample in self.all)
 
     @property
     def beside(self) -> float:
-        """The time of the loop beside the best undisturbed sample, or its median beside all if undisturbed samples differ."""
+        """The time of the loop beside the best undisturbed sample. If undisturbed samples differ, the median beside all."""
         return min(self.quiet()).beside if self.agree else median(sample.beside for sample in self.all)
 
     @property
@@ -179,7 +181,7 @@ class _Samples:
 
 
 def _repetitions(call: Call, clock: Clock) -> int:
-    """Calls that fill a sample; the first ones warm up."""
+    """Returns how many calls take as long as a sample. These calls also warm up."""
     call()
     times = 1
     while (elapsed := _timed(call, times, clock) * times * 1e-6) < _SAMPLE_S and times < _MOST_CALLS:
@@ -188,7 +190,7 @@ def _repetitions(call: Call, clock: Clock) -> int:
 
 
 def _timed(call: Call, times: int, clock: Clock) -> float:
-    """Microseconds of one of `times` calls."""
+    """Returns the mean microseconds of `times` calls."""
     start = clock()
     for _ in range(times):
         call()

@@ -1,4 +1,4 @@
-"""A progress bar on the terminal for what takes seconds; silent where there is no terminal."""
+"""Shows a progress bar for measurements that take seconds. Without a terminal it shows nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 class Progress:
-    """Steps of a known number."""
+    """A bar with a known number of steps."""
 
     def __init__(self, bar: rich.Progress, title: str, steps: int) -> None:
         self._bar = bar
@@ -17,14 +17,14 @@ class Progress:
         self._done = -1
 
     def advance(self, what: str) -> None:
-        """The next step begins."""
+        """Begins the next step."""
         self._done += 1
         self._bar.update(self._task, completed=self._done, description=f"{self._title}: {what}")
 
 
 @contextmanager
 def progress(title: str, steps: int) -> Iterator[Progress]:
-    """A bar that goes away when all is done."""
+    """Shows a bar until the block ends."""
     console = Console(stderr=True)
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
     with rich.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -1,7 +1,7 @@
-"""Which of two ways to a product of a tall matrix with a narrow one is faster here: torch's own, or the schedule `tall`.
+"""Measures which computes a product of a tall matrix with a narrow one faster: torch, or the schedule `tall`.
 
-Libraries differ by a factor of two to either side: MKL is fast on processors of its maker, where it is ahead with few columns.
-Both are timed once for a shape, and the ratio is kept on disk.
+Either may win by a factor of two. For example, MKL wins with few columns on processors of its maker. Both are timed once for a
+shape, and the ratio is kept on disk.
 """
 
 from functools import lru_cache, partial
@@ -16,17 +16,17 @@ from gossamer.runtime.elements import FLOATS
 from gossamer.sparsity.operations.tall_product import tall_product
 
 _MOST_ROWS = 1 << 14
-"""More are not timed. A larger result is one that the system clears for torch at every call, which `tall` is spared."""
+"""The most rows that are timed. For larger results the system clears memory for torch at every call, but not for `tall`."""
 
 _ROUNDS = 3
 _CLEAR = 1.05
-"""How far ahead torch's own has to be; closer ones change places from one run to the next."""
+"""How many times faster torch has to be to be used. With closer times, the order differs from run to run."""
 
 
 def is_faster(rows: int, k: int, n: int, dtype: torch.dtype) -> bool:
     """Whether `tall` takes no longer than torch for [rows, k] times [k, n], with as many threads as torch has now.
 
-    So it is taken to be where nothing may be measured (GOSSAMER_CALIBRATE=0).
+    True if Gossamer may not measure (GOSSAMER_CALIBRATE=0).
     """
     if not CALIBRATE.get():
         return True
@@ -35,7 +35,7 @@ def is_faster(rows: int, k: int, n: int, dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=1024)
 def _ratio(rows: int, k: int, n: int, dtype: torch.dtype, threads: int) -> float:
-    """Time of `tall` over that of torch's own product."""
+    """Returns the time of `tall` over that of torch's product."""
 
     def measure() -> float:
         x, w = random(rows, k, dtype=dtype), random(k, n, dtype=dtype)

@@ -1,10 +1,14 @@
-"""Products with a sparse weight are measured, by the schedules that promise most and as torch does them.
+"""Measures products with a sparse weight: the most promising schedules against torch's dense product.
 
-mode="max-autotune" measures all that do not lose by far. Otherwise those are measured whose gain is in doubt or whose schedules
-are close (see `Budget`), as far as the time goes. The contenders are the schedules that the cost model predicts to take at most
-twice as long as the fastest. The fastest schedule that runs in chains is always among them. Times go into the tuning database;
-a product that it knows, or knows a similar one of, is not measured again. The measured times then stand in for the prediction
-in everything that is decided about the product: dense or sparse, in a chain or not, and which schedule for how many tokens.
+| mode           | products that are measured                                                                          |
+|----------------|-----------------------------------------------------------------------------------------------------|
+| "max-autotune" | all but those that are predicted to lose by far                                                     |
+| others         | those whose gain is in doubt or whose schedules are close, within a limit of time (see `Budget`)    |
+
+Contenders are the schedules that are predicted to take at most twice as long as the fastest, and the fastest that runs in
+chains. The tuning database keeps the times. A product is not measured again if the database has its times or those of a similar
+product. Measured times then replace predictions in all decisions about the product: dense or sparse, in a chain or not, and
+which schedule for how many tokens.
 """
 
 import dataclasses
@@ -31,16 +35,16 @@ from gossamer.backend.report.options import Options
 from gossamer.passes.chains.products import runs_in_chains
 from gossamer.passes.schedules.cost_model import predict
 
-_HOPELESS = 0.5  # share of the wanted gain below which a prediction is believed
+_HOPELESS = 0.5  # a product is not measured if it is predicted to reach less than this share of the wanted gain
 
 
 def tuned(
     contractions: Sequence[Contraction], values: Mapping[fx.Node, torch.Tensor], options: Options, budget: Budget
 ) -> list[Contraction]:
-    """The contractions with what they take, measured now or before.
+    """Returns the contractions with their times, measured now or before.
 
-    `values` holds the real value of every leaf of a weight. Contractions that no kernel can take, or that are predicted to
-    lose by far, stay as they are. Calibrates the machine first where that was not done.
+    `values` holds the real value of every leaf of a weight. Contractions that are not measured stay as they are, such as those
+    that no kernel can compute. With "max-autotune", calibrates the machine first if it is not calibrated.
     """
     if options.schedule == "reference" or (not budget.everything and (options.schedule != "auto" or options.min_gain == 0)):
         return list(contractions)
@@ -81,7 +85,7 @@ def _measured(
         for key, (contraction, tokens) in ordered:
             m = key.matrix
             bar.advance(f"{m.rows}x{m.columns} {m.density:.0%}, {tokens} tokens")
-            if times := _remembered(key, options, database):  # one before was similar
+            if times := _remembered(key, options, database):  # measured a moment ago, or similar to one that was
                 known[key] = times
                 continue
             doubted = budget.everything or _doubted(contraction, budget)
@@ -96,7 +100,7 @@ def _measured(
                     continue
                 others = Others()
                 times, disturbed = Times(fastest(calls, key.threads)), others.disturb
-            if not times.are_believable(_predicted(key)):  # the prediction stands, and another process measures
+            if not times.are_believable(_predicted(key)):  # this process uses the prediction, a later one measures again
                 budget.settled = False
                 if not disturbed:
                     calibrated.doubt()
@@ -112,7 +116,7 @@ def _measured(
 
 
 def _remembered(key: Key, options: Options, database: TuningDatabase) -> Times | None:
-    """The times of a key, or of a similar one, if the database has them and they are not to be measured again."""
+    """Returns the times of a key, or of a similar one, from the database; None if the key is to be measured."""
     times = database.find(key)
     if times is not None and not (database.is_settled(key) and times.are_believable(_predicted(key))):
         return None
@@ -121,9 +125,9 @@ def _remembered(key: Key, options: Options, database: TuningDatabase) -> Times |
 
 
 def _keys(contraction: Contraction, budget: Budget) -> dict[Key, int]:
-    """What is to be known about a contraction, each with the number of tokens to measure it with.
+    """Returns the keys to be measured of a contraction, each with the number of tokens to measure it with.
 
-    Where there may be any number of tokens and time is short, that is what it takes for the usual number.
+    With dynamic tokens and limited time, this is one key, for the usual number of tokens.
     """
     matrix, threads = matrix_of(contraction), torch.get_num_threads()
     usual = usual_tokens(contraction)
@@ -141,19 +145,19 @@ def _promising(contraction: Contraction, options: Options, budget: Budget) -> bo
 
 
 def _doubted(contraction: Contraction, budget: Budget) -> bool:
-    """Whether it is in doubt if the product gains."""
+    """Whether the cost model cannot tell if the product gains."""
     dense_us = predicted(contraction, usual_tokens(contraction)).dense_us
     return budget.doubts(predicted_gain(contraction), dense_us, contraction.weight.density)
 
 
 def _compared(contraction: Contraction, budget: Budget) -> bool:
-    """Whether the product gains, but by which schedule is open."""
+    """Whether the product is predicted to gain, but several schedules are close."""
     us = [us for _, us in predicted(contraction, usual_tokens(contraction)).by_schedule]
     return budget.compares(predicted_gain(contraction), us)
 
 
 def _measurable(contraction: Contraction) -> bool:
-    """Whether its device can compute it and measures; elsewhere predictions stand."""
+    """Whether the device can compute the product and times can be measured there."""
     return refusal(contraction) is None and not contraction.quantized and device_of(contraction.weight.device).measures
 
 
@@ -174,6 +178,6 @@ def _predicted(key: Key) -> dict[str, float]:
 def _calibrate(contractions: Sequence[Contraction]) -> None:
     elements = {matrix_of(c).element for c in contractions if _measurable(c) and c.weight.density < 1}
     if missing := sorted(elements - calibrated.this_machine().measured):
-        from gossamer.backend.measuring.calibrate import calibrate  # a program of its own, too: loaded when it is needed
+        from gossamer.backend.measuring.calibrate import calibrate  # loaded only if needed
 
         calibrate(missing)

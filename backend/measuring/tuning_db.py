@@ -1,14 +1,15 @@
-"""The tuning database: what products of real weights took, by the features of their patterns.
+"""The tuning database: measured times of products, by the features of the weight's pattern.
 
-A journal beside the kernel cache, one for each CPU and set of versions; a line is a key and its times:
+It is a journal beside the kernel cache, one for each CPU and set of versions. A line is a key and its times:
 
     {"key": {"rows": 768, "columns": 3072, ..., "tokens": 128, "threads": 1}, "us": {"dense": 6369, "broadcast": 1204}}
 
-Equal keys share times. A similar one lends them: the same structure and tokens, a density and sizes not far off, and a
-prediction that orders the contenders alike; its times are scaled by the predictions.
+Equal keys share times. A similar key may use them, scaled by the predictions of both. It is similar if it has the same
+structure and tokens, and about the same density and sizes. Predictions must also put the contenders into the same order.
 
-A line tells ("disturbed", "beside") if other processes slowed down the machine meanwhile. The least of such times count. The
-key is measured again until there are undisturbed times, or three that are not, and after that only while nobody disturbs.
+A line also says whether other processes slowed the machine down ("disturbed", "beside"). Of disturbed times the least count.
+Such a key is measured again, three times in all. After that it is measured again only while nobody disturbs, until undisturbed
+times exist.
 """
 
 import math
@@ -29,9 +30,9 @@ from gossamer.runtime.target import host
 
 _FIELDS = ("rows", "columns", "reduction", "element", "density", "block", "fill", "nm", "skew", "given", "vnm")
 _SAME = ("reduction", "element", "block", "nm", "given")
-_NEAR_SIZE, _NEAR_DENSITY = 2.0, 1.6  # factors up to which a pattern is similar
-_CLEAR = 1.15  # how far ahead the fastest has to be to be taken over
-_LONGEST_US = 1e9  # that can be believed of a product
+_NEAR_SIZE, _NEAR_DENSITY = 2.0, 1.6  # factors up to which sizes and densities are similar
+_CLEAR = 1.15  # factor by which the fastest has to win before a similar key uses its times
+_LONGEST_US = 1e9  # longer times in a journal are not believed
 
 
 def _count(value: Any) -> bool:
@@ -53,7 +54,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "density": _between(1e-12, 1), "fill": _between(0.01, 1), "skew": _between(1, 1e12),
     "block": _sizes(2), "nm": _sizes(2), "vnm": _sizes(3),
 }  # fmt: skip
-"""What the fields of a key on disk can be: a journal may say anything, and predictions divide by some of them."""
+"""Checks of the fields of a key from disk. A journal may be damaged, and predictions divide by some of the fields."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class Key:
     threads: int
 
     def to_json(self) -> dict[str, Any]:
-        """All but what the machine says."""
+        """Returns the fields, without those that follow from the machine."""
         return {name: getattr(self.matrix, name) for name in _FIELDS} | {"tokens": self.tokens, "threads": self.threads}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """The key of this machine that `to_json` wrote. ValueError, KeyError or TypeError if it is none."""
+        """Returns the key that `to_json` wrote on this machine. Raises ValueError, KeyError or TypeError if `found` is none."""
         values: dict[str, Any] = {name: found[name] for name in _POSSIBLE}
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         wrong = [name for name, possible in _POSSIBLE.items() if not possible(values[name])]
@@ -85,7 +86,7 @@ Predict = Callable[[Key], Mapping[str, float]]
 
 
 class TuningDatabase:
-    """The journal of this machine, as it was when it was opened, and what was added since."""
+    """The journal of this machine as it was when opened, and the times that this process added."""
 
     def __init__(self) -> None:
         self._name = f"tuning-{identity()}"
@@ -95,27 +96,27 @@ class TuningDatabase:
             try:
                 key, us = Key.from_json(line["key"]), {str(name): float(value) for name, value in line["us"].items()}
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-                continue  # a line of something else
+                continue  # damaged, or of another version
             if {DENSE} < us.keys() <= {DENSE, *FAMILIES} and all(0 < value < _LONGEST_US for value in us.values()):
                 self._enter(key, us, was_disturbed(line))
 
     def find(self, key: Key) -> Times | None:
-        """The times that were measured for a key."""
+        """Returns the times that were measured for a key; None if there are none."""
         times = self._entries.get(key)
         if times is not None:
             records.used(self._name, _line(key, times))
         return times
 
     def is_settled(self, key: Key) -> bool:
-        """Whether the times of a key are not to be measured again."""
+        """Whether a key need not be measured again."""
         tries = self._tries.get(key, 0)
         return key in self._entries and (tries == 0 or (tries >= TRIES and not may_try_again(tries)))
 
     def similar(self, key: Key, predict: Predict) -> Times | None:
-        """The times of the most similar key, scaled, if predictions agree that it is one.
+        """Returns the times of the most similar key, scaled by predictions; None if there is none.
 
-        `predict` gives predicted microseconds by schedule and DENSE. They agree if the order of what was measured is the
-        same for both keys by prediction, and the fastest one is clearly ahead, before and after scaling.
+        `predict` returns predicted microseconds by schedule and DENSE. Both keys must have the same order of contenders by
+        prediction. The fastest contender must win clearly, before and after scaling.
         """
         own = predict(key)
         near = [(distance, other) for other in self._entries if (distance := _distance(key, other)) is not None]
@@ -134,7 +135,7 @@ class TuningDatabase:
         return None
 
     def add(self, key: Key, times: Times, told: Mapping[str, Any] = MappingProxyType({})) -> Times:
-        """Remember the times of a key and what is `told` of others meanwhile, here and on disk; the times that count by now."""
+        """Keeps the times of a key, here and on disk, and returns the times that now count. `told` is from `kept.told`."""
         records.append(self._name, _line(key, times) | dict(told))
         return self._enter(key, times.us, was_disturbed(told))
 
@@ -142,7 +143,7 @@ class TuningDatabase:
         tries, before = self._tries.get(key, 0), self._entries.get(key)
         if disturbed and tries and before is not None:
             us = {**before.us, **{name: min(value, before.us.get(name, value)) for name, value in us.items()}}
-        if not disturbed or tries or before is None:  # what was measured undisturbed stays
+        if not disturbed or tries or before is None:  # disturbed times do not replace undisturbed ones
             self._entries[key], self._tries[key] = Times(us), tries + 1 if disturbed else 0
         return self._entries[key]
 
@@ -155,7 +156,7 @@ def _line(key: Key, times: Times) -> dict[str, Any]:
 
 
 def _distance(a: Key, b: Key) -> float | None:
-    """How far two keys are apart, None if they are not similar."""
+    """Returns the distance between two keys; None if they are not similar."""
     one, other = a.matrix, b.matrix
     if (a.tokens, a.threads) != (b.tokens, b.threads) or any(getattr(one, f) != getattr(other, f) for f in _SAME):
         return None

@@ -1,1 +1,1 @@
-"""The models that a graph belongs to: which they are, their mode, and their zeros."""
+"""Finds the models that a graph belongs to, and guards on their mode and their zeros."""

@@ -1,9 +1,9 @@
-"""Whether a graph belongs to modules in eval mode, although its gradients are enabled.
+"""Finds out whether a graph belongs to modules in eval mode although gradients are enabled.
 
     model.eval()
-    y = model(x)                gradients are on, as ever, and hardly anybody calls backward
+    y = model(x)                gradients are enabled by default, but code in eval mode hardly ever calls backward
 
-The mode of the modules becomes a guard. A call after `train()` compiles anew.
+The mode of the modules becomes a guard, so that Dynamo recompiles after `train()`.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from gossamer.runtime.torch_names import EVAL
 
 
 def is_in_eval_mode(owners: Owners, inputs: Sequence[Any]) -> bool:
-    """Whether gradients are enabled, an input requires them, and modules own inputs, all of which are in eval mode.
+    """Whether gradients are enabled, an input requires them, and all modules that own inputs (at least one) are in eval mode.
 
-    Installs the guards that this answer depends on. To be asked while Dynamo compiles the frame of the graph.
-    No for inputs that are not plain tensors with values and versions.
+    Installs the guards that this answer depends on. Call this while Dynamo compiles the frame of the graph.
+    False for inputs that are not plain tensors with values and versions.
     """
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):

@@ -1,7 +1,7 @@
-"""The modules that a graph's inputs lie in, as Dynamo finds them.
+"""Finds the modules that own a graph's inputs.
 
-Dynamo does not hand modules to a backend. It does say where each parameter comes from: `L['self'].fc.weight`. So the modules
-are looked up where Dynamo looks.
+Dynamo does not pass modules to a backend. But it tells the source of each parameter, such as `L['self'].fc.weight`. So Gossamer
+looks up the modules in the same frame as Dynamo.
 """
 
 import sys
@@ -23,10 +23,10 @@ Owner = tuple[Any, torch.nn.Module]
 
 
 class Owners:
-    """Modules with inputs of a graph in them, at any depth. To be made while Dynamo compiles the frame of `graph`.
+    """The modules that own inputs of a graph, at any depth. Make this while Dynamo compiles the frame of `graph`.
 
-    all        each of them
-    outermost  those that lie in no other
+    all        all of these modules
+    outermost  those that are in no other module
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -36,8 +36,11 @@ class Owners:
         self.outermost = [owner for owner in self.all if not any(s.name in found for s in _outside(owner[0]))]
 
     def of_calls(self) -> Callable[[], list[torch.nn.Module]]:
-        """A function that finds the outermost modules in the call that runs: other models of a class may share the graph.
-        It keeps no module alive. It finds none if the caller is not the frame that Dynamo compiled."""
+        """Returns a function that finds the outermost modules of the call that runs, as other models may share the graph.
+
+        The function keeps no module alive. It returns an empty list if its callers do not include the frame that Dynamo
+        compiled.
+        """
         return partial(_in_call, None if self._frame is None else _place(self._frame.f_code), [s for s, _ in self.outermost])
 
 
@@ -53,14 +56,14 @@ def _in_call(place: Any, sources: list[Any]) -> list[torch.nn.Module]:
 
 
 def _place(code: CodeType) -> tuple[str, int, str]:
-    """What a function's code has in common with what Dynamo makes of it. To keep the code itself would keep the graph."""
+    """Returns what a function's code shares with Dynamo's version of it. The code itself would keep the graph alive."""
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
 def _modules(graph: fx.Graph, frame: Any) -> dict[str, Owner]:
-    """The modules by their sources' names."""
+    """Returns the modules by their sources' names."""
     found, cache = dict[str, Owner](), dict[Any, Any]()
-    if frame is None:  # not a graph of Dynamo's
+    if frame is None:  # the graph is not from Dynamo
         return found
     scope = {"G": frame.f_globals, "L": frame.f_locals}
     for node in graph.find_nodes(op="placeholder"):
@@ -73,5 +76,5 @@ def _modules(graph: fx.Graph, frame: Any) -> dict[str, Owner]:
 
 
 def _outside(source: Any) -> list[Any]:
-    """What a source is taken from, the innermost first; of those that only say more about another one, that other."""
+    """Returns the sources that contain a source, the innermost first. Of several with one name, returns the outermost."""
     return [list(same)[-1] for _, same in groupby(outward(source), attrgetter("name"))][1:]

@@ -1,4 +1,4 @@
-"""The zeros of a matrix in a few numbers: what decisions about it go by."""
+"""`Zeros`: a summary of the zeros of a matrix, on which decisions about it depend. zeros_guard.py compares them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,23 +11,23 @@ from gossamer.runtime.packers.nonzeros import nonzero_mask
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass
 
 _FEWEST = 256
-"""Elements of a matrix whose zeros matter."""
+"""The fewest elements of a matrix whose zeros matter."""
 
 _SIMILAR = 0.85
-"""Ratio of two numbers of nonzeros that lead to the same decisions, mostly."""
+"""Two numbers of nonzeros mostly lead to the same decisions if their ratio is at least this."""
 
 _DENSE = 0.9
-"""Share of nonzeros from which on a matrix is dense for everybody."""
+"""The share of nonzeros above which every decision takes a matrix as dense."""
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Of a tensor of two and more dimensions, seen as a matrix with a row for each of the first.
+    """The zeros of a tensor of at least two dimensions, seen as a matrix with a row for each index of the first.
 
-    elements    how many there are
-    nonzeros    how many of them are not zero
-    groups      how many of its groups of four neighbours have nonzeros: fewer where zeros come in blocks
-    pairs       whether none of these groups has more than two, in a matrix that is about half zeros
+    elements    number of elements
+    nonzeros    number of nonzeros
+    groups      number of groups of four neighbours that have nonzeros; fewer if zeros come in blocks
+    pairs       whether the matrix looks 2:4 sparse: about half zeros, and at most two nonzeros in each group
     """
 
     elements: int
@@ -37,7 +37,7 @@ class Zeros:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Zeros":
-        """To be asked about tensors that `has_zeros_to_see` names."""
+        """Counts the zeros of a tensor. Call this only if `has_zeros_to_see`."""
         mask: Any = nonzero_mask(tensor).cpu().contiguous().numpy().reshape(tensor.shape[0], -1)
         nonzeros = int(np.count_nonzero(mask))
         if nonzeros == mask.size:
@@ -47,7 +47,7 @@ class Zeros:
         return cls(mask.size, nonzeros, int(np.count_nonzero(fours)), pairs)
 
     def resemble(self, other: "Zeros") -> bool:
-        """Whether what is decided for one of two matrices suits the other. Empty rows may be others: see `smaller`."""
+        """Whether decisions for one matrix suit the other. Empty rows may differ: `smaller` checks them at every call."""
         same_counts = _similar(self.nonzeros, other.nonzeros, self.elements)
         return same_counts and _similar(self.groups, other.groups, self.elements // 4) and self.pairs == other.pairs
 

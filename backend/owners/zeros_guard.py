@@ -1,12 +1,12 @@
-"""A graph serves models that have the zeros which it was compiled for; a model with others gets a graph of its own.
+"""Guards a graph on the zeros that it was compiled for, so that a model with other zeros gets a graph of its own.
 
     dense = torch.compile(model, backend="sparse");  dense(x)        Dynamo shares this graph with all models of the class
     pruned = torch.compile(copy, backend="sparse");  pruned(x)       without a guard, it would run the dense model's code
     model.load_state_dict(pruned_weights);           dense(x)        so would this
 
-Dynamo's guards see shapes and types. This one sees zeros. It looks at a model that is new to it once. Of one that it knows it
-looks at a few values at every call, and again at all when these have changed. Models with similar zeros share a graph, as the
-blocks of a transformer do.
+Dynamo's guards check shapes and types. This one checks zeros. It counts the zeros of a new model once. For a known model it
+checks a few values at every call, and counts again if these have changed. Models with similar zeros share a graph, such as the
+blocks of a transformer.
 """
 
 import weakref
@@ -29,35 +29,36 @@ from gossamer.runtime.torch_internals import DeletedGuardManagerWrapper, GuardMa
 from gossamer.runtime.torch_names import ANEW
 
 _MOST_TOGETHER = 5
-"""Guarded graphs of a function, where Dynamo counts those of all models together and stops at eight."""
+"""The most guarded graphs of a function whose models are not in local variables. Dynamo counts these graphs together for all
+models, and stops compiling at eight."""
 
 _MOST_RENEWALS = 4
-"""Graphs for zeros of one model that came and went."""
+"""If the zeros of a model have changed so often, its next graph gets no guard."""
 
 _MOST_PATIENCE = 128
-"""Calls of a model that is being trained after which its zeros are counted again at the latest."""
+"""The most calls between two counts, for a model whose values change at every call, as in training."""
 
 _MOST_PROBES = 8
-"""Shapes of which a matrix is looked at in every call. A look takes a quarter of a microsecond."""
+"""The most matrices that every call checks, each of another shape. A check takes a quarter of a microsecond."""
 
 _MOST_UNUSED = 8
-"""Graphs that are kept although their models are gone: the next model may have zeros like theirs."""
+"""The most graphs that are kept although their models are gone. The next model may have similar zeros."""
 
 _SEES_MARKS = hasattr(GuardManager, "add_dimension_marking_guard")
-"""Whether Dynamo compiles anew for a marked parameter. Before torch 2.13 it does not."""
+"""Whether Dynamo recompiles for a marked parameter, as it does from torch 2.13 on."""
 
 _checks: Any = WeakIdKeyDictionary()
-"""Of each function's code, those of its graphs."""
+"""For each function's code, the checks of its graphs."""
 
 _renewals: Any = WeakIdKeyDictionary()
-"""How often the zeros of a model were found changed."""
+"""For each model, how often its zeros have changed."""
 
 _NOBODY = nn.Module()
-"""Stands for the models of a graph that are gone."""
+"""Stands for the model of a graph whose models are gone."""
 
 
 def guard_zeros(owners: Owners, inputs: Inputs) -> None:
-    """Installs the guards. To be called while Dynamo compiles the frame of the graph."""
+    """Installs the guards. Call this while Dynamo compiles the frame of the graph."""
     frame = compiled_frame()
     if frame is None or off(ANEW):
         return
@@ -67,14 +68,14 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
         counted_apart = isinstance(source, LocalSource)
         full = not counted_apart and len(checks) >= _MOST_TOGETHER
         names = [name for name, tensor in _tensors(module) if id(tensor) in statics and has_zeros_to_see(tensor)]
-        told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # when to compile anew
+        told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # Dynamo recompiles for marks
         if names and not told and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
             checks.append(check := _Check(module, names, source.local_name if counted_apart else None))
             install_guard(source.make_guard(partial(_zeros_match, check)))
 
 
 def _still_of_use(checks: Iterable["_Check"]) -> "list[_Check]":
-    """The checks of graphs that Dynamo still has. Of those whose models are gone it forgets all but the latest."""
+    """Returns the checks of graphs that Dynamo still has. Drops graphs whose models are gone, except for the latest."""
     found = [check for check in checks if check.has_graph()]
     for check in [check for check in found if check.counted() is _NOBODY][:-_MOST_UNUSED]:
         check.drop_graph()
@@ -84,23 +85,23 @@ def _still_of_use(checks: Iterable["_Check"]) -> "list[_Check]":
 def _zeros_match(check: "_Check", builder: Any, guard: Any) -> None:
     """Adds the check to the guards of a graph, as the methods of Dynamo's GuardBuilder do."""
     text = f"the zeros of {guard.name} are those it was compiled for"
-    root = builder.guard_manager.root  # its guards see all local variables, at every call
+    root = builder.guard_manager.root  # its guards get all local variables at every call
     if check.variable is not None:
         root.add_lambda_guard(lambda scope: check(scope.get(check.variable)), [text], None)
     else:
         root.add_lambda_guard(lambda _: check(check.latest()), [text], None)
-        builder.get_guard_manager(guard).add_lambda_guard(check, [text], None)  # left out while it is the same module
+        builder.get_guard_manager(guard).add_lambda_guard(check, [text], None)  # Dynamo skips it for the same module
     check.graph, check.counts = weakref.ref(builder.guard_manager), builder.id_matched_objs
     check.count()
 
 
 class _Check:
-    """Whether a graph serves the module of a frame.
+    """A guard: checks whether a graph suits the zeros of a module.
 
-    variable  the local variable that the module is in; None for others, whose graphs Dynamo does not count apart
-    counted   the module as whose Dynamo counts the graph
-    graph     Dynamo's record of the graph
-    counts    what Dynamo counts graphs by: modules by the names of local variables
+    variable  the local variable that has the module; None for other sources, for which Dynamo counts all graphs together
+    counted   weak reference to the module for which Dynamo counts the graph
+    graph     weak reference to Dynamo's record of the graph
+    counts    Dynamo's own record for counting: weak references to modules by the names of local variables
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str], variable: str | None) -> None:
@@ -117,16 +118,16 @@ class _Check:
     def __call__(self, module: object) -> bool:
         try:
             return not isinstance(module, nn.Module) or self._serves(module)
-        except Exception:  # a guard must not raise; whether the graph can run is for Dynamo's own to tell
+        except Exception:  # a guard must not raise; Dynamo's own guards tell whether the graph can run
             return True
 
     def latest(self) -> nn.Module | None:
-        """The module that was seen last."""
+        """Returns the module that was checked last; None if it is gone."""
         return self._last.module()
 
     def count(self) -> None:
-        """Has Dynamo count the graph as that of a module which it serves. Dynamo allows eight graphs for each module in a local
-        variable, and without this for all together."""
+        """Makes Dynamo count the graph for a module that it serves. Dynamo allows eight graphs for each module in a local
+        variable. Without this, it would allow eight for all modules together."""
         served = next((module for module, look in list(self._looks.items()) if look.serves), _NOBODY)
         self.counted = weakref.ref(served)
         if served is not _NOBODY:
@@ -135,12 +136,12 @@ class _Check:
             self.counts[self.variable] = weakref.ref(served)
 
     def has_graph(self) -> bool:
-        """Whether Dynamo has the graph; after torch.compiler.reset() only its record is left."""
+        """Whether Dynamo still has the graph. After torch.compiler.reset(), only its record exists."""
         graph = self.graph()
         return graph is not None and graph.cache_entry is not None
 
     def drop_graph(self) -> None:
-        """Has Dynamo forget the graph."""
+        """Makes Dynamo forget the graph."""
         graph, self.graph = self.graph(), _nothing
         forgotten = DeletedGuardManagerWrapper("the models with these zeros are gone")
         forgotten.id_matched_objs.update(graph.id_matched_objs)
@@ -166,9 +167,9 @@ class _Check:
 
 
 class _Look:
-    """A module that a check has looked at, and what tells whether to look again: a few values of some of its tensors.
+    """A module whose zeros a check has counted, and a few values that tell whether to count again.
 
-    serves  what the check has found
+    serves  whether the graph suits the module
     """
 
     def __init__(self, module: nn.Module, probed: Iterable[str], serves: bool) -> None:
@@ -177,7 +178,7 @@ class _Look:
         self._probes = [_Probe(module, name) for name in probed]
 
     def is_due(self) -> bool:
-        """Whether values have changed; where they do at every call, as in training, it looks ever more rarely."""
+        """Whether to count zeros again, because values changed. If they change at every call, it checks ever more rarely."""
         if self._waits > 0:
             self._waits -= 1
             return False
@@ -191,7 +192,7 @@ class _Look:
 
 
 class _Probe:
-    """A tensor of a module, by its name, and what it was when it was looked at last."""
+    """A tensor of a module, by its name, and its state at the last count."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         path, _, self._name = name.rpartition(".")
@@ -219,7 +220,7 @@ class _Probe:
 
 
 def _one_of_each_shape(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of some tensors: who prunes a model may leave out its largest matrix, but seldom all of one shape."""
+    """Returns the names of tensors, one of each shape. Pruning may spare the largest matrix, but seldom a whole shape."""
     found, elements = dict[tuple[int, ...], str](), Counter[tuple[int, ...]]()
     for name, tensor in tensors.items():
         found.setdefault(tuple(tensor.shape), name)

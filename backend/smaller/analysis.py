@@ -1,6 +1,6 @@
 """Finds the channels that are needed of each value in Dynamo's graph.
 
-    forward     each rule says where the channels of a result lie, and which are constant. A row of zeros gives its bias.
+    forward     each rule says where the channels of a result lie, and which are constant: a row of zeros gives its bias
     backward    each rule says which channels of its operands the needed channels of the result depend on
 
 A node without a rule takes whole values. It needs all channels that are not constant, and the constants are filled in.
@@ -24,8 +24,12 @@ Rule = Callable[["Analysis", fx.Node], "Step | None"]
 class Product:
     """A product with a static weight [M, K, ...], for predictions and reports.
 
-    tokens  the number of rows of x, or of pixels; None if it is open
-    taps    elements of the weight for each of M x K
+    name     the name of the weight, for reports
+    op       "linear" or "convolution"
+    rows     the channels that the rows of the weight make
+    columns  the channels that the columns of the weight read
+    tokens   the number of rows of x, or of pixels; None if dynamic
+    taps     elements of the weight for each of M x K
     """
 
     name: str
@@ -43,10 +47,10 @@ class Step:
 
     result    the channels of the value, or of each of several values
     operands  the nodes whose smaller values the node takes
-    back      takes the needed channels of the result (of each value) and asks for those of the operands by `Analysis.want`;
-              None where each operand needs the needed channels that are not constant
-    build     `build.Builder` → the node for the smaller values; None for the same call
-    zeros     channels, and which of their constants have to be zeros for that call
+    back      takes the needed channels of the result (of each value) and asks for those of the operands by `Analysis.want`.
+              None if each operand needs the same channels, without its constants
+    build     `build.Builder` → the node for the smaller values; None for the same call on these
+    zeros     channels, and which of their constants have to be zeros so that the step is valid
     product   set if the node is a product
     alias     whether the result may share the memory of its operand
     """
@@ -64,7 +68,7 @@ class Step:
 class Analysis:
     """What the rules have found out about a graph.
 
-    names      of the static inputs, for the report
+    names      names of the static inputs, for the report
     gradients  whether the graph computes gradients
     training   whether it computes gradients of static inputs
     entries    the channels of whole values that products gather from, by node and dimension
@@ -81,12 +85,12 @@ class Analysis:
     _wanted: dict[tuple[fx.Node, int], Tensor] = field(default_factory=dict)
 
     def channels(self, node: object) -> Channels | None:
-        """The channels of a value, if a rule has found some."""
+        """Returns the channels of a value; None if no rule has found them."""
         step = self.steps.get(node) if isinstance(node, fx.Node) else None
         return step.result if step is not None and isinstance(step.result, Channels) else None
 
     def entry(self, node: fx.Node, dim: int, size: int) -> Channels:
-        """The channels of a value without a rule. A product may gather from them."""
+        """Returns new channels of a value without a rule. A product gathers those that it needs from the whole value."""
         if (node, dim) not in self.entries:
             none = torch.zeros(size, dtype=torch.bool)
             self.entries[node, dim] = Channels((dim,), self.atoms.new(size), 0, none, None)
@@ -98,7 +102,7 @@ class Analysis:
         self._wanted[node, piece] = mask if known is None else known | mask
 
     def is_zero(self, fill: Known | None, const: Tensor) -> Tensor:
-        """Which constants are zeros and have no gradient."""
+        """Returns which constants are zeros and have no gradient."""
         if fill is None:
             return const
         trained = self.training and fill.value.requires_grad
@@ -120,21 +124,21 @@ class Analysis:
             for each in self.pieces(node):
                 self.atoms.tie_lines(each.ids, each.along)
         kept = self.atoms.kept()
-        for each in self.all_channels():  # one line stays of a value that nobody needs, so that no size is zero
+        for each in self.all_channels():  # a value that no node needs keeps one line, so that no size is zero
             if not bool(kept[each.ids].any()):
                 self.atoms.need(each.ids.flatten(), torch.arange(each.ids.numel()) == 0)
                 kept = self.atoms.kept()
 
     def all_channels(self) -> list[Channels]:
-        """The channels of all values."""
+        """Returns the channels of all values."""
         return [*self.entries.values(), *[each for node in self.steps for each in self.pieces(node)]]
 
     def products(self) -> list[Product]:
-        """All products with static weights."""
+        """Returns all products with static weights."""
         return [step.product for step in self.steps.values() if step.product is not None]
 
     def pieces(self, node: fx.Node) -> list[Channels]:
-        """The channels of a value, as a list."""
+        """Returns the channels of a value, or of each of several values, as a list."""
         result = self.steps[node].result
         return result if isinstance(result, list) else [result]
 
@@ -158,13 +162,13 @@ class Analysis:
                 self.want(operand, found[0] & ~self.pieces(node)[0].const)
 
     def _may_write(self, node: fx.Node) -> bool:
-        """Whether only the node that writes to a value sees it."""
+        """Whether a write to a value is seen by no node but the one that writes."""
         step = self.steps.get(node)
         return len(node.users) == 1 and step is not None and not step.alias
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that results or writes depend on."""
+    """Returns the nodes that results or writes depend on."""
     found = set[fx.Node]()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in found or writes(node):

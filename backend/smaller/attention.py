@@ -1,4 +1,4 @@
-"""Rules for attention. A head stays or goes as a whole, and values that are zeros give zeros."""
+"""Rules for attention. A head stays or goes as a whole. Values that are zeros give results that are zeros."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,9 @@ from gossamer.backend.smaller.writes import argument
 
 
 def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
-    """scaled_dot_product_attention of as many heads of queries as of keys.
+    """The rule for scaled_dot_product_attention with as many heads of queries as of keys.
 
-    The mean of a constant is the constant, unless a mask hides all keys.
+    The weighted mean of a constant is that constant, unless a mask hides all keys or dropout zeroes weights.
     """
     operands = [argument(node, n, name) for n, name in enumerate(("query", "key", "value"))]
     found = [analysis.channels(each) for each in operands]
@@ -58,7 +58,7 @@ def _broadcast(mask: fx.Node, operand: fx.Node, dim: int) -> bool:
 
 
 def product(analysis: Analysis, node: fx.Node) -> Step | None:
-    """matmul in each head: queries by keys, or weights by values."""
+    """The rule for matmul in each head: queries by keys, or weights by values."""
     if len(node.args) != 2 or node.kwargs:
         return None
     a, b = node.args
@@ -90,7 +90,7 @@ def product(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def softmax(analysis: Analysis, node: fx.Node) -> Step | None:
-    """softmax along another dimension than the heads."""
+    """The rule for softmax along another dimension than the heads."""
     x, dim = argument(node, 0, "input"), argument(node, 1, "dim")
     given = analysis.channels(x)
     if given is None or dim is None or node.all_input_nodes != [x] or dim % x.meta["example_value"].dim() in given.dims:

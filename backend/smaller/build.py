@@ -1,4 +1,4 @@
-"""Builds the smaller graph: Dynamo's nodes on smaller values, and a recipe for its new inputs."""
+"""Builds the smaller graph: a copy of Dynamo's nodes on smaller values, and a recipe that computes its new inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from gossamer.backend.smaller.writes import writes
 
 @dataclass(frozen=True, eq=False)
 class SmallerGraph:
-    """A graph without some of the inputs, and with new inputs at the end.
+    """A graph that lacks some of Dynamo's inputs and has new inputs at the end.
 
-    graph    the nodes
-    taken    the numbers of the old inputs that it has
-    leaves   the numbers of the old inputs that the recipe takes
-    recipe   values of leaves → (the new inputs, [whether something that has to be zeros is not])
+    graph    the graph
+    taken    the indices of Dynamo's inputs that it has
+    leaves   the indices of Dynamo's inputs that the recipe takes
+    recipe   values of leaves → (the new inputs, [whether a tensor that has to be zeros is not])
     inputs   for each new input, its value, its placeholder, and the placeholder of the static input that it replaces
     """
 
@@ -33,7 +33,7 @@ class SmallerGraph:
 
 
 class Builder:
-    """Copies a graph node by node and leaves out channels."""
+    """Copies a graph node by node, without the channels that are not kept."""
 
     def __init__(self, analysis: Analysis, kept: Tensor) -> None:
         self.graph, self.recipe = fx.Graph(), analysis.recipe
@@ -44,7 +44,7 @@ class Builder:
         self._last: fx.Node | None = None
 
     def run(self) -> SmallerGraph:
-        """The whole graph."""
+        """Copies the whole graph."""
         placeholders = self._analysis.graph.find_nodes(op="placeholder")
         for node in self._analysis.graph.nodes:
             step = self._analysis.steps.get(node)
@@ -53,7 +53,7 @@ class Builder:
             self._env[node] = self.same(node) if step is None or step.build is None else step.build(self)
             if node.op == "placeholder":
                 self._last = self._env[node]
-        effects = {self._env[node] for node in self._analysis.graph.nodes if not node.users}  # kept for their effects
+        effects = {self._env[node] for node in self._analysis.graph.nodes if not node.users}  # have side effects
         self.graph.eliminate_dead_code(lambda node: node in effects or node.is_impure() or bool(writes(node)))
         inputs = [known for known, _ in self._inputs]
         named = [self.recipe.main_leaf(known) for known in inputs]
@@ -70,7 +70,7 @@ class Builder:
         )
 
     def same(self, node: fx.Node) -> fx.Node:
-        """The same call on smaller values."""
+        """Emits the same call on smaller values."""
         step = self._analysis.steps.get(node)
         small = step.operands if step is not None else ()
         made = self.graph.node_copy(node, lambda each: self._env[each] if each in small else self.full(each))
@@ -79,15 +79,15 @@ class Builder:
         return made
 
     def mapped(self, arguments: Any) -> Any:
-        """Arguments of a node, such as open sizes, in the smaller graph."""
+        """Returns arguments of a node, such as dynamic sizes, in the smaller graph."""
         return fx.map_arg(arguments, self.full)
 
     def small(self, node: fx.Node) -> fx.Node:
-        """The smaller value of a node."""
+        """Returns the smaller value of a node."""
         return self._env[node]
 
     def full(self, node: fx.Node) -> fx.Node:
-        """The whole value of a node. Its missing channels are constants."""
+        """Returns the whole value of a node, with constants in its missing channels."""
         channels = self._analysis.channels(node)
         if channels is None or bool((lines := self.kept(channels)).all()):
             return self._env[node]
@@ -98,7 +98,7 @@ class Builder:
         return self._full[node]
 
     def _spelled(self, channels: Channels, fill: Known, value: Tensor) -> fx.Node:
-        """The constants, as a tensor that broadcasts to a value."""
+        """Returns the constants as a tensor that broadcasts to `value`."""
         order = sorted(range(len(channels.dims)), key=lambda n: channels.dims[n])
         sizes = dict(zip(channels.dims, channels.ids.shape, strict=True))
         turned = self.recipe(torch.permute, fill, order)
@@ -106,8 +106,8 @@ class Builder:
         return self.input(self.recipe(Tensor.to, turned, value.dtype))
 
     def _spread(self, small: fx.Node, dim: int, lines: Tensor, fill: fx.Node | None, order: list[int]) -> fx.Node:
-        """Puts the lines of a smaller value where they belong, and constants elsewhere. `_selected` explains the order."""
-        if not self._analysis.gradients:  # which our operations do not have
+        """Puts the lines of a smaller value where they belong, and constants elsewhere. See `_selected` for `order`."""
+        if not self._analysis.gradients:  # `spread_lines` has no gradient
             index = self.input(self.recipe.constant(lines.nonzero().flatten()))
             return self.graph.call_function(spread_lines, (small, index, fill, len(lines), dim, order))
         index = self.input(self.recipe.constant((lines.cumsum(0) - 1).clamp(min=0)))
@@ -116,13 +116,13 @@ class Builder:
         return self.graph.call_function(torch.where, (mask, whole, 0.0 if fill is None else fill))
 
     def _selected(self, value: fx.Node, dim: int, index: fx.Node, order: list[int]) -> fx.Node:
-        """Some lines of a value. `order` lists the dimensions of the result in memory, outermost first."""
+        """Selects some lines of a value. `order` lists the dimensions of the result in memory, outermost first."""
         call = self.graph.call_function
         selected = call(torch.index_select, (call(torch.permute, (value, order)), order.index(dim), index))
         return call(torch.permute, (selected, inverse(order)))
 
     def gathered(self, node: fx.Node, channels: Channels) -> fx.Node:
-        """The channels of a whole value that some product takes."""
+        """Returns the channels of a whole value that products take from it."""
         kept, dim = self.kept(channels), channels.dim
         if bool(kept.all()):
             return self.full(node)
@@ -136,11 +136,11 @@ class Builder:
         return self._gathered[node, dim]
 
     def kept(self, channels: Channels) -> Tensor:
-        """Which indices stay in the dimension that gets shorter."""
+        """Returns which indices stay in the dimension that gets shorter."""
         return channels.lines(self._kept)
 
     def taken(self, known: Known, masks: Mapping[int, Tensor]) -> Known:
-        """A tensor with only the lines that masks keep, by dimension."""
+        """Returns a tensor with only the lines that masks keep, by dimension."""
         for dim, mask in masks.items():
             if not bool(mask.all()):
                 known = self.recipe(torch.index_select, known, dim, mask.nonzero().flatten())
@@ -161,7 +161,7 @@ class Builder:
         self.zeros(self.recipe(torch.logical_not, self.recipe(torch.isfinite, known)))
 
     def input(self, known: Known) -> fx.Node:
-        """Adds an input."""
+        """Adds a new input to the graph."""
         name = f"smaller_{len(self._inputs)}"
         if self._last is None:
             made = self.graph.placeholder(name)

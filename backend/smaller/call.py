@@ -1,11 +1,11 @@
 """Calls the compiled smaller graph and computes its inputs again when weights have changed.
 
 weights                                  what a call does
-unchanged                                takes the inputs as they are, after a look at versions and samples
+unchanged                                takes the inputs as they are, after a check of versions and samples
 new values, the same rows empty          computes the inputs again, into the same memory
 new values at every call                 runs the whole graph until they stay the same for two calls
 a nonzero in a row that was left out     compiles another smaller graph, or the whole one
-gradients for weights under masks        computes the inputs with gradients, and looks at the masks
+gradients for weights under masks        computes the inputs with gradients, and checks the masks
 """
 
 import threading
@@ -20,10 +20,10 @@ from torch import Tensor, fx
 from gossamer.runtime.remembered import Compared, Made
 
 _RESTLESS = 3
-"""After so many changes in a row, each after a single call, weights count as changing at every call."""
+"""Weights count as changing at every call after so many changes in a row, with one call between two changes."""
 
 _MOST = 16
-"""Compiled graphs at most: layers of one class may share Dynamo's graph and differ in their empty rows."""
+"""The most compiled graphs. Layers of one class may share Dynamo's graph, but have other empty rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,10 @@ class Variant:
     """A compiled graph.
 
     compiled  the function
-    taken     the numbers of Dynamo's inputs that it takes
-    leaves    the numbers of the inputs that the recipe takes
-    recipe    values of leaves → (the other inputs, [whether something that has to be zeros is not])
-    trained   the numbers of the leaves that have gradients
+    taken     the indices of Dynamo's inputs that it takes
+    leaves    the indices of Dynamo's inputs that the recipe takes
+    recipe    values of leaves → (the other inputs, [whether a tensor that has to be zeros is not])
+    trained   the indices of the leaves that get gradients
     """
 
     compiled: Callable[..., Any]
@@ -44,11 +44,11 @@ class Variant:
     trained: frozenset[int]
 
     def looked_at(self, args: Sequence[Any]) -> list[Tensor]:
-        """The tensors that must be unchanged for computed inputs to be valid."""
+        """Returns the tensors that must be unchanged so that computed inputs stay valid."""
         return [args[n] for n in self.leaves if n not in self.trained] if self.trained else [args[n] for n in self.leaves]
 
     def inputs(self, args: Sequence[Any]) -> tuple[list[Tensor], bool]:
-        """Computes the other inputs, and says whether the graph is valid."""
+        """Computes the other inputs. Returns them, and whether the graph is valid for these weights."""
         with torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.set_grad_enabled(bool(self.trained)):
             inputs, nonzero = self.recipe(*[args[n] for n in self.leaves])
             return inputs, not any(map(bool, nonzero))
@@ -56,13 +56,13 @@ class Variant:
 
 @dataclass(eq=False)
 class _State:
-    """What is known about some weights.
+    """The state of one set of weights, such as those of one layer.
 
     made     tells whether the weights are unchanged; its value is not used
     places   their addresses
-    variant  the graph that fits; None for the whole graph
+    variant  the graph that is valid for them; None for the whole graph
     leaves   the variant whose leaves the weights are
-    inputs   of the variant; None if every call computes them
+    inputs   the computed inputs of `variant`; None if every call computes them
     calls    the number of calls since the last change
     changes  the number of changes in a row that came after a single call
     pending  whether the weights change at every call, so that nothing was computed from them
@@ -81,9 +81,10 @@ class _State:
 class SmallerCall:
     """The function that Dynamo calls in place of a compiled graph.
 
-    first    the graph for the weights as they are now
-    another  inputs → a graph for other weights; None if none pays
-    whole    inputs → the compiled graph with all inputs
+    first     the graph for the weights as they are now
+    another   inputs → a graph for other weights; None if none pays
+    whole     inputs → the whole graph, compiled
+    compared  how to find out whether weights have changed
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class SmallerCall:
         self._lock = threading.RLock()
 
     def __call__(self, args: Sequence[Any]) -> Any:
-        """The results of Dynamo's graph for its inputs."""
+        """Returns the results of Dynamo's graph for its inputs."""
         state = self._state(args)
         variant, inputs = state.variant, state.inputs
         if variant is not None and variant.trained:
@@ -124,7 +125,7 @@ class SmallerCall:
             return self._whole
 
     def _renewed(self, args: Sequence[Any]) -> _State:
-        """A new state, for weights that are new, have changed, or have settled."""
+        """Makes a state for weights that are new, have changed, or have stopped changing."""
         with self._lock:
             old = next((state for state in self._states if state.made.is_of(state.leaves.looked_at(args))), None)
             changes = old.changes + 1 if old is not None and old.calls <= 1 and not old.pending else 0
@@ -142,14 +143,14 @@ class SmallerCall:
             return state
 
     def _begun(self, leaves: Variant, args: Sequence[Any]) -> _State:
-        """A state of the weights as they are. Call this before you read them."""
+        """Makes a state of the weights as they are. Call this before you read them."""
         looked_at = leaves.looked_at(args)
         of = weakref.ref(self)
         made = Made[None](looked_at, self._compared, lambda _: _forget(of))
         return _State(made, [*map(Tensor.data_ptr, looked_at)], None, leaves)
 
     def _fitting(self, args: Sequence[Any], old: _State | None) -> _State:
-        """A state with a graph that is valid for these weights, and its inputs. The graph used before comes first."""
+        """Makes a state with a graph that is valid for these weights, and its inputs. Tries the graph used before first."""
         before = [old.variant] if old is not None and old.variant is not None else []
         for variant in [*before, *[each for each in self._variants if each not in before]]:
             if (state := self._with(variant, args, old)) is not None:
@@ -162,7 +163,7 @@ class SmallerCall:
         return self._begun(self._variants[0], args)
 
     def _with(self, variant: Variant, args: Sequence[Any], old: _State | None) -> _State | None:
-        """A state with one graph, if that is valid for these weights."""
+        """Makes a state with one graph; None if the graph is not valid for these weights."""
         state = self._begun(variant, args)
         inputs, fits = variant.inputs(args)
         if not fits:

@@ -1,6 +1,6 @@
-"""Channels are the parts of a value that the smaller graph may leave out.
+"""Channels: the parts of a value that the smaller graph may leave out.
 
-A product with a static weight begins new channels, one for each row. Elementwise work ties the channels of its operands.
+A product with a static weight makes new channels, one for each row. Elementwise work ties the channels of its operands.
 Attention ties the channels of a head. A channel stays if a channel that it is tied to is needed. Views move channels:
 
     linear       [batch, tokens, 768]        dims (2,), ids [768]
@@ -22,10 +22,10 @@ class Channels:
     """The channels of a value.
 
     dims   the dimensions of the value that channels lie along
-    ids    the number of each channel, by its indices in these dimensions
-    along  the one of `dims` that gets shorter, given by its place in `dims`
-    const  which channels are the same number for any input, by the same indices
-    fill   these numbers, by the same indices; None for zeros. Its other elements are finite and mean nothing
+    ids    the number of each channel among all of the graph; its shape is that of these dimensions
+    along  index in `dims` of the dimension that gets shorter
+    const  whether a channel is the same number for any input; same shape as `ids`
+    fill   these numbers, in the same shape; None for zeros. Its other elements are finite and have no meaning
     """
 
     dims: tuple[int, ...]
@@ -41,15 +41,15 @@ class Channels:
 
     @property
     def constant(self) -> Tensor:
-        """The channels that are constants other than zero, by the present values of `fill`."""
+        """Whether a channel is a constant other than zero, by the present values of `fill`."""
         return self.const if self.fill is None else self.const & (self.fill.value.detach() != 0)
 
     def lines(self, kept: Tensor) -> Tensor:
-        """Which indices along the dimension stay, if these channels do."""
+        """Returns which indices along `dim` stay. `kept` says which channels of the graph stay."""
         return kept[self.ids].movedim(self.along, 0).flatten(1).any(1) if self.ids.dim() > 1 else kept[self.ids]
 
     def moved(self, dims: Sequence[int]) -> "Channels":
-        """The same in other dimensions."""
+        """Returns the same channels in other dimensions."""
         return replace(self, dims=tuple(dims))
 
 
@@ -60,26 +60,26 @@ class Atoms:
         self._count, self._ties, self._needed = 0, list[tuple[Tensor, Tensor]](), list[Tensor]()
 
     def new(self, count: int) -> Tensor:
-        """The numbers of new channels."""
+        """Makes new channels, and returns their numbers."""
         self._count += count
         return torch.arange(self._count - count, self._count)
 
     def tie(self, a: Tensor, b: Tensor) -> None:
-        """Makes each channel of `a` stay if its partner in `b` does, and the other way round."""
+        """Makes each channel of `a` stay if its partner in `b` stays, and the other way round."""
         self._ties.append((a.flatten(), b.expand_as(a).flatten()))
 
     def tie_lines(self, ids: Tensor, along: int) -> None:
-        """Ties what has the same index in one dimension."""
+        """Ties channels that have the same index in one dimension."""
         if ids.dim() > 1:
             lines = ids.movedim(along, 0).flatten(1)
             self.tie(lines, lines[:, :1])
 
     def need(self, ids: Tensor, mask: Tensor) -> None:
-        """Has those stay that a mask tells."""
+        """Makes those channels stay that a mask selects."""
         self._needed.append(ids[mask])
 
     def kept(self, also: Sequence[Tensor] = ()) -> Tensor:
-        """Whether each of them stays, if those of `also` are needed, too."""
+        """Returns whether each channel of the graph stays, if those of `also` are needed, too."""
         label = self._labels(self._ties)
         needed = np.zeros(self._count, dtype=bool)
         for ids in (*self._needed, *also):
@@ -87,7 +87,7 @@ class Atoms:
         return torch.from_numpy(needed[label])
 
     def families(self, members: Sequence[Tensor]) -> np.ndarray:
-        """A label for each channel: the same for all that are tied, or in one of `members`."""
+        """Returns a label for each channel: the same for all that are tied, or that are in one of `members`."""
         return self._labels([*self._ties, *[(ids.flatten(), ids.flatten()[:1].expand(ids.numel())) for ids in members]])
 
     def _labels(self, ties: Sequence[tuple[Tensor, Tensor]]) -> np.ndarray:

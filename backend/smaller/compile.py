@@ -1,6 +1,9 @@
-"""Compiles a smaller graph in place of one of Dynamo's, if there is one.
+"""Compiles a smaller graph in place of one of Dynamo's, if there is one. The entry point of this room.
 
 gm(x, w1, b1, w2, b2)    →    gm'(x, smaller_0, smaller_1, smaller_2, smaller_3), called with rows and columns of w1 and w2
+
+plan.py finds the smaller graph: analysis.py finds the channels that are needed, worth.py predicts whether leaving out the
+others pays, and build.py writes the graph. call.py calls it, and computes its inputs again when weights change.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +25,13 @@ from gossamer.runtime.torch_internals import detect_fake_mode
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Planner = Callable[[fx.Graph, Mapping[int, str], Sequence[Any], Options], Plan | None]
-"""Finds another graph with the same results, and inputs that are computed from static ones; see `plan`."""
+"""Finds a graph with the same results. Some of its inputs are computed from static inputs; see `plan`."""
 
 
 def compile_smaller(
     module: fx.GraphModule, values: Sequence[Any], options: Options, compile_: Compile, planner: Planner = plan
 ) -> Callable[..., Any]:
-    """Returns what `compile_` makes of one of Dynamo's graphs, or of a smaller graph with the same results.
+    """Compiles a smaller graph with the same results, or else the whole graph, with `compile_`. Returns the callable.
 
     values   the inputs, as Dynamo passes them with the module
     planner  finds the smaller graph
@@ -61,7 +64,7 @@ def compile_smaller(
 class _Source:
     """Keeps one of Dynamo's graphs, to compile it again when weights have changed.
 
-    statics  the numbers of its static inputs
+    statics  the indices of its static inputs
     """
 
     def __init__(self, module: fx.GraphModule, statics: Sequence[int], compile_: Compile) -> None:
@@ -69,15 +72,15 @@ class _Source:
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph."""
+        """Dynamo's graph."""
         return self._kept.module.graph
 
     def at_work(self) -> AbstractContextManager[None]:
-        """The context in which a call compiles something."""
+        """Returns the context in which a call may compile another graph."""
         return self._kept.at_work()
 
     def fakes(self, args: Sequence[Any]) -> list[Any]:
-        """Returns inputs of the sizes that the graph takes. Some sizes are open."""
+        """Returns fake inputs with the sizes that the graph takes, some of them dynamic."""
         return self._kept.again(args)[1]
 
     def whole(self, args: Sequence[Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Finds a smaller graph for one of Dynamo's, if one pays."""
+"""Finds a smaller graph for one of Dynamo's, if it pays. compile.py calls this."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from gossamer.runtime.weight_store import store_of
 
 _RULES = {**products.RULES, **pointwise.RULES, **views.RULES, **attention.RULES}
 _SHARE = 1 / 16
-"""A graph is analysed if this share of the rows, columns or channels of a weight is zeros."""
+"""A graph is analysed if at least this share of the rows or columns of a weight is zeros."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class Plan:
 def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], options: Options) -> Plan | None:
     """Returns the smaller graph; None if there is none, or it does not pay.
 
-    graph    Dynamo's
-    statics  names of the static inputs, by their numbers
+    graph    one of Dynamo's graphs
+    statics  names of the static inputs, by their indices
     values   the values of all inputs
     """
     if options.schedule != "auto" or SMALLER_LAYERS in options.disable:
@@ -54,7 +54,7 @@ def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], opt
         with torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.set_grad_enabled(training):
             analysis = Analysis(graph, Recipe(graph, known), names, gradients, training)
             return _planned(analysis, options)
-    except Exception as error:  # any fault of the analysis leaves the graph as it is
+    except Exception as error:  # after any error in the analysis, the graph stays as it is
         if options.strict:
             raise
         warnings.warn(
@@ -71,13 +71,13 @@ def _planned(analysis: Analysis, options: Options) -> Plan | None:
     if not any(each.pays for each in judged):
         return None
     if any(1 in each.kept for each in judged if each.pays) and _has_unbacked_sizes(analysis.graph):
-        return None  # of a matrix with one row, torch asks whether it has one column, too, which is unknown
+        return None  # if a matrix has one row, torch asks whether it has one column, too, but that size is unknown
     smaller = Builder(analysis, analysis.atoms.kept()).run()
     return Plan(smaller, [*_decisions(judged)])
 
 
 def _decisions(judged: Sequence[Judged]) -> Iterator[Decision]:
-    """A decision for each product whose weight has empty rows or columns."""
+    """Yields a decision for each product whose weight has empty rows or columns."""
     for each in judged:
         rows, columns = each.kept
         m, k = each.product.weight.shape[:2]
@@ -111,7 +111,7 @@ def _has_unbacked_sizes(graph: fx.Graph) -> bool:
 
 
 def _has_empty_lines(value: Tensor) -> bool:
-    """Whether a share of the rows or columns is zeros. Looks at few elements first."""
+    """Whether at least a sixteenth of the rows or columns is zeros. Looks at the first elements of each first."""
     if value.dim() < 2 or value.numel() < 2:
         return False
     with torch.no_grad():

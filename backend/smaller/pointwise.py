@@ -1,4 +1,4 @@
-"""Rules for elementwise work. Constants stay constant, and two operands share their channels."""
+"""Rules for elementwise work. Constants stay constant, and the channels of two operands are tied."""
 
 import operator
 from dataclasses import replace
@@ -34,7 +34,7 @@ _TWO: dict[Any, Any] = {
 
 
 def unary(analysis: Analysis, node: fx.Node) -> Step | None:
-    """A function of single numbers."""
+    """The rule for functions of one operand."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     if given is None or node.all_input_nodes != [x]:
@@ -43,7 +43,7 @@ def unary(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _elementwise(node: fx.Node, x: fx.Node, given: Channels, fill: Known | None) -> Step:
-    """A step that keeps channels where they are and changes the constants."""
+    """Returns a step that keeps channels where they are, and has the constants `fill`."""
     return Step(replace(given, fill=fill), [x], alias=node.target in _ALIASES)
 
 
@@ -51,7 +51,7 @@ _ALIASES = {"to", "float"}
 
 
 def _pure(analysis: Analysis, node: fx.Node, given: Channels) -> Known | None:
-    """The constants after a function."""
+    """Returns the constants after a function; None for zeros."""
     target: Any = node.target
     kwargs = {name: each for name, each in node.kwargs.items() if name not in ("inplace", "input", "memory_format")}
     places = node.args[1 : INPLACE.get(target)]
@@ -67,12 +67,12 @@ def _pure(analysis: Analysis, node: fx.Node, given: Channels) -> Known | None:
 
 
 def constants(node: fx.Node, given: Channels) -> Known | Tensor:
-    """The constants of a value, as a tensor even if they are zeros."""
+    """Returns the constants of a value, as a tensor even if they are zeros."""
     return torch.zeros(given.ids.shape, dtype=node.meta["example_value"].dtype) if given.fill is None else given.fill
 
 
 def dropout(analysis: Analysis, node: fx.Node) -> Step | None:
-    """dropout. It does nothing in evaluation, and zeros stay zeros in training."""
+    """The rule for dropout. It does nothing in evaluation, and zeros stay zeros in training."""
     x = argument(node, 0, "input")
     given, training = analysis.channels(x), argument(node, 2, "training", True)
     if given is None:
@@ -83,7 +83,7 @@ def dropout(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def binary(analysis: Analysis, node: fx.Node) -> Step | None:
-    """A function of two operands. At least one has channels."""
+    """The rule for functions of two operands. At least one operand has channels."""
     if len(node.args) != 2 or node.kwargs:
         return None
     function, (a, b) = _TWO[node.target], node.args
@@ -112,7 +112,7 @@ def binary(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _with_scales(analysis: Analysis, x: fx.Node, given: Channels, product: bool) -> Step:
-    """With an operand that has no channels. Zeros stay zeros in a product, and no other constant stays."""
+    """The rule if the other operand has no channels. Zeros stay zeros in a product; no other constant stays one."""
     const = analysis.is_zero(given.fill, given.const) if product else torch.zeros_like(given.const)
     return Step(replace(given, const=const, fill=None), [x], zeros=[(given, const)])
 
@@ -120,7 +120,7 @@ def _with_scales(analysis: Analysis, x: fx.Node, given: Channels, product: bool)
 def _with_static(
     analysis: Analysis, node: fx.Node, function: Any, x: fx.Node, given: Channels, known: Known, first: bool
 ) -> Step | None:
-    """With a static operand, such as a scale for each channel."""
+    """The rule if the other operand is static, such as a scale for each channel."""
     dims = node.meta["example_value"].dim()
     shape = [1] * (dims - known.value.dim()) + list(known.value.shape)
     alone = all(size == 1 for dim, size in enumerate(shape) if dim not in given.dims)
@@ -154,7 +154,7 @@ def _with_static(
 
 
 def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: Channels) -> Step | None:
-    """A function of two operands whose channels lie in the same places."""
+    """The rule if both operands have channels, in the same dimensions."""
     a, b = node.args
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
     same = one.dims == two.dims and one.ids.shape == two.ids.shape and one.along == two.along
@@ -180,13 +180,13 @@ def _both(analysis: Analysis, node: fx.Node, function: Any, one: Channels, two: 
 
 
 def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
-    """batch_norm in evaluation: a scale and a shift for each channel. A channel of scale zero is constant, its shift."""
+    """The rule for batch_norm in evaluation, a scale and a shift for each channel. With scale zero, a channel is its shift."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     statics = [argument(node, 1 + n, name) for n, name in enumerate(("running_mean", "running_var", "weight", "bias"))]
     known = [None if each is None else analysis.recipe.of(each) for each in statics]
     missing = any(each is not None and found is None for each, found in zip(statics, known, strict=True))
-    fixed = isinstance(argument(node, 7, "eps", 1e-5), float)  # a symbol where all sizes are open
+    fixed = isinstance(argument(node, 7, "eps", 1e-5), float)  # with dynamic=True it may be a symbol
     if given is None or not fixed or given.dims != (1,) or argument(node, 5, "training", False) or missing or known[0] is None:
         return None
     mean, var, weight, bias = known
@@ -213,7 +213,7 @@ def batch_norm(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _sizes(node: object, dims: int) -> list[Any] | None:
-    """The sizes of a value, with ones before them."""
+    """Returns the sizes of a value, padded with ones in front to `dims` dimensions."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return [1] * (dims - value.dim()) + list(value.shape) if isinstance(value, Tensor) and value.dim() <= dims else None
 

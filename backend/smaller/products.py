@@ -1,4 +1,4 @@
-"""Rules for products with static weights. The rows of a weight begin channels, and its columns sum over channels.
+"""Rules for products with static weights. The rows of a weight make new channels, and its columns sum over channels of x.
 
 y = x W^T + b    channel m of y is constant if x is constant in all columns in which row m of W has nonzeros
                  channel k of x is needed if column k has nonzeros and x[k] is not constant
@@ -27,13 +27,13 @@ Make = Callable[["Builder", fx.Node, fx.Node, fx.Node | None], fx.Node]
 
 
 def linear(analysis: Analysis, node: fx.Node) -> Step | None:
-    """linear(x, weight, bias)."""
+    """The rule for linear(x, weight, bias)."""
     x, weight, bias = node.args[0], argument(node, 1, "weight"), argument(node, 2, "bias")
     return _product(analysis, node, x, analysis.recipe.of(weight), bias, _linear)
 
 
 def addmm(analysis: Analysis, node: fx.Node) -> Step | None:
-    """addmm(bias, x, weight), with a weight [K, M]."""
+    """The rule for addmm(bias, x, weight), with a weight [K, M]."""
     if len(node.args) != 3 or node.kwargs:
         return None
     bias, x, weight = node.args
@@ -65,7 +65,7 @@ def _product(analysis: Analysis, node: fx.Node, x: object, weight: Known | None,
 
 
 def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
-    """conv1d, conv2d and conv3d of a batch. Of the grouped ones, only depthwise convolutions."""
+    """The rule for conv1d, conv2d and conv3d of a batch. They have no groups, or are depthwise."""
     x, weight, bias = node.args[0], analysis.recipe.of(argument(node, 1, "weight")), argument(node, 2, "bias")
     value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
     added = _static_or_none(analysis, bias)
@@ -94,7 +94,10 @@ def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def transposed(analysis: Analysis, node: fx.Node) -> Step | None:
-    """conv_transpose1d, 2d, 3d of a batch, without groups, whose weight is [K, M, ...]. At its border, too, less is summed."""
+    """The rule for conv_transpose1d, 2d, 3d of a batch, without groups, with a weight [K, M, ...].
+
+    Pixels at the border sum fewer taps, as with padding.
+    """
     x, weight = node.args[0], analysis.recipe.of(argument(node, 1, "weight"))
     value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
     added = _static_or_none(analysis, argument(node, 2, "bias"))
@@ -115,14 +118,14 @@ def transposed(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _called(builder: "Builder", node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
-    """The convolution that a node is, of smaller operands."""
+    """Emits the convolution of `node` with smaller operands."""
     kwargs = {name: each for name, each in node.kwargs.items() if name not in ("input", "weight", "bias")}
     target: Any = node.target
     return builder.graph.call_function(target, (x, weight, bias, *builder.mapped(node.args[3:])), builder.mapped(kwargs))
 
 
 def _static_or_none(analysis: Analysis, bias: object) -> Known | bool | None:
-    """The bias; None if there is none, False if it is not static."""
+    """Returns the bias; None if there is none, False if it is not static."""
     return None if bias is None else analysis.recipe.of(bias) or False
 
 
@@ -130,7 +133,7 @@ def _summed(
     analysis: Analysis, node: fx.Node, x: fx.Node, dim: int, weight: Known, bias: Any, make: Make, op: str,
     tokens: int | None, padded: bool,
 ) -> Step | None:  # fmt: skip
-    """A product that sums over dimension `dim` of x, with a weight [M, K, ...]."""
+    """Returns the step of a product that sums over dimension `dim` of x, with a weight [M, K, ...]."""
     recipe, atoms = analysis.recipe, analysis.atoms
     m, k = weight.value.shape[:2]
     given = analysis.channels(x)
@@ -139,7 +142,7 @@ def _summed(
         given = analysis.entry(x, dim, k)
     nonzero = nonzeros(analysis, weight).flatten(2).any(2) if weight.value.dim() > 2 else nonzeros(analysis, weight)
     moving = nonzero & ~given.const
-    if padded:  # a constant inside of the image is none at its border
+    if padded:  # a channel is not constant at the border, where zeros are padded
         moving |= nonzero & (given.const & ~analysis.is_zero(given.fill, given.const))
     const = ~moving.any(1)
     fill = bias if padded else _total(analysis, _folded(analysis, weight, given, given.const), bias)
@@ -185,12 +188,12 @@ def _summed(
 
 
 def _total(analysis: Analysis, summed: Known | None, bias: Known | None) -> Known | None:
-    """The sum of those that are not None."""
+    """Returns the sum of those that are not None."""
     return bias if summed is None else summed if bias is None else analysis.recipe(torch.add, summed, bias)
 
 
 def _folded(analysis: Analysis, weight: Known, given: Channels, which: Tensor) -> Known | None:
-    """The sum over some constant channels of x, computed in f32 at least; None for zeros."""
+    """Returns what some constant channels of x add to the product, computed in f32 at least; None for zeros."""
     if given.fill is None or not bool(which.any()):
         return None
     recipe, index = analysis.recipe, which.nonzero().flatten()
@@ -204,9 +207,9 @@ def _folded(analysis: Analysis, weight: Known, given: Channels, which: Tensor) -
 
 
 def _stand_in(analysis: Analysis, given: Channels, columns: Tensor) -> Tensor:
-    """The constant channels of x that stay in a padded convolution, because the padding is zeros.
+    """Returns the constant channels of x that must stay in a padded convolution, because zeros are padded around them.
 
-    One channel stands in for the others, which are its multiples. In training all of them stay.
+    One channel stands in for the others, because they are its multiples. In training, all of them stay.
     """
     constant = given.const & columns & ~analysis.is_zero(given.fill, given.const)
     if given.fill is None or not bool(constant.any()) or (analysis.training and given.fill.value.requires_grad):
@@ -218,7 +221,7 @@ def _stand_in(analysis: Analysis, given: Channels, columns: Tensor) -> Tensor:
 def _with_stand_in(
     builder: "Builder", weight: Known, small: Known, given: Channels, left_out: Tensor, stand_in: Tensor, kept: Tensor
 ) -> Known:
-    """A smaller weight. One column also does the work of the columns that are left out."""
+    """Returns the smaller weight. One of its columns also adds what the columns that are left out added."""
     assert given.fill is not None
     recipe, index = builder.recipe, left_out.nonzero().flatten()
     constants = recipe(torch.index_select, given.fill, 0, index)
@@ -263,7 +266,7 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
 
 
 def nonzeros(analysis: Analysis, weight: Known) -> Tensor:
-    """Which elements of a weight are nonzero, or have a gradient that is needed."""
+    """Returns which elements of a weight are nonzero, or have a gradient that is needed."""
     value = weight.value
     found = value.detach() != 0
     if not analysis.training or not value.requires_grad:

@@ -1,4 +1,4 @@
-"""Computes tensors from the static inputs of a graph: now, and again whenever the inputs change.
+"""Notes how tensors are computed from the static inputs of a graph, so that they can be computed again when these change.
 
 known = recipe.of(node)                              a weight, maybe masked, as Dynamo's graph computes it
 small = recipe(torch.index_select, known, 0, rows)   computed at once, and noted
@@ -17,7 +17,7 @@ from gossamer.backend.smaller.writes import written
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A tensor that static inputs determine: its node in the recipe, and its present value."""
+    """A tensor that is computed from static inputs alone: its node in the recipe, and its present value."""
 
     node: fx.Node
     value: Tensor
@@ -40,10 +40,10 @@ class Recipe:
             inputs = node.all_input_nodes
             if node.op in ("call_function", "call_method") and inputs and all(each in self._static for each in inputs):
                 self._static.add(node)
-        self._static -= depending(graph, ancestors(list(changed & self._static)))  # with all around what is written to
+        self._static -= depending(graph, ancestors(list(changed & self._static)))  # and all that may share memory
 
     def of(self, node: object) -> Known | None:
-        """The tensor of a node of Dynamo's graph; None if it depends on other inputs."""
+        """Returns the tensor of a node of Dynamo's graph; None if it depends on other inputs."""
         if not isinstance(node, fx.Node) or node not in self._static:
             return None
         if node not in self._known:
@@ -71,28 +71,28 @@ class Recipe:
         return Known(self._graph.call_function(function, tuple(nodes), kwargs), function(*values, **kwargs))
 
     def constant(self, value: Tensor) -> Known:
-        """A tensor that never changes."""
+        """Notes a tensor that never changes."""
         name = f"constant_{self._constants}"
         self._constants += 1
         self._root.register_buffer(name, value)
         return Known(self._graph.get_attr(name), value)
 
     def leaves_of(self, known: Known) -> list[fx.Node]:
-        """The static inputs that a tensor is computed from."""
+        """Returns the static inputs that a tensor is computed from."""
         found = set(ancestors([known.node]))
         return [leaf for leaf in self._leaves if self._known[leaf].node in found]
 
     def main_leaf(self, known: Known) -> fx.Node | None:
-        """The static input that names it in reports: the largest parameter, or else the largest input."""
+        """Returns the static input that names a tensor in reports: the largest parameter, or else the largest input."""
         leaves = [(self._statics[leaf], leaf) for leaf in self.leaves_of(known)]
         return max(leaves, key=lambda each: (isinstance(each[0], nn.Parameter), each[0].numel()))[1] if leaves else None
 
     def value(self, leaf: fx.Node) -> Tensor:
-        """The value of a static input."""
+        """Returns the value of a static input."""
         return self._statics[leaf]
 
     def finish(self, outputs: Sequence[Known], zeros: Sequence[Known]) -> tuple[fx.GraphModule, list[fx.Node]]:
-        """A module that computes (outputs, [whether each of `zeros` has a nonzero]), and the leaves that it takes."""
+        """Returns a module that computes (outputs, [whether each of `zeros` has a nonzero]), and the leaves that it takes."""
         nonzero = [self._graph.call_function(_has_nonzeros, (each.node,)) for each in zeros]
         self._graph.output(([each.node for each in outputs], nonzero))
         self._graph.eliminate_dead_code()
@@ -111,4 +111,4 @@ class Recipe:
 
 
 def _has_nonzeros(value: Tensor) -> Tensor:
-    return (value.detach() != 0).any()  # a NaN is one
+    return (value.detach() != 0).any()  # NaN counts as nonzero

@@ -1,4 +1,4 @@
-"""Rules for views, copies and pools. They say where the channels of the result lie."""
+"""Rules for views, copies, pools and splits. They say where the channels of the result lie."""
 
 import operator
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _FEW = 3
 
 
 def kept_in_place(analysis: Analysis, node: fx.Node) -> Step | None:
-    """A copy, or an operation along other dimensions that keeps constants constant."""
+    """The rule for copies, which leave channels where they are."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     if given is None or node.all_input_nodes != [x]:
@@ -31,7 +31,7 @@ def kept_in_place(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def pool(analysis: Analysis, node: fx.Node) -> Step | None:
-    """A pool over the places of a batch. Constants stay, but only zeros if the pool may pad with zeros."""
+    """The rule for pools over pixels of a batch. Constants stay constant, but only zeros if the pool may pad with zeros."""
     x = argument(node, 0, "input")
     given, value = analysis.channels(x), node.meta.get("example_value")
     if given is None or given.dims != (1,) or node.all_input_nodes != [x] or not isinstance(value, Tensor) or value.dim() < 3:
@@ -43,7 +43,7 @@ def pool(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def mean(analysis: Analysis, node: fx.Node) -> Step | None:
-    """mean over other dimensions."""
+    """The rule for mean over other dimensions."""
     x = argument(node, 0, "input")
     given, over, keep = analysis.channels(x), argument(node, 1, "dim"), argument(node, 2, "keepdim", False)
     if given is None or over is None or node.all_input_nodes != [x]:
@@ -57,7 +57,7 @@ def mean(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def reordered(analysis: Analysis, node: fx.Node) -> Step | None:
-    """transpose and permute."""
+    """The rule for transpose and permute."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     if given is None or node.kwargs:
@@ -74,7 +74,7 @@ def reordered(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
-    """view, reshape and flatten of all channels together, perhaps with the dimensions behind them."""
+    """The rule for view, reshape and flatten of all channels together, perhaps with the dimensions behind them."""
     x = argument(node, 0, "input")
     given = analysis.channels(x)
     value = node.meta.get("example_value")
@@ -115,7 +115,7 @@ def reshaped(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 def _found_in(given: Channels, old: Sequence[Any], new: Sequence[Any]) -> tuple[Channels, int] | None:
-    """The channels in a view of other sizes, and how many neighbours belong to one channel there."""
+    """Returns the channels in a view of other sizes, and how many neighbours there belong to one channel."""
     if len(old) == len(new) and all(_same_number([a], [b]) for a, b in zip(old, new, strict=True)):
         return given, 1
     if list(given.dims) != list(range(given.dims[0], given.dims[-1] + 1)):
@@ -144,14 +144,14 @@ def _arranged(given: Channels, repeated: int, start: int, sizes: Sequence[int]) 
 
 
 def _same_number(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Whether sizes have the same product for any values of the open ones."""
+    """Whether sizes have the same product for any values of the dynamic ones."""
     fixed = [prod(n for n in each if isinstance(n, int)) for each in (one, two)]
     open_ = [sorted(str(n) for n in each if not isinstance(n, int)) for each in (one, two)]
     return fixed[0] == fixed[1] and open_[0] == open_[1]
 
 
 def split(analysis: Analysis, node: fx.Node) -> Step | None:
-    """chunk and split along the channels, whose pieces get shorter independently; unbind along the parts of a product."""
+    """The rule for chunk and split along channels, whose pieces get shorter independently, and unbind of fused products."""
     x = argument(node, 0, "input")
     given, values = analysis.channels(x), node.meta.get("example_value")
     if given is None or not isinstance(values, tuple | list) or not all(isinstance(each, Tensor) for each in values):
@@ -199,7 +199,7 @@ def _piece(analysis: Analysis, given: Channels, place: int, start: int, size: in
 
 
 def item(analysis: Analysis, node: fx.Node) -> Step | None:
-    """One of several pieces, or one part along a dimension of parts."""
+    """The rule for x[n]: one of several pieces, or one part of a fused product."""
     source, index = node.args
     step = analysis.steps.get(source) if isinstance(source, fx.Node) else None
     if step is None or not isinstance(index, int):

@@ -1,7 +1,7 @@
 """Predicts whether it pays to leave channels out. Channels that are tied together form a family, which is judged as a whole.
 
 before   the time of each product with its whole weight, dense or sparse
-after    the time of each product with its smaller weight, and of copies that gather from a value or make it whole again
+after    the time of each product with its smaller weight, and of copies that gather channels of a value or fill in constants
 
 Blocks and n:m have fast kernels of their own. If the smaller weight would lose the pattern, there are three ways: leave out
 single channels, whole blocks or groups, or nothing. The fastest is taken.
@@ -26,19 +26,19 @@ _LEAST = 1.1
 """The least gain, even if the option `min_gain` is less."""
 
 _FREE = 0.9
-"""If fewer than this share of the channels stay and nothing is copied, a gain of 1 is enough: sparse kernels gain, too."""
+"""If fewer than this share of channels stay and nothing is copied, a gain of 1 is enough: sparse kernels gain as well."""
 
 _SPARSE = 0.7
 """A sparse kernel may take a smaller weight of less than this density."""
 
 _UNKNOWN_TOKENS = 32
-"""Assumed for sizes that are unknown at compile time."""
+"""The number of tokens that is assumed if it is unknown at compile time."""
 
 _COPIED, _COPY_CALL_US = 9e3, 6.0
-"""To pick or put back lines: bytes of the whole value that a microsecond moves, and microseconds for the call."""
+"""Copies that gather lines or put them back: bytes of the whole value in a microsecond, and microseconds of the call."""
 
 _CALL_US = 4.0
-"""Microseconds that each call takes to look at the weights."""
+"""Microseconds that a call of the smaller graph takes to check that weights are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Judged:
 
     kept   (rows, columns) of the smaller weight
     small  the smaller weight
-    gain   of the family over the whole weights
+    gain   how many times faster its family is than with whole weights
     pays   whether the gain is enough
     lost   the pattern that the smaller weight would lose, such as "2:4"; empty for none
     """
@@ -65,7 +65,7 @@ class _Trial:
     """A prediction for the case that only these channels stay.
 
     kept   whether each channel stays
-    gains  of the families that lose channels
+    gains  gain of each family that loses channels
     free   the families for which nothing is copied
     """
 
@@ -87,18 +87,18 @@ class _Judgement:
         self._patterns = dict[Product, Pattern]()
 
     def family(self, channels: Channels) -> int:
-        """The family of channels."""
+        """Returns the family of channels."""
         return int(self._label[channels.ids.flatten()[0]])
 
     def changed(self, kept: Tensor) -> Iterator[tuple[Product, tuple[int, int], set[int]]]:
-        """The products whose weights become smaller, their remaining rows and columns, and their families."""
+        """Yields the products whose weights become smaller, their remaining rows and columns, and their families."""
         for product in self._analysis.products():
             sizes = [(each, int(each.lines(kept).sum()), each.lines(kept).numel()) for each in (product.rows, product.columns)]
             if families := {self.family(each) for each, stay, all_ in sizes if stay < all_}:
                 yield product, (sizes[0][1], sizes[1][1]), families
 
     def trial(self, kept: Tensor) -> _Trial:
-        """The gains if these channels stay."""
+        """Predicts the gains if only these channels stay."""
         before, after, copies = (defaultdict[int, float](float) for _ in range(3))
         for product, _, families in self.changed(kept):
             whole, less = self._costs_of(product, small(product, kept))
@@ -112,7 +112,7 @@ class _Judgement:
         return _Trial(kept, gains, {each for each in before if not copies[each] and shares[each] < _FREE})
 
     def in_multiples(self, kept: Tensor) -> list[Tensor]:
-        """The further channels that have to stay so that weights keep their blocks or groups."""
+        """Returns the further channels that must stay so that weights keep their blocks or groups."""
         return [
             channels.ids.movedim(channels.along, 0)[_multiples(channels.lines(kept), size)].flatten()
             for product, _, _ in self.changed(kept)
@@ -122,7 +122,7 @@ class _Judgement:
         ]
 
     def lost(self, product: Product, kept: Tensor) -> str:
-        """The pattern that a weight would lose, if a kernel needs it; empty for none."""
+        """Returns the pattern that a weight would lose, if a kernel needs it; empty if none."""
         less = small(product, kept)
         label = self._pattern(product).label if _is_sparse(product, less) else ""
         return label if label and Pattern.of(less).label != label else ""
@@ -133,7 +133,7 @@ class _Judgement:
         return self._patterns[product]
 
     def _costs_of(self, product: Product, less: Tensor) -> tuple[float, float]:
-        """Microseconds of a product with its weight, and with the smaller one."""
+        """Returns the microseconds of a product with its weight, and with the smaller one."""
         weights = product.weight, less
         dense = [_dense_us(product, weight) for weight in weights]
         if not _is_sparse(product, less):
@@ -147,7 +147,7 @@ class _Judgement:
 
 
 def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
-    """All products with channels that are not needed. All channels of a family stay if leaving them out does not pay."""
+    """Judges all products with channels that are not needed. If a family does not pay, all of its channels stay."""
     judgement = _Judgement(analysis)
     most = judgement.trial(analysis.atoms.kept())
     trials = [most]
@@ -170,7 +170,7 @@ def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
         kept = final if pays else most.kept
         if pays:
             sizes = (int(product.rows.lines(kept).sum()), int(product.columns.lines(kept).sum()))
-            if sizes == product.weight.shape[:2]:  # the family leaves out no whole group of this weight
+            if sizes == product.weight.shape[:2]:  # no whole group of this weight is left out
                 continue
         lost = "" if pays else judgement.lost(product, kept)
         judged.append(Judged(product, sizes, small(product, kept), gain, pays, lost))
@@ -178,19 +178,19 @@ def judge(analysis: Analysis, min_gain: float) -> list[Judged]:
 
 
 def _multiples(stay: Tensor, size: int) -> Tensor:
-    """Which lines stay if aligned groups of this size stay or go as a whole."""
+    """Returns which lines stay if aligned groups of this size stay or go as a whole."""
     groups = torch.nn.functional.pad(stay, (0, -len(stay) % size)).view(-1, size)
     return groups.any(1).repeat_interleave(size)[: len(stay)]
 
 
 def _granules(pattern: Pattern) -> tuple[int, int]:
-    """The numbers of rows and of columns that have to go together so that a weight keeps its pattern."""
+    """Returns how many rows, and how many columns, must go together so that a weight keeps its pattern."""
     rows, columns = pattern.block or (1, 1)
     return max(rows, pattern.rows.v or 1), max(columns, (pattern.rows.nm or (1, 1))[1])
 
 
 def small(product: Product, kept: Tensor) -> Tensor:
-    """The smaller weight of a product."""
+    """Returns the smaller weight of a product."""
     weight = product.weight[product.rows.lines(kept)]
     return weight[:, product.columns.lines(kept)]
 
@@ -201,15 +201,15 @@ def _is_sparse(product: Product, less: Tensor) -> bool:
 
 
 def _dense_us(product: Product, weight: Tensor) -> float:
-    """Microseconds of a dense product with a weight."""
+    """Returns the microseconds of a dense product with a weight."""
     m, k = weight.shape[0], prod(weight.shape[1:])
     speed = this_machine().speeds[WEIGHTS[weight.dtype]]
     return speed.dense_us(m * k, weight.dtype.itemsize, product.tokens or _UNKNOWN_TOKENS) / torch.get_num_threads()
 
 
 def _sparse_us(product: Product, weight: Tensor, pattern: Pattern) -> float:
-    """Microseconds of the fastest kernel for a weight with a pattern; infinite if there is none."""
-    from gossamer.backend.devices.device import device_of  # which load MLIR
+    """Returns the microseconds of the fastest kernel for a weight with a pattern; infinite if there is none."""
+    from gossamer.backend.devices.device import device_of  # these load MLIR
     from gossamer.backend.regions.cost import matrix_with
 
     matrix = matrix_with(pattern, weight.shape[0], weight.shape[1], weight.dtype, weight.device)
@@ -218,7 +218,7 @@ def _sparse_us(product: Product, weight: Tensor, pattern: Pattern) -> float:
 
 
 def _copies(analysis: Analysis, kept: Tensor) -> Iterator[tuple[Channels, float]]:
-    """The values that are copied because channels are left out, and the microseconds of each copy."""
+    """Yields the values that are copied because channels are left out, and the microseconds of each copy."""
     for (node, _), channels in analysis.entries.items():
         if not bool((lines := channels.lines(kept)).all()):
             yield channels, _us(node, int(lines.sum()) / len(lines))

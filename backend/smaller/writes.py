@@ -15,12 +15,12 @@ INPLACE = {
 
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
-    """The argument that a node passes for a parameter of its function."""
+    """Returns the argument that a node passes for a parameter of its function."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
 def writes(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose values a node changes."""
+    """Returns the nodes whose values a node changes."""
     target: Any = node.target
     name = target if node.op == "call_method" else getattr(target, "__name__", "")
     changed: list[Any] = [node.kwargs.get("out")]
@@ -36,5 +36,5 @@ def writes(node: fx.Node) -> list[fx.Node]:
 
 
 def written(graph: fx.Graph) -> set[fx.Node]:
-    """All nodes whose values are written to."""
+    """Returns all nodes whose values are written to."""
     return {each for node in graph.nodes for each in writes(node)}

@@ -1,9 +1,9 @@
-"""Weights of linear layers that are Kronecker products, although the model stores them whole: the graph gets their factors.
+"""Finds weights of linear layers that are Kronecker products although the model stores them whole, and takes them apart.
 
     linear(x, w, bias)      →      linear(x, kron(a, b), bias)        with a and b computed from w, again whenever it changes
 
-Only exact factors count: their product differs from the weight by its rounding. If the weight becomes another matrix, the whole
-graph is compiled.
+Only exact factors count: their product differs from the weight only by rounding. If the weight changes and is no such product
+any more, the whole graph is compiled. compile_module.py has smaller/compile.py call `plan`. rewrite.py then uses the factors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,13 @@ from gossamer.backend.smaller.writes import argument, written
 from gossamer.backend.structures.matrices import Given, Kronecker
 
 _ROUNDINGS = 4
-"""Roundings by which an element may differ from the product of two elements of factors that are quotients of others."""
+"""An element may differ from the product of its two factors by so many roundings. The left factor has rounded quotients."""
 
 _UNKNOWN_TOKENS = 32
 
 
 def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], options: Options) -> Plan | None:
-    """The graph with factors in place of weights; None if there are none, or they do not pay. As `smaller.plan.plan`."""
+    """Returns the graph with factors for weights; None if there are none, or they do not pay. See `smaller.plan.plan`."""
     if options.schedule != "auto" or STRUCTURED_WEIGHTS in options.disable:
         return None
     placeholders = graph.find_nodes(op="placeholder")
@@ -60,7 +60,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _split(weight: Tensor) -> tuple[int, int] | None:
-    """The rows and columns of the right factor of a weight; None if it has none."""
+    """Returns the rows and columns of the right factor of a weight; None if it is no Kronecker product."""
     weight = weight.detach()
     for rows, columns in product(*(_divisors(size) for size in weight.shape)):
         if _may_split(weight, rows, columns) and not bool(_rest(weight, rows, columns).any()):
@@ -73,32 +73,32 @@ def _divisors(size: int) -> list[int]:
 
 
 def _may_split(weight: Tensor, rows: int, columns: int) -> bool:
-    """Whether four elements are those of a Kronecker product: two of each of two blocks, which must be proportional."""
+    """Whether four elements suit a Kronecker product: two of the first and two of the last block must be proportional."""
     first, last = weight[0, 0] * weight[-1, -1], weight[rows - 1, columns - 1] * weight[-rows, -columns]
     return bool((first - last).abs() <= 16 * torch.finfo(weight.dtype).eps * first.abs()) and bool(first != 0)
 
 
 def _right(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """The block with the largest element."""
+    """Returns the right factor: the block with the largest element."""
     i, j = divmod(int(weight.abs().argmax()), weight.shape[1])
     i, j = i // rows * rows, j // columns * columns
     return weight[i : i + rows, j : j + columns].clone()
 
 
 def _left(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """The elements that lie in their block where the largest does in its, divided by that."""
+    """Returns the left factor: each block's element at the place of the largest one in its own, divided by the largest."""
     i, j = divmod(int(weight.abs().argmax()), weight.shape[1])
     return weight[i % rows :: rows, j % columns :: columns] / weight[i, j]
 
 
 def _rest(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """Where a weight is not the Kronecker product of its factors; a NaN is no product."""
+    """Returns where a weight differs from the Kronecker product of its factors. NaN differs."""
     made = torch.kron(_left(weight, rows, columns), _right(weight, rows, columns))
     return ~((made - weight).abs() <= _ROUNDINGS * torch.finfo(weight.dtype).eps * weight.abs())
 
 
 def _gain(node: fx.Node, shape: tuple[int, ...], split: tuple[int, int]) -> float:
-    """How many times faster than with the whole weight the product is predicted to be."""
+    """Predicts how many times faster than with the whole weight the product is."""
     (rows, columns), (r, c) = shape, split
     x = argument(node, 0, "input").meta["example_value"]
     tokens = prod(_UNKNOWN_TOKENS if (known := hint(size)) is None else known for size in x.shape[:-1])
@@ -107,7 +107,7 @@ def _gain(node: fx.Node, shape: tuple[int, ...], split: tuple[int, int]) -> floa
 
 
 def _with_factors(graph: fx.Graph, splits: Mapping[fx.Node, tuple[int, int]], known: Mapping[fx.Node, Tensor]) -> SmallerGraph:
-    """A copy of the graph that multiplies with Kronecker products, and takes their factors in place of weights."""
+    """Returns a copy of the graph that takes factors in place of weights, and multiplies with their Kronecker products."""
     recipe, made = Recipe(graph, known), fx.Graph()
     env, inputs, zeros = dict[fx.Node, fx.Node](), list[tuple[Known, fx.Node, fx.Node]](), list[Known]()
     whole, last = dict[fx.Node, fx.Node](), None

@@ -1,12 +1,12 @@
-"""Matrices that are made of smaller ones, and products with them that never make the whole matrix.
+"""Structured matrices, which are made of smaller ones, and products with them that never make the whole matrix.
 
-x @ kron(a, b)          x as [..., rows of a, rows of b]: times b, and its transpose times a
-x @ block_diag(a, b)    the parts of x, each times its block
+x @ kron(a, b)          view x as [..., rows of a, rows of b], multiply with b, transpose, multiply with a
+x @ block_diag(a, b)    split x, and multiply each part with its block
 x @ (a + b)             x @ a + x @ b
 x @ (a @ b)             (x @ a) @ b
 
-Each matrix is the right factor of a product. Costs are in multiply-adds of a large dense product, and were fitted to times of
-one thread of an AMD EPYC (znver5), for 1 to 512 rows of x and matrices of 256 to 1024 columns.
+Each matrix is the right factor of a product. The unit of costs is a multiply-add of a large dense product. They were fitted to
+one thread of an AMD EPYC (znver5), with 1 to 512 rows of x and matrices of 256 to 1024 columns.
 """
 
 import operator
@@ -23,16 +23,16 @@ Emit = Callable[..., fx.Node]
 """Adds a call to the graph: (function, *arguments) → its node."""
 
 _ELEMENT = 10.0
-"""What reading or writing an element of a tensor costs."""
+"""The cost of reading or writing an element of a tensor."""
 
 _CALL = 2.7e5
-"""What calling an operation of torch costs."""
+"""The cost of calling an operation of torch."""
 
 _NARROW = 32.0
 """A product with a matrix that has so few rows or columns takes twice as long for each multiply-add."""
 
 _SPARSE = 3.0
-"""What a multiply-add with a nonzero of a sparse matrix costs."""
+"""The cost of a multiply-add with a nonzero of a sparse matrix."""
 
 
 class Matrix(ABC):
@@ -43,36 +43,36 @@ class Matrix(ABC):
 
     @abstractmethod
     def multiplied(self, emit: Emit, x: fx.Node) -> fx.Node:
-        """x [..., rows] times this matrix."""
+        """Emits x [..., rows] times this matrix, and returns the node."""
 
     @abstractmethod
     def cost(self, tokens: float) -> float:
-        """What `multiplied` costs for so many rows of x."""
+        """Returns the cost of `multiplied` for so many rows of x."""
 
     @property
     @abstractmethod
     def transposed(self) -> "Matrix":
-        """Its transpose."""
+        """The transpose."""
 
     @property
     @abstractmethod
     def made(self) -> float:
-        """What it costs to make the whole matrix."""
+        """The cost of making the whole matrix."""
 
     @property
     @abstractmethod
     def structure(self) -> str:
-        """What it is, for the report; empty for a matrix that is given as a whole."""
+        """Its structure as a text for the report; empty for a matrix that is stored whole."""
 
     @property
     def whole(self) -> float:
-        """Elements of the whole matrix, as they count in costs."""
+        """The cost of reading or writing the whole matrix."""
         return self.rows * self.columns * _ELEMENT
 
 
 @dataclass(frozen=True)
 class Given(Matrix):
-    """A tensor of the graph, or its transpose; `density` is the share of its nonzeros."""
+    """A tensor of the graph, or its transpose if `turned`. `density` is the share of its nonzeros."""
 
     node: fx.Node
     rows: int
@@ -102,7 +102,7 @@ class Given(Matrix):
 
 @dataclass(frozen=True)
 class Diagonal(Matrix):
-    """diag(node); without a node the identity."""
+    """diag(node), or the identity if `node` is None."""
 
     node: fx.Node | None
     rows: int
@@ -204,7 +204,7 @@ class BlockDiagonal(Matrix):
         return emit(torch.flatten, emit(torch.einsum, equation, x, emit(torch.stack, nodes)), -2)
 
     def _alike(self) -> list[fx.Node] | None:
-        """The tensors, if all blocks are of one size."""
+        """Returns the tensors of the blocks, if all have one size; otherwise None."""
         first = self.blocks[0]
         if not isinstance(first, Given):
             return None

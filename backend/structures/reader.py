@@ -1,4 +1,4 @@
-"""Reads how Dynamo's graph makes a matrix: the structure behind a factor of a product.
+"""Reads how Dynamo's graph makes a matrix, and returns its structure. rewrite.py calls this for the factors of products.
 
 torch.kron(a, b).T * 2      →    Scaled(Kronecker(Given(a).transposed, Given(b).transposed), 2)
 """
@@ -25,20 +25,20 @@ _ADDS: dict[Any, int] = {torch.add: 1, operator.add: 1, "add": 1, torch.sub: -1,
 _SCALES: tuple[Any, ...] = (torch.mul, operator.mul, "mul", torch.div, operator.truediv, "div")
 _QUOTIENTS: tuple[Any, ...] = (torch.div, operator.truediv, "div")
 _REAL = (torch.float32, torch.float64, torch.bfloat16)
-"""Types whose range no order of products leaves sooner than another."""
+"""Types with so large a range that another order of products does not overflow. float16 is not one of them."""
 
 
 class Reader:
     """Reads the matrices of one graph.
 
-    values  of its static inputs, for their densities
+    values  values of its static inputs, for their densities
     """
 
     def __init__(self, values: Mapping[fx.Node, Tensor]) -> None:
         self._values, self._read = values, dict[fx.Node, Matrix | None]()
 
     def matrix(self, node: object) -> Matrix | None:
-        """The matrix of a node, whole or structured; None if it is none of known sizes and of real numbers."""
+        """Returns the matrix of a node, whole or structured; None if its sizes are dynamic or its type is not in `_REAL`."""
         if not isinstance(node, fx.Node):
             return None
         value = node.meta.get("example_value")
@@ -60,14 +60,14 @@ class Reader:
         return 1.0 if value is None else density(value)
 
     def _structured(self, node: fx.Node) -> Matrix | None:
-        """What a node makes of other matrices."""
-        for rule in _RULES if node.args else ():  # what has names for all arguments is rare
+        """Returns the structure that a node gives to other matrices; None if no rule matches."""
+        for rule in _RULES if node.args else ():  # calls with keywords alone are rare
             if (found := rule(self, node)) is not None:
                 return found
         return None
 
     def all(self, nodes: Any) -> list[Matrix] | None:
-        """The matrices of several nodes of one type."""
+        """Returns the matrices of several nodes; None if one is no matrix, or their types differ."""
         found = [self.matrix(node) for node in nodes]
         if any(each is None for each in found) or len({node.meta["example_value"].dtype for node in nodes}) != 1:
             return None
@@ -82,7 +82,7 @@ def _kron(reader: Reader, node: fx.Node) -> Matrix | None:
 
 
 def _outer(reader: Reader, node: fx.Node) -> Matrix | None:
-    """einsum("ij,kl->ikjl", a, b).reshape(rows, columns)."""
+    """The rule for einsum("ij,kl->ikjl", a, b).reshape(rows, columns), a Kronecker product."""
     if node.target not in ("reshape", "view", torch.reshape):
         return None
     einsum: Any = node.args[0]
@@ -126,7 +126,7 @@ def _transpose(reader: Reader, node: fx.Node) -> Matrix | None:
 
 
 def _swaps(node: fx.Node) -> bool:
-    """Whether the dimensions that a node names are those of a matrix."""
+    """Whether a node swaps the two dimensions of a matrix."""
     dims = node.args[1:]
     if len(dims) == 1 and isinstance(dims[0], tuple | list):
         dims = tuple(dims[0])

@@ -1,9 +1,10 @@
-"""Products with structured matrices multiply with the factors instead: the whole matrix is never made.
+"""Rewrites products with structured matrices so that they multiply with the factors. The whole matrix is never made.
 
     w = torch.kron(a, b)                    h = unflatten(x, -1, (q, s)) @ b.T
     y = F.linear(x, w, bias)         →      y = flatten((h.transpose(-1, -2) @ a.T).transpose(-1, -2), -2) + bias
 
-This runs on Dynamo's graph, before autograd: gradients follow. They never make the whole matrix, either.
+This runs on Dynamo's graph, before autograd, so that gradients do not make the whole matrix, either. reader.py recognises
+structured matrices, and matrices.py has the products with each kind.
 """
 
 import warnings
@@ -26,14 +27,14 @@ from gossamer.backend.structures.reader import MATMUL, Reader
 from gossamer.runtime.torch_internals import FakeTensor
 
 _UNKNOWN_TOKENS = 32
-"""Assumed for sizes that are unknown at compile time."""
+"""The size that is assumed for each size that is unknown at compile time."""
 
 _MODES = ("_set_grad_enabled", "_enter_autocast", "inference_mode", "_enter_inference_mode")
-"""Functions that change what calls after them mean."""
+"""Functions that change how later calls compute. Graphs with them stay as they are."""
 
 
 def use_factors(module: fx.GraphModule, inputs: Inputs, options: Options) -> None:
-    """Rewrites one of Dynamo's graphs, which has these inputs, in place, and records what was decided."""
+    """Rewrites one of Dynamo's graphs in place, and records the decisions. `inputs` are those of the graph."""
     graph = module.graph
     if STRUCTURED_WEIGHTS in options.disable or options.schedule != "auto" or not _may_have(graph):
         return
@@ -43,10 +44,10 @@ def use_factors(module: fx.GraphModule, inputs: Inputs, options: Options) -> Non
     rewriter = _Rewriter(graph, statics, names, options.min_gain)
     decisions = list[Decision]()
     try:
-        for node in [*graph.nodes][::-1]:  # what multiplies two structured matrices comes before these
+        for node in [*graph.nodes][::-1]:  # users first: x @ (a @ b) before a @ b
             if (found := rewriter.rewrite(node)) is not None:
                 decisions.append(found)
-    except Exception as error:  # any fault of the search leaves the other products as they are
+    except Exception as error:  # after any error, the other products stay as they are
         if options.strict:
             raise
         warnings.warn(
@@ -77,7 +78,7 @@ class _Rewriter:
         self._erased = set[fx.Node]()
 
     def rewrite(self, node: fx.Node) -> Decision | None:
-        """Multiplies with factors in place of a product with a structured matrix, if that pays; the decision, if it is one."""
+        """Rewrites a product with a structured matrix if that pays. Returns the decision; None if it is no such product."""
         for spelling in _spellings(node) if node.users else ():
             if spelling.factor.op == "placeholder":
                 continue
@@ -97,14 +98,14 @@ class _Rewriter:
         return None
 
     def _is_plain(self, spelling: "_Spelling") -> bool:
-        """Whether both factors are of one type, and nothing writes to what the matrix is made of."""
+        """Whether both factors have one type, and no node writes to a value that the matrix is made of."""
         values = [each.meta["example_value"] for each in (spelling.x, spelling.factor)]
         types = {(value.dtype, value.device) for value in values}
         fake = isinstance(values[0], FakeTensor)
         return fake and len(types) == 1 and not self._written.intersection(ancestors([spelling.factor]))
 
     def _stays_static(self, matrix: Matrix) -> bool:
-        """Whether it is a block diagonal of weights that do not change: sparse kernels read its blocks."""
+        """Whether a matrix is a block diagonal of weights that are not trained. Sparse kernels compute such products."""
         if isinstance(matrix, Scaled):
             return self._stays_static(matrix.matrix)
         blocks = matrix.blocks if isinstance(matrix, BlockDiagonal) else ()
@@ -113,7 +114,7 @@ class _Rewriter:
         return bool(blocks) and len(leaves) == len(blocks) and not trained
 
     def _put(self, node: fx.Node, spelling: "_Spelling", matrix: Matrix) -> bool:
-        """Puts the product with the factors in place; False if torch cannot trace it for these sizes."""
+        """Replaces the product by one with the factors. Returns False if torch cannot trace that for these sizes."""
         made, x = list[fx.Node](), spelling.x
         emit, turn = self._emit(node, x, made), spelling.left and x.meta["example_value"].dim() > 1
         try:
@@ -125,7 +126,7 @@ class _Rewriter:
             if y.meta["example_value"].dtype != (wanted := node.meta["example_value"].dtype):  # a bias under autocast
                 y = emit(Tensor.to, y, wanted)
             y = emit(Tensor.contiguous, y)
-        except Exception:  # sizes that torch asks about and nobody knows
+        except Exception:  # torch asked for an unknown size
             y = None
         if y is None or not _alike(y.meta["example_value"], node.meta["example_value"]):
             for each in reversed(made):
@@ -147,7 +148,7 @@ class _Rewriter:
         return emit
 
     def _erase_dead(self, product: fx.Node) -> None:
-        """Erases a product that nothing needs any more, and the matrices that it alone needed."""
+        """Erases a product without users, and the matrices that only it needed."""
         pending = [product]
         while pending:
             node = pending.pop()
@@ -173,10 +174,10 @@ class _Rewriter:
 class _Spelling:
     """One way to read a product.
 
-    x, factor   what is multiplied, and a matrix
-    bias        added to the product
-    transposed  x is multiplied with the transpose of the matrix
-    left        the matrix is the left factor
+    x, factor   the factors; `factor` is a matrix
+    bias        added to the product, if any
+    transposed  whether x is multiplied with the transpose of `factor`
+    left        whether `factor` is the left factor
     """
 
     x: fx.Node
@@ -187,7 +188,7 @@ class _Spelling:
 
 
 def _spellings(node: fx.Node) -> list[_Spelling]:
-    """The ways to read a node as a product."""
+    """Returns the ways to read a node as a product."""
     if node.target is F.linear:
         x, weight, bias = argument(node, 0, "input"), argument(node, 1, "weight"), argument(node, 2, "bias")
         return [_Spelling(x, weight, bias, transposed=True)]
@@ -200,7 +201,7 @@ def _spellings(node: fx.Node) -> list[_Spelling]:
 
 
 def _in_mode_of(node: fx.Node, x: fx.Node) -> Any:
-    """The fake value of a node, made anew if it is of another mode, as inputs are that Dynamo does not know."""
+    """Returns the fake value of a node, in the fake mode of `x`. Inputs that Dynamo does not know have another mode."""
     value, mode = node.meta["example_value"], x.meta["example_value"].fake_mode
     if not isinstance(value, FakeTensor) or value.fake_mode is mode:
         return value
