@@ -1,4 +1,4 @@
-"""Remembers the names of parameters and buffers, for the names of calls in profiles. Keeps no tensor alive."""
+"""Remembers the names of parameters and buffers, to name calls in profiles. Keeps no tensor alive; copies have no name."""
 
 import weakref
 from collections.abc import Iterable
