@@ -27,7 +27,7 @@ from gossamer.sparsity.operations.tall_product import tall_kernel
 aten = torch.ops.aten
 
 _ROWS = 1024  # least rows of the tall factor
-_COLUMNS = 256  # of the narrow one, at most
+_COLUMNS = 256  # most columns of the narrow factor
 _BYTES = 256 << 10  # most bytes of the narrow factor: half of a second-level cache
 _TYPES = (torch.float32, torch.float64)
 _TURNS = (aten.permute.default, aten.t.default, aten.transpose.int)

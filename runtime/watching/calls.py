@@ -1,6 +1,6 @@
 """Lets profilers watch calls: for a time, it replaces the functions that are called. Unwatched calls take no longer.
 
-with watching(wrap):            calls wrap(kind, name, function) instead of each function below
+with watching(wrap):            replaces each function below by wrap(kind, name, function)
 
 kind         name               function
 operation    region, einsum     computes an operation of ours; Inductor's code or torch's dispatcher calls it
