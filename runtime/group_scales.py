@@ -5,7 +5,7 @@
 The largest element of a group is n times the scale, for some integer n. Each other element is a fraction of the largest one,
 and the fraction's denominator divides n. A table gives the denominator of each fraction. So n is a multiple of the greatest
 denominator, and mostly equal to it. The scale is the largest element divided by n, or a neighbouring float, because that
-element has been rounded. A scale counts only if a computation gives all elements of the group back.
+element has been rounded. A scale is accepted only if it gives all elements of the group back.
 """
 
 from collections.abc import Sequence

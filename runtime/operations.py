@@ -139,7 +139,7 @@ class Operation:
 
     @cached_property
     def signature(self) -> Signature:
-        """What the schema declares of the tensors."""
+        """The sizes and types of tensors that the schema declares."""
         takes, _, gives = self.schema.partition(" -> ")
         return Signature.parse(takes, gives)
 
@@ -248,7 +248,7 @@ _DTYPES = {name: dtype for dtype, name in ELEMENTS.items()}
 
 
 def defined_in(name: str) -> str:
-    """Returns the name of the module that defines an operation, and its function for CPU tensors."""
+    """Returns the name of the module that defines an operation and its function for CPU tensors."""
     kernel: Any = KERNELS[name]
     module: str = (kernel.func if isinstance(kernel, partial) else kernel).__module__
     return module

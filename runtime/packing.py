@@ -33,7 +33,7 @@ _INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64:
 class Packed:
     """A packed tensor.
 
-    shape       of the dense tensor
+    shape       the sizes of the dense tensor
     components  the arrays, in the order of the module docstring
 
     `source` has, for each stored value, its index in the flat, row-major dense tensor. A Format first pads the dense tensor to
@@ -164,11 +164,14 @@ class Packed:
 def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
     """Stores the nonzeros of `dense` (any strides, any dtype; NaN is a nonzero) in `format`. Coordinates ascend.
 
-    Zeros are stored, too: in dense levels below a sparse one, in N:M groups with fewer than N nonzeros (their first zeros), and
-    in blocks that reach beyond the edge of the tensor.
+    Some zeros are stored, too:
 
-    Raises FormatError if positions or coordinates overflow their width, if a group has more than N nonzeros,
-    if a unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
+    dense levels below a sparse one  all their zeros
+    N:M groups                       their first zeros, up to N elements
+    blocks                           0 beyond the edge of the tensor
+
+    Raises FormatError if positions or coordinates overflow their width, or if a group has more than N nonzeros. Also if a
+    unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
     """
     dense = dense.detach()
     if isinstance(format, Packing):

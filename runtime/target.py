@@ -1,7 +1,7 @@
 """Describes the machines that kernels are compiled for: LLVM triple, CPU, features, and the width of a vector.
 
-Schedules do not ask for an architecture. They ask for what instructions do, such as dot products of bytes; that, and the width
-of vectors, follow from LLVM's features.
+Schedules do not ask for an architecture. They ask for instructions by what these do, such as dot products of bytes. LLVM's
+features tell which instructions exist, and how wide vectors are.
 """
 
 import ctypes

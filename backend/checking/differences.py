@@ -13,8 +13,8 @@ CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.
 """Largest difference that counts as equal, as a share of the largest value."""
 
 _CANCELLED = 1e-2
-"""A gradient smaller than this share of the largest gradient may be a sum that cancels, such as that of a bias before a batch
-norm. Its difference is divided by this share of the largest gradient instead."""
+"""A gradient smaller than this share of the largest one may be a sum that cancels, such as of a bias before a batch norm. Then
+its difference is divided by this share of the largest gradient."""
 
 
 def difference(found: Any, expected: Any, usual: float = 0.0) -> float:

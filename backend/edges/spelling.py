@@ -1,4 +1,4 @@
-"""Defines the parts of attention over edges, and the protocol `Edges` that recognises them in a spelling.
+"""Defines the parts of attention over edges, and the protocol `Edges`, which recognises them in one way of writing attention.
 
 Two classes implement `Edges`: for gather and scatter over an edge list (`messages/message_edges.py`), and for operations on
 SparseTensors (`operations/sparse_edges.py`). `scores.py` and `attention.py` use it to recognise attention in both.

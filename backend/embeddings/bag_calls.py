@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, hint, only_user, same
 from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.bags.sparse_lookups import TYPES
-from gossamer.sparsity.bags.sum_bags import WIDEST  # and the operation
+from gossamer.sparsity.bags.sum_bags import WIDEST  # the import defines the operation, too
 
 aten = torch.ops.aten
 

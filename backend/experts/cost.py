@@ -13,10 +13,11 @@ gathered weights. Inductor fuses that product with the gather; its kernel for bf
 
 
 def predicted_gain(product: Product) -> float | None:
-    """Returns how many times faster the operation is predicted to be than a batched product, which reads an expert's weight
+    """Returns how many times faster the operation is predicted to be than a batched product. That reads the weight of an expert
     once for each of its rows.
 
-    Returns None without a prediction. Grouped products with offsets, and loops, are slower for any number of rows.
+    Returns None if the number of rows is unknown. Also for grouped products with offsets, and for loops: they are slower than
+    the operation for any number of rows.
     """
     batched = product.ends is None and product.x is not None
     pairs = None if product.routing is None or not batched else hint(product.routing.pairs)

@@ -1,1 +1,1 @@
-"""Functions that layers of experts need when they run: the tokens of each expert, and its activation."""
+"""Functions that layers of experts call when they run: they find the tokens of each expert, and compute its activation."""

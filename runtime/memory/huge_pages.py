@@ -1,5 +1,5 @@
 """Puts arrays on huge pages. With small pages, address look-ups slow down a kernel that streams megabytes of a weight at every
-call, and the first write to each page takes longer than the write itself."""
+call. And the page fault at the first write to a page takes longer than writing its bytes."""
 
 import ctypes
 import sys

@@ -57,8 +57,8 @@ def _orders(packing: ByteWindows, nonzero: torch.Tensor, counts: np.ndarray) -> 
 
 
 def _cut(packing: ByteWindows, columns: np.ndarray, order: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the order, the window of each line of each strip (-1 after its last line), and the slot of each nonzero of each
-    row in its strip. A line has four slots for each row."""
+    """Returns the order, the window of each line of each strip (-1 after its last line), and the slot of each row's nonzeros in
+    the strip. A line has four slots for each row."""
     r, together, step = packing.rows, packing.TOGETHER, packing.STEP
     columns, last = columns[order], max(0, -(-(width - packing.COLUMNS) // step))
     rows, turns = np.arange(len(order))[:, None], np.arange(together)
