@@ -1,6 +1,7 @@
-"""From LLVM IR to running code."""
+"""From LLVM IR to running code: JIT, PTX, packing, workspace, and caches on disk."""
 
-# Before any file here: at the end of its own import, torch calls gossamer.registration, which imports some of them.
+# Import torch before any file of this package. At the end of its own import, torch calls gossamer.registration,
+# which imports some of these files.
 import torch
 
 OLDEST_TORCH = "2.11"

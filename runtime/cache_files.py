@@ -1,9 +1,10 @@
-"""The files of the cache: in a directory that is this user's alone, each looked at before it is read.
+"""Reads and writes the files of the cache safely, in a directory that only this user may write to.
 
-What comes out of them is run, or believed. So a file counts only if it is a regular one that this user owns and nobody else may
-write to; a link, a pipe or a socket in its place is refused and never waited for. All refusals are OSErrors. Files are written
-under a temporary name and then renamed: any number of processes may read and write at once, and a write that fails leaves
-nothing behind.
+Gossamer runs or trusts the content of these files. So it reads only regular files that this user owns and nobody else may write
+to. It refuses a link, a pipe or a socket in place of a file, without waiting for it. All refusals are OSErrors.
+
+Files are written under a temporary name and then renamed. So any number of processes may read and write at once, and a write
+that fails leaves nothing behind.
 """
 
 import logging
@@ -23,14 +24,14 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_ANYTHING = stat.S_IRWXG | stat.S_IRWXO
 
 TEMPORARY = ".tmp"
-"""How names of files end that are being written, or that a dying process left behind."""
+"""The suffix of files that are being written, or that a process left behind when it died."""
 
 _AT_ONCE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 
 def directory() -> Path | None:
-    """The cache directory, made if need be; None if the cache is off or the directory is not ours alone to write."""
+    """Returns the cache directory, and makes it if needed. Returns None if the cache is off or other users may write to it."""
     base = None
     try:
         base = CACHE_DIR.get()
@@ -38,7 +39,7 @@ def directory() -> Path | None:
             return None
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = base.stat()
-    except (OSError, RuntimeError, ValueError) as problem:  # RuntimeError: there is no home; ValueError: a null in the name
+    except (OSError, RuntimeError, ValueError) as problem:  # RuntimeError: no home; ValueError: a null in the name
         warn_once(f"the cache {base or 'directory'} cannot be created ({problem})")
         return None
     if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
@@ -48,7 +49,8 @@ def directory() -> Path | None:
 
 
 def read(path: Path, largest: int, forbidden: int = OTHERS_WRITE) -> bytes:
-    """The content of a file that is ours alone, has none of the `forbidden` bits of mode, and at most `largest` bytes."""
+    """Returns the content of a file. Raises OSError unless this user owns it, its mode has none of the `forbidden` bits, and it
+    has at most `largest` bytes."""
     with _opened(path, os.O_RDONLY, forbidden) as (file, size):
         if size > largest:
             raise OSError(f"it has {size} bytes, more than {largest}")
@@ -60,24 +62,25 @@ def read(path: Path, largest: int, forbidden: int = OTHERS_WRITE) -> bytes:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole: who reads it meanwhile finds the old content or the new one."""
+    """Writes a file as a whole. Another process that reads it meanwhile finds either the old or the new content."""
     with _written(path, content) as name:
         os.replace(name, path)
 
 
 def create(path: Path, content: bytes) -> None:
-    """Write a file as a whole, unless it is there already: of several processes, the first one's content stays."""
+    """Writes a file as a whole, unless it exists. If several processes do this at once, the content of the first one stays."""
     with _written(path, content) as name:
         try:
             os.link(name, path)
         except FileExistsError:
             return
-        except OSError:  # a file system without hard links: the last one's stays
+        except OSError:  # a file system without hard links: the content of the last process stays
             os.replace(name, path)
 
 
 def append(path: Path, line: bytes, largest: int) -> None:
-    """Add to a file in one write, so that lines of several processes do not mix. Beyond `largest` bytes it starts anew."""
+    """Appends a line in one write, so that lines of several processes do not mix. First empties a file that would get more than
+    `largest` bytes."""
     with _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OTHERS_WRITE) as (file, size):
         if size + len(line) > largest:
             os.ftruncate(file, 0)
@@ -86,13 +89,13 @@ def append(path: Path, line: bytes, largest: int) -> None:
 
 @cache
 def warn_once(message: str) -> None:
-    """Log what would else be said at every entry."""
+    """Logs a warning once for each message, not at every entry of the cache."""
     log.warning("%s", message)
 
 
 @contextmanager
 def _opened(path: Path, flags: int, forbidden: int) -> Iterator[tuple[int, int]]:
-    """The descriptor and the size of a file."""
+    """Opens a file after the checks above. Yields its descriptor and its size."""
     file = os.open(path, flags | _AT_ONCE, _PRIVATE)
     try:
         status = os.fstat(file)
@@ -109,7 +112,7 @@ def _opened(path: Path, flags: int, forbidden: int) -> Iterator[tuple[int, int]]
 
 @contextmanager
 def _written(path: Path, content: bytes) -> Iterator[str]:
-    """The name of a temporary file beside `path`, gone afterwards unless it was renamed."""
+    """Yields the name of a temporary file beside `path`, and removes it afterwards unless it was renamed."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=TEMPORARY)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,10 +1,10 @@
-"""The key that entries of the cache are signed with: 32 random bytes in the cache directory, for this user's eyes only.
+"""Signs entries of the cache with a key: 32 random bytes in a file of the cache directory that only this user may read.
 
     HMAC-SHA-256 (key, what to sign)  →  signature
 
-Only who can read the key can write an entry that is believed. The first process that needs a key makes it. A key that others
-may have read is replaced, and what it has signed is compiled anew. It is read each time that it is needed, which takes
-microseconds: so processes agree even if the directory is emptied under them.
+Only a process that can read the key can write an entry that Gossamer trusts. The first process that needs a key makes it. A key
+that others may have read is replaced; entries that it has signed are compiled again. The file is read at every use, which takes
+microseconds. So processes agree even if somebody empties the directory while they run.
 """
 
 import hmac
@@ -21,12 +21,12 @@ _KEY_BYTES = 32
 
 
 def signature(base: Path, signed: bytes) -> bytes:
-    """The signature of this user's cache in directory `base`. OSError if there is no key and none can be made."""
+    """Returns the signature of `signed` in the cache directory `base`. Raises OSError if no key exists and none can be made."""
     return hmac.digest(_key(base / "key"), signed, "sha256")
 
 
 def is_signature(base: Path, signed: bytes, given: bytes) -> bool:
-    """Whether `given` is the signature; how long that takes says nothing about how much of it is right."""
+    """Whether `given` is the signature. The comparison takes the same time whatever part of it is right."""
     return hmac.compare_digest(signature(base, signed), given)
 
 

@@ -1,4 +1,9 @@
-"""Compiled kernels that can be called, alone or in a row: machine code, its workspace and the words it takes."""
+"""Makes compiled kernels callable, alone or several in a row.
+
+A kernel takes one array of 64-bit words: addresses and sizes of operands and output, then address and size of a workspace,
+then the number of threads (see the pass emit-entry). `Kernel` fills this array and calls the machine code of `jit.load`.
+`RegionKernel` says which words a region's operands have.
+"""
 
 import ctypes
 import struct
@@ -28,28 +33,30 @@ def run(o, out=None, shared=0, scratch=0):
 
 
 class Kernel:
-    """Machine code of a region; calls are safe from any number of Python threads.
+    """Machine code of a region, callable from any number of Python threads at once.
 
-    It is made with how many `words` the operands and the output take. `terms` are Python's words for the words, of operands `o`
-    and output `out`; by default `o` is a list of them. `workspace` are the scratch bytes that each thread needs, `address` is
-    that of the function.
+    code       the loaded machine code
+    words      how many words the operands and the output take
+    workspace  scratch bytes that each kernel thread needs
+    terms      a Python expression for these words, in terms of operands `o` and output `out`; by default `o` is a list of words
+    address    address of the function
     """
 
     run: Callable[..., None]
-    """run(o, out, shared=0, scratch=0) calls with the words of all operands and of the output (see emit-entry), on
-    torch.get_num_threads() threads, with `shared` more bytes of workspace for all, and `scratch` for each thread. Nothing is
-    checked: every address must hold what the kernel's types say."""
+    """run(o, out, shared=0, scratch=0) calls the kernel on torch.get_num_threads() threads. The workspace gets `shared` more
+    bytes for all threads together, and `scratch` more bytes for each thread. Nothing is checked: every address must hold what
+    the kernel's types say."""
 
     words: Callable[..., list[Any]]
-    """words(o, out) are the words that `run` would pass for these operands and this output, but for the last three."""
+    """words(o, out) returns the words that `run` would pass, without the last three (workspace, its size, threads)."""
 
     def __init__(self, code: Code, words: int, workspace: int, terms: str = "*o") -> None:
         function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
-        function.code = code  # whose memory is there as long as it is
+        function.code = code  # keeps the memory of the code alive
         names: dict[str, Any] = {
             "here": _Here(words + 3), "each": workspace, "get_num_threads": torch.get_num_threads, "function": function,
         }  # fmt: skip
-        exec(_RUN.format(terms=terms), names)  # one function, for it runs at every call
+        exec(_RUN.format(terms=terms), names)  # a single function, because it runs at every call
         self.run = names["run"]
         self.words = eval(f"lambda o, out: [{terms}]")
         self.function, self.workspace, self.address = function, workspace, code.address
@@ -62,7 +69,10 @@ class Kernel:
         self._names["function"] = self.function if wrap is None else wrap("kernel", "", self.function)
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
-        """A function of the words that follow these first ones: much of a small kernel's call is to bring all into place."""
+        """Returns a function that takes the words after these first ones, and calls the kernel.
+
+        For a small kernel, writing all words takes much of a call. This function packs the first ones only once.
+        """
         before, after = struct.pack(f"{len(words)}q", *words), struct.Struct(f"{self._count - len(words)}q").pack
         here, function, needed, get_num_threads = self._here, self.function, self.workspace, torch.get_num_threads
 
@@ -82,13 +92,13 @@ class Kernel:
 
 
 class _Workspace:
-    """Scratch memory: grows, is never given back, stays warm from call to call."""
+    """Scratch memory. It grows as kernels need it, and is never freed, so that its pages stay in caches between calls."""
 
     def __init__(self) -> None:
         self.size = -1
 
     def grow(self, size: int) -> None:
-        """Have at least `size` bytes at `address`, aligned to cache lines."""
+        """Allocates at least `size` bytes at `address`, aligned to cache lines."""
         self._memory = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
         self.address = -(-self._memory.data_ptr() // CACHE_LINE) * CACHE_LINE
         self.size = size
@@ -106,7 +116,7 @@ class _Arguments:
 
 
 class _Here(threading.local):
-    """The `_Arguments` of the Python thread that asks: one look-up a call, for those of a `local` are slow."""
+    """The `_Arguments` of the current Python thread. A call reads one attribute only, because those of a `local` are slow."""
 
     def __init__(self, length: int) -> None:
         self.arguments = _Arguments(length, _thread.workspace)
@@ -123,13 +133,13 @@ _thread = _Thread()
 
 
 def workspace() -> _Workspace:
-    """The scratch memory of this Python thread."""
+    """Returns the scratch memory of this Python thread."""
     return _thread.workspace
 
 
 @dataclass(frozen=True)
 class Given:
-    """So many bytes behind an address that each call gives, by its number."""
+    """A word that is known only at the call: an address from the call's list, by its `number`, plus `offset` bytes."""
 
     number: int
     offset: int = 0
@@ -140,28 +150,29 @@ class Given:
 
 @dataclass(slots=True)  # many are made, and frozen ones take three times as long
 class Memory:
-    """What a kernel takes in place of a tensor: where it will be, and its sizes."""
+    """Stands for a tensor that does not exist yet: the address that it will have, and its shape."""
 
     address: int | Given
     shape: tuple[int, ...]
 
     def data_ptr(self) -> int | Given:
-        """As a tensor has it."""
+        """Returns the address, as `Tensor.data_ptr` does."""
         return self.address
 
     def part(self, image: int, low: int, high: int, itemsize: int) -> "Memory":
-        """Channels [low, high) of one of images [N, channels, ...] that lie one after the other."""
+        """Returns channels [low, high) of one image, where the memory is a contiguous [N, channels, ...]."""
         _, channels, *sizes = self.shape
         offset = (image * channels + low) * prod(sizes) * itemsize
         return Memory(self.address + offset, (1, high - low, *sizes))
 
 
 class KernelsInARow:
-    """Calls of several kernels, one after the other, whose words stay the same but for a few addresses.
+    """Calls several kernels, one after the other. Their words stay the same from call to call, except for a few addresses.
 
-    Most of a small kernel's call is to find its words. To be called, with the addresses, by the Python thread that made it.
+    For small kernels, finding the words takes most of a call; this class finds them once. Only the Python thread that made
+    the object may call it, with the list of addresses.
 
-    `calls` are the kernels with the words that `Kernel.words` gives for operands and output.
+    calls  each kernel with its words, from `Kernel.words`; a word that changes is a `Given`
     """
 
     def __init__(self, calls: Sequence[tuple[Kernel, Sequence[int | Given]]]) -> None:
@@ -201,7 +212,10 @@ class KernelsInARow:
 
 
 def places(sizes: Sequence[int], last_uses: Sequence[int]) -> tuple[list[int], int]:
-    """Where results lie in one piece of memory, and its bytes. Result n is made by call n, read last by call `last_uses[n]`."""
+    """Returns the offset of each result in one piece of memory, and the bytes of that piece.
+
+    Call n makes result n, of `sizes[n]` bytes. Call `last_uses[n]` is the last one that reads it.
+    """
     found, end = list[int](), 0
     for n, size in enumerate(sizes):
         taken = sorted((at, at + sizes[m]) for m, at in enumerate(found) if last_uses[m] >= n)

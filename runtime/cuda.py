@@ -1,6 +1,6 @@
-"""NVIDIA's driver, by ctypes: its functions, and devices. Nothing is loaded before it is first needed.
+"""Calls NVIDIA's driver through ctypes, and describes its devices. The library is loaded at the first use.
 
-Kernels run in the primary context of a device, which is the one that PyTorch works in, on a stream that the caller names.
+Kernels run in a device's primary context, as PyTorch's do, on a stream that the caller gives.
 """
 
 import ctypes
@@ -43,9 +43,9 @@ _LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 
 
 class Driver:
-    """The driver's functions, each of which raises DeviceError instead of returning an error's number.
+    """The driver's functions. They raise DeviceError instead of returning the number of an error.
 
-    `function(name, argument types)` gives the C function; it is another one in tests.
+    function  function(name, argument types) returns the C function; tests give another one
     """
 
     def __init__(self, function: Callable[[str, tuple[Any, ...]], Callable[..., int]]) -> None:
@@ -53,12 +53,12 @@ class Driver:
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; what it says if it fails becomes a DeviceError."""
+        """Calls a function. Raises DeviceError with the driver's text if it fails."""
         if code := self._functions[name](*arguments):
             raise DeviceError(f"{name} failed: {self.error(code)}")
 
     def error(self, code: int) -> str:
-        """Name and description of an error's number."""
+        """Returns name and description of the error with this number."""
         texts = []
         for function in ("cuGetErrorName", "cuGetErrorString"):
             text = ctypes.c_char_p()
@@ -67,23 +67,23 @@ class Driver:
         return f"{texts[0]} ({texts[1]})"
 
     def try_call(self, name: str, *arguments: Any) -> int:
-        """Call a function; returns its error's number, 0 for none."""
+        """Calls a function. Returns the number of its error, 0 for none."""
         return self._functions[name](*arguments)
 
     @cached_property
     def version(self) -> tuple[int, int]:
-        """The newest CUDA that it knows, such as (12, 8)."""
+        """The newest CUDA version that the driver supports, such as (12, 8)."""
         number = self.integer("cuDriverGetVersion")
         return number // 1000, number % 1000 // 10
 
     def integer(self, name: str, *arguments: Any) -> int:
-        """The number that a function stores at its first argument."""
+        """Returns the number that a function stores at its first argument."""
         value = ctypes.c_int()
         self.call(name, ctypes.byref(value), *arguments)
         return value.value
 
     def handle(self, name: str, *arguments: Any) -> int:
-        """The handle that a function stores at its first argument; 0 for none."""
+        """Returns the handle that a function stores at its first argument; 0 for none."""
         value = ctypes.c_void_p()
         self.call(name, ctypes.byref(value), *arguments)
         return value.value or 0
@@ -91,7 +91,7 @@ class Driver:
 
 @cache
 def driver() -> Driver:
-    """The driver of this machine. DeviceError if there is none."""
+    """Returns the driver of this machine. Raises DeviceError if there is none."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as problem:
@@ -110,11 +110,11 @@ def driver() -> Driver:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """A GPU: its number, and what kernels are made and chosen by.
+    """A GPU: its number, and the facts that Gossamer needs to make and choose kernels.
 
     shared       bytes of shared memory that a thread block may have
-    clock_mhz    cycles of a multiprocessor in a microsecond, at most
-    bytes_a_us   bytes that pass between memory and GPU in a microsecond, at most
+    clock_mhz    highest clock of a multiprocessor, in cycles a microsecond
+    bytes_a_us   highest memory bandwidth, in bytes a microsecond
     """
 
     driver: Driver
@@ -129,7 +129,7 @@ class Device:
 
     @classmethod
     def open(cls, index: int, driver: Driver) -> "Device":
-        """The GPU that torch calls cuda:index."""
+        """Returns the GPU that torch calls cuda:index."""
         number = driver.integer("cuDeviceGet", index)
         attribute = lambda which: driver.integer("cuDeviceGetAttribute", which, number)
         name = ctypes.create_string_buffer(256)
@@ -143,7 +143,7 @@ class Device:
         )  # fmt: skip
 
     def within(self, action: Callable[[], None]) -> None:
-        """Run with the device's context current in this thread."""
+        """Runs `action` with the device's context current in this thread."""
         if self.driver.handle("cuCtxGetCurrent") == self.context:
             action()
             return
@@ -162,7 +162,7 @@ _lock = threading.Lock()
 
 
 def device(index: int) -> Device:
-    """The GPU that torch calls cuda:index. DeviceError if there is no driver or no such GPU."""
+    """Returns the GPU that torch calls cuda:index. Raises DeviceError if there is no driver or no such GPU."""
     found = _devices.get(index)
     if found is None:
         with _lock:
@@ -172,12 +172,12 @@ def device(index: int) -> Device:
 
 @cache
 def _raw_stream() -> Callable[[int], int]:
-    from gossamer.runtime.torch_internals import cuda_raw_stream  # which torch has where it has CUDA
+    from gossamer.runtime.torch_internals import cuda_raw_stream  # only a torch with CUDA has it
 
     return cuda_raw_stream
 
 
 def current_stream(index: int) -> int:
-    """The handle of the stream that torch works on, on cuda:index."""
+    """Returns the handle of torch's current stream on cuda:index."""
     handle: int = _raw_stream()(index)
     return handle

@@ -1,9 +1,9 @@
-"""PTX to kernels on one GPU: linked to machine code (a cubin) by the driver once, and loaded from disk by the next process.
+"""Loads PTX on one GPU. The driver links it to machine code (a cubin) once; the next process loads the cubin from disk.
 
     PTX  →  cuLinkCreate, cuLinkAddData, cuLinkComplete  →  cubin  →  cuModuleLoadData  →  functions
 
-An entry of the cache is for a compute capability and the CUDA version of a driver. One that this driver does not take is linked
-anew.
+An entry of the cache belongs to a compute capability and a driver's CUDA version. If this driver refuses an entry, it links the
+PTX again.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _LOG_BYTES = 16 << 10
 
 
 class Module:
-    """Kernels on one device. DeviceError if the driver refuses their PTX, with the words of its compiler."""
+    """Kernels on one device. Raises DeviceError with the messages of the driver's compiler if the driver refuses their PTX."""
 
     def __init__(self, device: Device, ptx: str) -> None:
         self.device = device
@@ -47,7 +47,10 @@ class Module:
         return self.device.driver.handle("cuModuleLoadData", cubin)
 
     def function(self, name: str, shared: int) -> int:
-        """A kernel's handle, allowed `shared` bytes of shared memory a block. DeviceError if the device has less."""
+        """Returns the handle of a kernel that may use `shared` bytes of shared memory a block.
+
+        Raises DeviceError if the device has less.
+        """
         if shared > self.device.shared:
             raise DeviceError(f"{name} needs {shared} bytes of shared memory a block, {self.device} has {self.device.shared}")
         found = 0
@@ -67,7 +70,7 @@ def _key(device: Device, ptx: str) -> str:
 
 
 def _linked(device: Device, ptx: str) -> bytes:
-    """Machine code of PTX for the device, whose context is current."""
+    """Returns the machine code of PTX for the device, whose context must be current."""
     driver, code = device.driver, ptx.encode() + b"\0"
     logs = [ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2)]  # written to until the linker is destroyed
     options = (ctypes.c_int * 4)(_INFO_LOG, _INFO_LOG_SIZE, _ERROR_LOG, _ERROR_LOG_SIZE)
@@ -83,7 +86,7 @@ def _linked(device: Device, ptx: str) -> bytes:
         added = driver.try_call("cuLinkAddData_v2", linker, _PTX, code, len(code), b"gossamer", 0, None, None)
         check("cuLinkAddData", added)
         check("cuLinkComplete", driver.try_call("cuLinkComplete", linker, ctypes.byref(cubin), ctypes.byref(size)))
-        return ctypes.string_at(cubin.value or 0, size.value)  # the linker's own memory
+        return ctypes.string_at(cubin.value or 0, size.value)  # a copy: the memory belongs to the linker
     finally:
         driver.try_call("cuLinkDestroy", linker)
 

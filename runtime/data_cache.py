@@ -1,4 +1,4 @@
-"""The size of the first-level data cache, which schedules fit their panels into."""
+"""Finds the size of the first-level data cache. Schedules choose panels of a weight that fit into it."""
 
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ _POSSIBLE = range(4 << 10, (1 << 20) + 1)  # virtual machines have reported 0K
 
 @cache
 def first_level_bytes() -> int:
-    """Bytes of a core's first-level data cache as Linux reports it; 32 KiB where it does not."""
+    """Returns the bytes of a core's first-level data cache as Linux reports it; 32 KiB if it reports none."""
     for entry in sorted(_CACHES.glob("index*")):
         try:
             level, kind, size = ((entry / name).read_text().strip() for name in ("level", "type", "size"))

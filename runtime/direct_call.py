@@ -1,14 +1,14 @@
-"""Inductor's code calls our operations as Python functions: the dispatcher costs 3 µs a call and, where an operation has
-gradients or takes a spec, 15 µs.
+"""Makes Inductor's code call our operations as Python functions. Torch's dispatcher takes 3 µs a call, and 15 µs for an
+operation that has gradients or takes a spec.
 
     buf0 = torch.ops.gossamer.einsum.default([arg0, arg1], …)      →      buf0 = call_einsum([arg0, arg1], …)
 
-Nothing is left for the dispatcher to do there: the graph is traced, and what is differentiable has been differentiated.
-While a profiler runs, the call goes through it all the same, so that operations are seen in its trace.
+The dispatcher has nothing left to do there: the graph is traced, and AOTAutograd has added the gradients. While a profiler
+runs, the call goes through the dispatcher all the same, so that the trace shows the operation.
 
-What is made of positions, coordinates and masks is remembered until somebody writes to them (see remembered.py). Inductor's
-code writes one array after the other into the same memory, and reads parts of inputs by tensors of its own; torch counts
-neither. So operations get such arrays with counts that tell:
+Our operations remember what they made of positions, coordinates and masks until somebody writes to these tensors
+(see remembered.py). Torch's count of writes does not show this in Inductor's code: it writes one array after the other into the
+same memory, and it reads parts of inputs through new tensors. So the code passes such arrays with a count that does show it:
 
     buf5 = call_einsum([buf4, reinterpret_tensor(arg0, …), …], …)
     →
@@ -31,15 +31,15 @@ from gossamer.runtime.torch_names import DIRECT_CALLS
 from gossamer.runtime.watching.calls import Wrap, watchable
 
 KERNELS: dict[str, Callable[..., Any]] = {}
-"""What each operation runs for CPU tensors."""
+"""By the name of an operation, the function that computes it for CPU tensors."""
 
 REMEMBER_FLOATS: set[str] = set()
-"""The operations that remember what they have made of floating-point operands, too, by their counts of writes."""
+"""The operations that also remember what they made of floating-point operands, by their counts of writes."""
 
 
 @cache
 def direct(name: str) -> Callable[..., Any]:
-    """What gossamer::name does for CPU tensors, without the dispatcher unless somebody profiles."""
+    """Returns a function that computes gossamer::name for CPU tensors. It uses the dispatcher only while a profiler runs."""
     kernel, operation = KERNELS[name], getattr(torch.ops.gossamer, name).default
 
     def call(*given: Any) -> Any:
@@ -54,7 +54,7 @@ def direct(name: str) -> Callable[..., Any]:
 
 
 def dispatched(name: str, kernel: Callable[..., Any], label: Callable[..., str]) -> Callable[..., Any]:
-    """What torch's dispatcher calls for gossamer::name. In profiles, each call is a range with a label of its own."""
+    """Returns the function that torch's dispatcher calls for gossamer::name. Profiles show a call as a range."""
     function = kernel
 
     def call(*given: Any) -> Any:
@@ -72,24 +72,24 @@ def dispatched(name: str, kernel: Callable[..., Any], label: Callable[..., str])
 
 
 new_content = itertools.count(1 << 24).__next__
-"""A count for memory that has been written to. Those that torch counts stay below."""
+"""Returns a new count of writes. It starts at 2^24, so that torch's own counts stay below it."""
 
 
 def holding(tensor: Tensor, content: int) -> Tensor:
-    """The same memory as a tensor that has been written to so many times."""
+    """Returns a tensor over the same memory whose count of writes is `content`."""
     found = tensor.data
-    if not found.is_inference():  # which have no count, and are compared
+    if not found.is_inference():  # inference tensors have no count; their values are compared
         set_version_counter((found,), (content,))
     return found
 
 
 def part_of(view: Tensor, whole: Tensor) -> Tensor:
-    """The same view, written to as often as what it is a part of."""
+    """Returns the same view, with the count of writes of `whole`, whose part it is."""
     return whole.as_strided(view.shape, view.stride(), view.storage_offset())
 
 
 def enable() -> None:
-    """Has Inductor's Python wrapper write such calls, if this torch lets it be told to."""
+    """Makes Inductor's Python wrapper write such calls, if this torch has the hook for it."""
     if not off(DIRECT_CALLS):
         from gossamer.runtime.torch_internals import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
 
@@ -101,7 +101,7 @@ def _write(node: Any, writeline: Callable[[str], None]) -> None:
     from gossamer.runtime.torch_internals import V
 
     name, header = node.op_overload._schema.name.partition("::")[2], _header(V.graph.wrapper_code)
-    header.add_import_once(f"import {KERNELS[name].__module__}")  # where it is defined, for a process that finds this code
+    header.add_import_once(f"import {KERNELS[name].__module__}")  # defines it where another process finds this code
     arguments = ", ".join([*node.codegen_args(), *node.codegen_kwargs()])
     told = {
         operand.codegen_reference(): _told(operand, V.graph, writeline) for operand in node.inputs if _remembered(operand, name)
@@ -120,24 +120,27 @@ def _write(node: Any, writeline: Callable[[str], None]) -> None:
 
 
 def _header(wrapper: Any) -> Any:
-    """What writes the beginning of the code that this writes a part of: the body of a loop has none."""
+    """Returns the outermost wrapper. The wrapper of a loop's body writes no header of its own."""
     while (outer := getattr(wrapper, "parent_wrapper", None)) is not None:
         wrapper = outer
     return wrapper
 
 
 def _remembered(operand: Any, name: str) -> bool:
-    """Whether an operation may remember what it makes of it by its count of writes."""
+    """Whether an operation may remember what it makes of the operand, by the operand's count of writes."""
     dtype: torch.dtype = operand.get_dtype()
     return name in REMEMBER_FLOATS or not (dtype.is_floating_point or dtype.is_complex)
 
 
 _named: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-"""The buffers whose contents have numbers, by what writes a function."""
+"""By the wrapper that writes a function, the buffers that already have a `content_…` variable in it."""
 
 
 def _told(operand: Any, graph: Any, writeline: Callable[[str], None]) -> str:
-    """An operand, as code, with a count that tells what it is: its own, where torch counts all writes to an input."""
+    """Returns code for an operand with a count of writes that changes with its values.
+
+    An input of the graph that nothing writes to keeps its own count, because torch counts all writes to it.
+    """
     reference, buffer = operand.codegen_reference(), operand.get_name()
     names, changes = _named.setdefault(graph.wrapper_code, set()), buffer in graph.mutated_buffers
     outside = buffer in graph.graph_inputs or buffer in graph.constants

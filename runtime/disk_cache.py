@@ -1,18 +1,18 @@
-"""Object code on disk, so that the next process starts without compiling.
+"""Keeps object code on disk, so that the next process starts without compiling.
 
-An entry is one file, named by the hash of all that the code depends on: kernel IR, target, versions.
+An entry is one file. Its name is the hash of everything that the code depends on: kernel IR, target, versions.
 
     signature (32 bytes)   of the checksum, with the user's key (see `cache_key`)
     checksum (32 bytes)    SHA-256 of the name and of all that follows
-    a line of JSON         what is needed to call the code
+    a line of JSON         the facts that a caller of the code needs
     object code            or a pickled graph, or nothing
 
-Nothing is parsed, unpickled or run before signature and checksum are right: what is damaged or foreign is ignored. Beyond
-512 MB the entries that were not used for longest are removed.
+Signature and checksum are checked before anything is parsed, unpickled or run. Damaged or foreign entries are ignored. When the
+entries exceed 512 MB, those that were not used for the longest time are removed.
 
-Torch's portable cache takes the entries along that a process has used, without their signatures. What
-`torch.compiler.load_cache_artifacts` is given is signed with the key of the user who calls it, which says that they trust it:
-whoever made those bytes decides what code runs. That holds for torch's own parts of them just as well.
+Torch's portable cache (`torch.compiler.save_cache_artifacts`) includes the entries that a process has used, without their
+signatures. `torch.compiler.load_cache_artifacts` signs them with the key of the user who calls it. With this call, the user
+trusts the bytes: whoever made them decides which code runs. The same holds for torch's own parts of the bytes.
 """
 
 import hashlib
@@ -35,13 +35,13 @@ from gossamer.runtime.torch_names import PORTABLE_CACHE
 log = logging.getLogger("gossamer")
 
 _LARGEST = 512 << 20
-"""Bytes of all entries from which on old ones are removed, down to three quarters of it. No entry is larger."""
+"""Most bytes of all entries. Beyond it, old entries are removed until three quarters are left. No single entry is larger."""
 
 _CHECKED = 8 << 20
-"""Bytes that a process writes before it looks again whether there is too much; it does so at its first entry, too."""
+"""Bytes that a process writes before it checks the size of the cache again. It also checks at its first entry."""
 
 _ABANDONED = 3600
-"""Seconds after which a temporary file belongs to a process that died."""
+"""Seconds after which a temporary file counts as left behind by a process that died."""
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
@@ -50,14 +50,14 @@ _unchecked = _CHECKED
 
 @dataclass(frozen=True)
 class Entry:
-    """Object code, and `call`: what is needed to call it, as JSON can hold it."""
+    """Object code, and in `call` the facts that its caller needs, as JSON values."""
 
     code: bytes
     call: dict[str, Any]
 
 
 def read(key: str) -> Entry | None:
-    """The entry of this key, None if there is none that is whole and written by this user."""
+    """Returns the entry of this key; None unless there is an undamaged one that this user wrote."""
     base = cache_files.directory()
     if base is None:
         return None
@@ -71,13 +71,13 @@ def read(key: str) -> Entry | None:
         log.warning("kernel cache: %s cannot be read (%s), it is compiled anew", path, problem)
         return None
     with suppress(OSError):
-        os.utime(path, follow_symlinks=False)  # it is used
+        os.utime(path, follow_symlinks=False)  # marks it as used now
     take_along(_Artifact, key, content)
     return entry
 
 
 def write(key: str, entry: Entry) -> None:
-    """Store an entry; a disk that cannot be written is no error."""
+    """Stores an entry. It is no error if the disk cannot be written."""
     base = cache_files.directory()
     if base is None:
         return
@@ -87,24 +87,24 @@ def write(key: str, entry: Entry) -> None:
 
 
 def portable(kind: type[CacheArtifact]) -> type[CacheArtifact]:
-    """Has torch unpack artifacts of a kind."""
+    """Registers a kind of artifacts, so that torch's portable cache unpacks them. Returns the kind."""
     return kind if off(PORTABLE_CACHE) else CacheArtifactFactory.register(kind)
 
 
 def take_along(kind: type[CacheArtifact], key: str, content: bytes) -> None:
-    """Puts an artifact into what torch's portable cache saves next."""
+    """Adds an artifact to those that torch's portable cache saves next."""
     if not off(PORTABLE_CACHE):
         CacheArtifactManager.record_artifact(kind.type(), key, content)
 
 
 def is_name(key: str) -> bool:
-    """Whether the key of an artifact can be the name of a file in the cache: it leads nowhere else."""
+    """Whether the key of an artifact is safe as a file name: it must not lead out of the cache directory."""
     return re.fullmatch(r"[\w-]{1,128}", key, re.ASCII) is not None
 
 
 @portable
 class _Artifact(CacheArtifact):
-    """An entry in torch's portable cache; its key says for which machine it is."""
+    """An entry in torch's portable cache. Its key depends on the machine that it is for."""
 
     def populate_cache(self) -> None:
         base = cache_files.directory()
@@ -112,7 +112,7 @@ class _Artifact(CacheArtifact):
             return
         try:
             _decoded(self.key, self.content)
-        except (ValueError, RecursionError) as problem:  # RecursionError: a list in a list in a list …
+        except (ValueError, RecursionError) as problem:  # RecursionError: deeply nested lists
             log.warning("kernel cache: the artifact %s is left out (%s)", self.key, problem)
         else:
             _store(base, self.key, self.content)
@@ -123,13 +123,13 @@ class _Artifact(CacheArtifact):
 
 
 def _encoded(key: str, entry: Entry) -> bytes:
-    """An entry with its checksum."""
+    """Returns the bytes of an entry, its checksum first."""
     stored = json.dumps(entry.call).encode() + b"\n" + entry.code
     return _checksum(key, stored) + stored
 
 
 def _decoded(key: str, content: bytes) -> Entry:
-    """ValueError if it is not whole, or not what was stored under this key."""
+    """Returns the entry in these bytes. Raises ValueError if they are damaged, or were stored under another key."""
     if content[:_CHECKSUM_BYTES] != _checksum(key, memoryview(content)[_CHECKSUM_BYTES:]):
         raise ValueError("it is damaged")
     end = content.index(b"\n", _CHECKSUM_BYTES)
@@ -143,7 +143,7 @@ def _checksum(key: str, stored: bytes | memoryview) -> bytes:
 
 
 def _verified(base: Path, signed: bytes) -> bytes:
-    """What follows the signature. ValueError if that is not this user's."""
+    """Returns the bytes after the signature. Raises ValueError if this user's key did not sign them."""
     content = signed[SIGNATURE_BYTES:]
     if not is_signature(base, content[:_CHECKSUM_BYTES], signed[:SIGNATURE_BYTES]):
         raise ValueError("it is damaged, or not signed with this user's key")
@@ -166,7 +166,7 @@ def _store(base: Path, key: str, content: bytes) -> None:
 
 
 def _make_room(base: Path) -> None:
-    """Removes what dead processes left behind and, where there is too much, the entries that were not used for longest."""
+    """Removes temporary files of dead processes and, if the cache is too large, the entries not used for the longest time."""
     entries, now = [], time.time()
     with os.scandir(base) as files:
         for file in files:

@@ -1,12 +1,12 @@
-"""The types of elements that kernels compute with (dialects/elements.py) as torch has them."""
+"""Maps torch's dtypes to MLIR's names, for the element types that kernels compute with (dialects/elements.py)."""
 
 import torch
 
 from gossamer.dialects import elements
 
 FLOATS: dict[torch.dtype, str] = {getattr(torch, each.torch): name for name, each in elements.FLOATS.items()}
-"""The name in MLIR of each."""
+"""Floating-point types: MLIR's name by torch's dtype."""
 WEIGHTS: dict[torch.dtype, str] = {getattr(torch, each.torch): name for name, each in elements.WEIGHTS.items()}
-"""The same with those that weights are quantized to."""
+"""Types of weights: the floats, and the types that weights are quantized to."""
 ELEMENTS = FLOATS | {getattr(torch, each.torch): name for name, each in elements.INTEGERS.items()}
-"""The same with integers, which operations on sparse tensors compute with."""
+"""Types of operations on sparse tensors: the floats, and integers."""

@@ -1,6 +1,6 @@
-"""What a weight is going to be when its training is through: plans are made for that.
+"""Foresees what a weight will be at the end of its training. Plans are made for that weight.
 
-A weight of "gradual" to 90 % is dense at its first step. Compiled as one, it would stay dense for ever.
+A weight under "gradual" pruning to 90 % is dense at its first step. A plan for the dense weight would leave it dense forever.
 """
 
 from typing import Protocol
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Foresees(Protocol):
-    """What trains weights."""
+    """A method of training that knows how sparse its weights will be."""
 
     def foresee(self, tensor: Tensor) -> Tensor | None:
-        """What becomes of a tensor, of its class; None for one that is not trained here."""
+        """Returns what the tensor will become, as a tensor of the same class; None if this object does not train it."""
 
 
 at_work: WeakSet[Foresees] = WeakSet()
@@ -22,7 +22,7 @@ at_work: WeakSet[Foresees] = WeakSet()
 
 @torch.no_grad()
 def foreseen(tensor: Tensor) -> Tensor:
-    """What a plan for a tensor is to be made for: itself, if nobody knows better."""
+    """Returns the tensor to make a plan for: what the training will make of it, or itself if nothing trains it."""
     for each in at_work:
         if (found := each.foresee(tensor)) is not None:
             return found
@@ -31,5 +31,5 @@ def foreseen(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def is_in_training(tensor: Tensor) -> bool:
-    """Whether somebody foresees what becomes of a tensor, and so tells when to compile anew."""
+    """Whether a method of training foresees the tensor. That method also says when to compile again."""
     return any(each.foresee(tensor) is not None for each in at_work)

@@ -1,4 +1,4 @@
-"""The kernels of a region on GPUs: one module a device, and the launch of the one that suits the number of tokens."""
+"""Loads the kernels of a region on GPUs, one module for each device, and launches the one that suits the number of tokens."""
 
 import ctypes
 import threading
@@ -14,11 +14,11 @@ _MOST_CHOSEN = 1024
 
 
 class GpuKernel:
-    """PTX with one or more kernels that compute the same; calls are safe from any number of threads.
+    """PTX with one or more kernels that compute the same, callable from any number of threads at once.
 
-    launches  by the kernel's name
-    words     how many 64-bit words each kernel takes: addresses and sizes (see emit-gpu-entry)
-    open      gives the device of a number; it is another one in tests
+    launches  how to launch each kernel, by its name
+    words     how many 64-bit words each kernel takes: addresses and sizes (see the pass emit-gpu-entry)
+    open      returns the device with a number; tests give another function
     """
 
     def __init__(
@@ -30,16 +30,16 @@ class GpuKernel:
         self._arguments = _Arguments(words)
 
     def load(self, index: int) -> "_Loaded":
-        """Have the driver compile the kernels for cuda:index, which it cannot do while a CUDA graph is captured."""
+        """Makes the driver compile the kernels for cuda:index. It cannot do so while a CUDA graph is captured."""
         with self._lock:
             if index not in self._loaded:
                 self._loaded[index] = _Loaded.on(self._open(index), self._ptx, self._launches)
             return self._loaded[index]
 
     def run(self, words: list[int], tokens: int, index: int, stream: int) -> None:
-        """Launch on a stream of cuda:index, and do not wait.
+        """Launches a kernel on a stream of cuda:index, and does not wait for it.
 
-        Nothing is checked: every address must be a multiple of 16 and hold what the kernel's types say, until it has run.
+        Nothing is checked: until the kernel has run, every address must be a multiple of 16 and hold what its types say.
         """
         if tokens == 0:
             return
@@ -56,7 +56,10 @@ class GpuKernel:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The kernels on one device: those that fit into its shared memory. `chosen`: function, grid and launch by tokens."""
+    """The kernels that fit into the shared memory of one device.
+
+    chosen  (function, grid, launch) by the number of tokens, for numbers that were asked for before
+    """
 
     device: cuda.Device
     launches: dict[str, Launch]
@@ -73,7 +76,7 @@ class _Loaded:
         return cls(device, fitting, {name: module.function(name, launch.shared) for name, launch in fitting.items()})
 
     def choose(self, tokens: int) -> tuple[int, int, Launch]:
-        """What to launch for a number of tokens. Remembered, for it takes longer than the launch."""
+        """Returns what to launch for a number of tokens, and remembers it, because choosing takes longer than the launch."""
         name = choose(self.launches, tokens, self.device.multiprocessors)
         launch = self.launches[name]
         if len(self.chosen) >= _MOST_CHOSEN:
@@ -83,7 +86,7 @@ class _Loaded:
 
 
 class _Arguments(threading.local):
-    """The words that a thread passes to a kernel, and the addresses of each, as the driver wants them."""
+    """The words that a thread passes to a kernel, and the address of each word, which the driver takes."""
 
     def __init__(self, length: int) -> None:
         self.array = (ctypes.c_int64 * length)()

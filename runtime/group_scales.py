@@ -1,10 +1,11 @@
-"""Groups of float32 as integers of a few bits times a scale, found from the floats alone, bit for bit.
+"""Finds integers of a few bits and a scale that give groups of float32 back bit for bit, from the floats alone.
 
     element = integer x scale, rounded to float32       integers from -2^(bits - 1) to 2^(bits - 1) - 1
 
-The largest element of a group is n times the scale, for some n, and the others are fractions of it, whose denominators divide
-n. A table of all fractions has the denominators; n is a multiple of the greatest, mostly that itself. The scale is the largest
-element over n or, as that has been rounded, a float beside it. Whether a scale gives all elements back is computed.
+The largest element of a group is n times the scale, for some integer n. Each other element is a fraction of the largest one,
+and the fraction's denominator divides n. A table gives the denominator of each fraction. So n is a multiple of the greatest
+denominator, and mostly equal to it. The scale is the largest element divided by n, or a neighbouring float, because that
+element has been rounded. A scale is accepted only if it gives all elements of the group back.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,17 @@ import torch
 from torch import Tensor
 
 _STEPS = 1 << 16
-"""Of the table, from 0 to 1: fractions by up to 128 are four steps apart, and one that has been rounded is within one."""
+"""Steps of the table of fractions from 0 to 1. Fractions with denominators up to 128 are at least four steps apart, and a
+rounded fraction is at most one step off."""
 
 _AT_ONCE = 1 << 14
-"""Groups that are looked at together, so that they stay in the cache; the first of them mostly tell if it is in vain."""
+"""Groups that are processed together, so that they stay in the cache. If a matrix has no scales, the first groups mostly show
+it.
+"""
 
 
 def scaled(groups: Tensor, bits: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """The scale of each group [groups], of this type, and the integers, int8 [groups, elements]; None where there are none.
+    """Returns the scales [groups] of type `dtype`, and the integers [groups, elements] of int8; None if some group has none.
 
     The scale of a group of zeros is 1.
     """
@@ -63,9 +67,9 @@ def _taken(tensors: Sequence[Tensor], mask: Tensor) -> list[Tensor]:
 
 @cache
 def _denominators(most: int) -> Tensor:
-    """The denominator of the fraction at each step, `most` at most; more where there is none."""
+    """Returns the denominator of the fraction at each step; `most` + 1 at steps without a fraction."""
     table = torch.full((_STEPS + 1,), most + 1, dtype=torch.uint8)
-    for denominator in range(most, 0, -1):  # the reduced fraction comes last
+    for denominator in range(most, 0, -1):  # the reduced fraction is written last, and stays
         steps = (torch.arange(denominator + 1) * (_STEPS / denominator)).round().int()
         for beside in (-1, 0, 1):
             table[(steps + beside).clamp(0, _STEPS)] = denominator

@@ -1,15 +1,18 @@
-"""Floats as integers of 4 or 8 bits and a scale for each 16 of them: what `Groups` stores.
+"""Stores floats as integers of 4 or 8 bits with one scale for each 16 of them, as the packing `Groups` does.
 
     element = integer x scale      integers from -2^(bits - 1) to 2^(bits - 1) - 1, scales of bfloat16 or float32
 
-A product with a scale of bfloat16 is exact, one with another is rounded to float32. The scales are found from the elements (see
-group_scales.py).
+A product with a scale of bfloat16 is exact; a product with a scale of float32 is rounded to float32. group_scales.py finds the
+scales from the elements.
 
-    %w = gossamer::dense_groups(%groups, 3072, 768, 4)       what stands for such a weight in graphs
+    %w = gossamer::dense_groups(%groups, 3072, 768, 4)       such a weight in a graph
 
-A matrix of them is one tensor, for each one costs at every call: uint8 [lines, 2 bits], the integers of each stored group in a
-line, two of 4 bits a byte, the first in its lower half; then, in as many lines as it takes, the scales of the groups, and a bit
-for each group of a row, stored or not, least significant first, in whole bytes for each row; zeros up to the last line's end.
+The weight is a single tensor, because each tensor takes time at every call: uint8 [lines, 2 bits]. It has, in this order:
+
+integers  one line for each stored group. With 4 bits, a byte holds two integers, the first in its lower half
+scales    of the stored groups, bfloat16, over as many lines as they need
+kept      one bit for each group of each row, 1 if it is stored; least significant bit first, in whole bytes for each row
+zeros     up to the end of the last line
 """
 
 from itertools import product
@@ -27,13 +30,13 @@ from gossamer.runtime.packers.nonzeros import nonzero_mask
 _SCALES = {16: torch.bfloat16, 32: torch.float32}
 
 _MOST = 0.9
-"""Share of groups that are stored up to which it is worth asking what they are."""
+"""Largest share of stored groups for which this storage pays, so that the scales are searched for."""
 
 
 def encoded(packing: Groups, elements: Tensor) -> tuple[Tensor, Tensor]:
-    """The `scales`, in int32, and the `values`, uint8, of float32 elements in the order of storage.
+    """Returns `scales` (their bits in int32) and `values` (uint8) of float32 elements in the order of storage.
 
-    FormatError if the elements of a group are not integers of so many bits times a scale of so many.
+    Raises FormatError if the elements of a group are not integers times a scale, with the packing's bits.
     """
     if elements.dtype is not torch.float32:
         raise FormatError(f"{packing} stores float32, the tensor is {elements.dtype}")
@@ -51,7 +54,7 @@ def encoded(packing: Groups, elements: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decoded(packing: Groups, scales: Tensor, values: Tensor) -> Tensor:
-    """The inverse of `encoded`."""
+    """Returns the elements of `scales` and `values`: the inverse of `encoded`."""
     integers = values.view(torch.int8).view(-1, packing.COLUMNS)
     if packing.bits == 4:
         integers = torch.stack([(integers << 4) >> 4, integers >> 4], 1).view(-1, packing.COLUMNS)
@@ -59,9 +62,9 @@ def decoded(packing: Groups, scales: Tensor, values: Tensor) -> Tensor:
 
 
 def fitting(matrix: Tensor) -> tuple[int, int] | None:
-    """The bits of the integers, and of the scales, that store the groups of a float32 matrix along its rows, as few as can be.
+    """Returns the fewest bits of integers and of scales that store the groups along the rows of a float32 matrix.
 
-    None for groups that are none, and where less than a tenth of them are zeros.
+    Returns None if the elements are not integers times scales, or if less than a tenth of the groups are zeros.
     """
     groups = F.pad(matrix, (0, -matrix.shape[1] % Groups.COLUMNS)).reshape(-1, Groups.COLUMNS)
     stored = groups[nonzero_mask(groups).any(1)]
@@ -74,18 +77,19 @@ def fitting(matrix: Tensor) -> tuple[int, int] | None:
 
 
 def _floats(integers: Tensor, scale: Tensor) -> Tensor:
-    return integers.float() * scale.float()[:, None] + 0.0  # no -0.0, for other scales give the same elements
+    return integers.float() * scale.float()[:, None] + 0.0  # + 0.0 makes -0.0 to 0.0, whatever the sign of the scale
 
 
 def joined(codes: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
-    """One tensor of integers [groups stored, 2 bits] uint8, their scales, bfloat16, and bits [rows, groups / 8] uint8."""
+    """Returns the single tensor of integers [stored groups, 2 bits], uint8, their scales, bfloat16, and bits [rows, groups /
+    8], uint8."""
     behind = torch.cat([scale.view(torch.uint8), kept.flatten()])
     lines = F.pad(behind, (0, -len(behind) % codes.shape[1])).view(-1, codes.shape[1])
     return torch.cat([codes, lines])
 
 
 def parts(groups: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The integers, scales and bits of a matrix of this size, as views. FormatError if it is none of this size."""
+    """Returns integers, scales and bits as views: the inverse of `joined`. Raises FormatError if the sizes do not fit."""
     width, each = groups.shape[1], bytes_of_bits(columns)
     count = (groups.numel() - rows * each) // (width + 2)
     if count < 0 or len(groups) != count - (-(2 * count + rows * each) // width):
@@ -96,7 +100,7 @@ def parts(groups: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tens
 
 
 def bytes_of_bits(columns: int) -> int:
-    """Of a row: a bit for each of its groups."""
+    """Returns the bytes of the bits of a row, one bit for each group."""
     return -(-columns // (8 * Groups.COLUMNS))
 
 
@@ -113,7 +117,7 @@ def _dense_groups(groups: Tensor, rows: int, columns: int, bits: int) -> Tensor:
 
 
 def mask_of_groups(kept: Tensor, groups: int) -> Tensor:
-    """Bits [M, groups / 8], least significant first, as bool [M, groups]."""
+    """Returns bits [M, groups / 8], least significant first, as bool [M, groups]."""
     bits = (kept[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=kept.device)) & 1
     return bits.flatten(1)[:, :groups].bool()
 
@@ -129,4 +133,4 @@ dense_groups = Operation(
     _fake,
     tags=(torch.Tag.pt2_compliant_tag,),
 ).register()
-"""The float32 matrix [rows, columns] of groups of 16 along its rows, which are one tensor of `bits`."""
+"""dense_groups(groups, rows, columns, bits) returns the float32 matrix [rows, columns] that the tensor `groups` stores."""

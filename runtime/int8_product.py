@@ -1,9 +1,11 @@
-"""gossamer::int8_product(x, weight): the exact product of two matrices of int8, of any sizes, by torch.
+"""gossamer::int8_product(x, weight): the exact product of two int8 matrices of any sizes, computed by torch.
 
 x [T, K], weight [K, M], int8    →    [T, M], int32
 
-What `torch._int_mm` computes; but that takes on GPUs more than 16 rows, and columns and rows of the weight in eights, and of a
-single column it makes wrong numbers on CPUs (PyTorch 2.13).
+`torch._int_mm` computes the same, with limits (PyTorch 2.13):
+
+GPUs  x needs more than 16 rows; both sizes of the weight must be multiples of 8
+CPUs  the result is wrong if x has a single column
 """
 
 import torch
@@ -28,15 +30,15 @@ def _on_cuda(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def filled_up(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of sizes that GPUs multiply; the upper left corner of their product is that of the given ones."""
+    """Pads the factors to sizes that GPUs multiply. The upper left corner of their product is the product of the given ones."""
     (tokens, columns), rows = x.shape, weight.shape[1]
     along = -columns % _EIGHTS
-    # Of the weight it is the transpose: that is how weights lie in memory, and how cuBLAS wants the second factor.
+    # The transpose of the weight is padded: weights lie in memory transposed, and cuBLAS takes the second factor so.
     return _padded(x, max(0, _LEAST - tokens), along), _padded(weight.t(), -rows % _EIGHTS, along).t()
 
 
 def _padded(matrix: Tensor, down: int, along: int) -> Tensor:
-    return pad(matrix, (0, along, 0, down)) if down or along else matrix  # else it would be copied
+    return pad(matrix, (0, along, 0, down)) if down or along else matrix  # pad copies even if it adds nothing
 
 
 def _fake(x: Tensor, weight: Tensor) -> Tensor:

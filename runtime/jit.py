@@ -1,4 +1,4 @@
-"""LLVM IR to machine code in this process, by llvmlite: optimised for a target, checked for missing symbols."""
+"""Compiles LLVM IR to machine code in this process, with llvmlite: `optimize`, then `object_code`, then `load`."""
 
 import ctypes
 import glob
@@ -14,17 +14,17 @@ from gossamer.dialects.errors import CompileError
 from gossamer.runtime.llvm_text import bfloat_as_bits, readable_by_older
 from gossamer.runtime.target import Target, initialize
 
-# llvmlite's LLVM keeps global state while it parses and optimises.
+# Held around all calls: llvmlite's LLVM has global state while it parses and optimises.
 _LLVM = threading.Lock()
 
 _OPENMP = re.compile(r".*/lib[gi]?omp[-.\d].*")
-"""GNU's, Intel's, and LLVM's on macOS. Not every "omp" is one: a library that drags in all of torch would hide the symbols of
-others, MKL's for one."""
+"""Matches the OpenMP runtimes of GNU and Intel, and LLVM's on macOS. It must not match other names with "omp": a library that
+depends on all of torch would hide symbols of other libraries, such as MKL."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """Machine code in memory; `address` of the entry function holds as long as this object."""
+    """Machine code in memory. The `address` of the entry function is valid as long as this object lives."""
 
     address: int
     library: llvm.orcjit.ResourceTracker
@@ -32,7 +32,7 @@ class Code:
 
 
 def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
-    """Parse LLVM IR as MLIR prints it and run LLVM's pipeline for the target's level. CompileError if LLVM refuses it.
+    """Parses LLVM IR as MLIR prints it, and runs LLVM's passes for the target's level. Raises CompileError if LLVM refuses it.
 
     For a target that does not round to bf16, the module must not compute with bfloat.
     """
@@ -42,7 +42,7 @@ def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
     with _LLVM:
         machine = target.machine()
         try:
-            # In LLVM's global context types and constants of every module would stay for good.
+            # LLVM's global context would keep the types and constants of every module forever.
             module = llvm.parse_assembly(text, llvm.context.create_context())
             module.triple, module.data_layout = target.triple, str(machine.target_data)
             module.verify()
@@ -54,7 +54,7 @@ def optimize(llvm_ir: str, target: Target) -> llvm.ModuleRef:
 
 
 def assembly(module: llvm.ModuleRef, target: Target, comments: bool = False) -> str:
-    """The assembly of an optimised module; LLVM's comments say where loops are, and what shuffles do."""
+    """Returns the assembly of an optimised module. With `comments`, LLVM notes where loops are and what shuffles do."""
     with _LLVM:
         machine = _generator(module, target)
         machine.set_asm_verbosity(comments)
@@ -62,7 +62,7 @@ def assembly(module: llvm.ModuleRef, target: Target, comments: bool = False) -> 
 
 
 def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
-    """The object code of an optimised module. CompileError if it needs a function that this process does not have."""
+    """Returns the object code of an optimised module. Raises CompileError if it needs a function that this process lacks."""
     with _LLVM:
         machine = _generator(module, target)
         _bind_libraries()
@@ -73,16 +73,16 @@ def object_code(module: llvm.ModuleRef, target: Target) -> bytes:
 
 
 def _generator(module: llvm.ModuleRef, target: Target) -> llvm.TargetMachine:
-    """What makes code of an optimised module.
+    """Returns the target machine that generates code of an optimised module, at level 1 or higher if it uses AMX tiles.
 
-    At level 0, LLVM 22 ends the process if it meets AMX's tiles of bytes, or tiles in several loops of a function.
+    At level 0, LLVM 22 crashes on AMX's tiles of bytes, and on tiles in several loops of a function.
     """
     has_tiles = any(function.name.startswith("llvm.x86.tdp") for function in module.functions)
     return (replace(target, level=max(target.level, 1)) if has_tiles else target).machine()
 
 
 def load(code: bytes, entry: str) -> Code:
-    """Link object code into this process. CompileError if that fails."""
+    """Links object code into this process. Raises CompileError if that fails."""
     with _LLVM:
         initialize()
         _bind_libraries()
@@ -97,8 +97,8 @@ def load(code: bytes, entry: str) -> Code:
 
 @cache
 def _bind_libraries() -> None:
-    """Make what this process has loaded, and the OpenMP runtime that PyTorch runs on, visible to generated code."""
-    llvm.create_lljit_compiler()  # before there is one, LLVM does not find even the functions of libm
+    """Makes the libraries of this process, and PyTorch's OpenMP runtime, visible to generated code."""
+    llvm.create_lljit_compiler()  # without one, LLVM does not even find the functions of libm
     if llvm.address_of_symbol("GOMP_parallel") is not None:
         return
     import torch

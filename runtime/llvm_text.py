@@ -1,7 +1,7 @@
-"""LLVM IR as MLIR's LLVM 24 prints it, made readable for llvmlite's LLVM 22, and free of bfloat where a CPU has none.
+"""Rewrites the LLVM IR that MLIR's LLVM 24 prints for the parser of llvmlite's LLVM 22. Replaces bfloat for CPUs without it.
 
-The newer printer writes floats as `f0x3F800000`, `+inf`, `+qnan`, and in decimals that need not be exact; the older parser
-reads exact decimals and its own hexadecimal forms only. So every float constant is rewritten as the latter.
+The newer printer writes floats as `f0x3F800000`, `+inf`, `+qnan`, or in decimals that may be inexact. The older parser reads
+only exact decimals and its own hexadecimal forms. So every float constant is rewritten in the older hexadecimal form.
 """
 
 import re
@@ -16,21 +16,21 @@ _STRUCT = {"half": "e", "float": "f", "double": "d"}
 
 
 def readable_by_older(llvm_ir: str) -> str:
-    """Rewrite the float constants of a module; each takes the float type named last before it on its line."""
+    """Rewrites the float constants of a module. Each has the float type that its line names last before it."""
     lines = llvm_ir.split("\n")
     return "\n".join(_rewrite(line) if any(map(line.__contains__, _IN_CONSTANTS)) else line for line in lines)
 
 
 def bfloat_as_bits(llvm_ir: str) -> str:
-    """Write i16 for bfloat in a readable module that moves such values but does not compute with them.
+    """Replaces bfloat by i16 in a module that moves such values but does not compute with them. Run `readable_by_older` first.
 
-    For a CPU without bf16, LLVM turns even the moves into conversions, by calls to a function that few processes contain.
+    For a CPU without bf16, LLVM turns even moves into conversions: calls to a function that few processes contain.
     """
     text = re.sub(r"0xR([0-9A-F]{4})\b", lambda match: str(int(match[1], 16)), llvm_ir)
     text = re.sub(r"\bbfloat\b", "i16", re.sub(r"\.v(\d+)bf16\b", r".v\1i16", text))
     lines = text.split("\n")
     declared = [line.partition("@")[2].partition("(")[0] if line.startswith("declare ") else "" for line in lines]
-    # What was declared for bfloat and for i16 is now declared twice.
+    # A function that was declared for bfloat and for i16 is now declared twice.
     return "\n".join(line for i, line in enumerate(lines) if not declared[i] or declared[i] not in declared[:i])
 
 
@@ -49,7 +49,7 @@ def _rewrite(line: str) -> str:
 
 @lru_cache(1024)
 def _constant(text: str, type_: str) -> str:
-    """`text` in the older form: of a double for float and double, of its own 16 bits for half and bfloat."""
+    """Returns a constant in the older form: the bits of a double for float and double, its own 16 bits for half and bfloat."""
     bits = int(text[3:], 16) if text.startswith("f0x") else _bits(float(text.replace("q", "")), type_)
     if type_ == "double":
         return f"0x{bits:016X}"

@@ -1,4 +1,4 @@
-"""Our operations of torch, each defined as one record. Graphs keep them as they are: opaque to compilers, compiled by ours.
+"""Registers our operations with torch. Each is one record; torch's compilers treat it as opaque, and Gossamer compiles it.
 
 softmax = Operation(
     "softmax(Tensor positions: i[segments+1], Tensor values: F[entries], bool log) -> Tensor: F[entries]",
@@ -29,20 +29,20 @@ from gossamer.runtime.watching.names import name_of
 LIBRARY = torch.library.Library("gossamer", "FRAGMENT")
 
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
-"""What torch may expect of them. What they are given may be packed, or brought into another form, at its first use, and may
-have changed since the last: no CUDA graph takes that."""
+"""What torch may assume about our operations. They may pack an operand at its first use, and pack it again when it has changed.
+A CUDA graph cannot replay that."""
 
 Function = Callable[..., Any]
-_MOST = 256  # shapes that an operation remembers to have checked
+_MOST = 256  # shapes of operands that an operation remembers as checked
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNTRACED = None if off(UNTRACED) else FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 _BELOW = None if off(UNTRACED) else FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
 
 
 def untraced(function: _Function) -> _Function:
-    """Has Dynamo trace neither a Python function nor what it calls, where it runs after a graph break.
+    """Makes Dynamo skip a Python function, and the functions that it calls, where it runs after a graph break.
 
-    As `torch.compiler.disable` does, which adds 2 µs to every call.
+    `torch.compiler.disable` does the same, but adds 2 µs to every call.
     """
     if _UNTRACED is None:
         return torch.compiler.disable(function)
@@ -52,7 +52,7 @@ def untraced(function: _Function) -> _Function:
 
 
 def traced_below(function: _Function) -> _Function:
-    """Has Dynamo start no graph at a Python function, but in what it calls. Within a graph it is traced as any other.
+    """Makes Dynamo start no graph at a Python function, but in the functions that it calls. Within a graph, Dynamo traces it.
 
     `torch.compiler.disable(recursive=False)` would end a graph here, and forbid torch.export.
     """
@@ -64,29 +64,31 @@ def traced_below(function: _Function) -> _Function:
 
 
 def one_node(function: _Function) -> _Function:
-    """Has a call of a function be one node of Dynamo's graph, which AOTAutograd looks into: torch.compiler.allow_in_graph."""
+    """Makes each call of a function one node of Dynamo's graph (torch.compiler.allow_in_graph). AOTAutograd traces into it."""
     when_loaded("torch._dynamo", partial(torch.compiler.allow_in_graph, function))
     return function
 
 
 def constant(function: _Function) -> _Function:
-    """Has Dynamo take a function's result as a constant: torch.compiler.assume_constant_result."""
+    """Makes Dynamo take the result of a function as a constant (torch.compiler.assume_constant_result)."""
     when_loaded("torch._dynamo", partial(torch.compiler.assume_constant_result, function))
     return function
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One of them, gossamer::name.
+    """An operation, gossamer::name.
 
-    schema            as torch has it. What is declared behind the name of a tensor (see signature.py) is checked at every call
-    cpu, cuda         what it runs for tensors there; nothing on CUDA devices where that is None
-    fake              what it gives in graphs, where the schema does not declare its results
-    derivative        gives the operation of a name its derivatives, and returns what calls it (see derivatives.py)
-    batched           has torch.func.vmap compute the operation of a name (see batches.py)
-    remembers_floats  whether it remembers what it has made of floating-point operands, too, by their counts of writes
-    label             what a call is called in profiles; by default its name, and those of the weights that it takes
-    tags              what torch may expect of it
+    schema            torch's schema. Sizes and types may be declared behind the name of a tensor (see signature.py); every call
+                      checks them
+    cpu, cuda         functions that compute it for tensors on these devices; no CUDA where `cuda` is None
+    fake              returns its results while a graph is traced; needed if the schema does not declare the results
+    derivative        registers the derivatives of the operation with this name, and returns the function that calls it
+                      (see derivatives.py)
+    batched           registers the rule of torch.func.vmap for the operation with this name (see batches.py)
+    remembers_floats  whether it also remembers what it made of floating-point operands, by their counts of writes
+    label             returns the name of a call in profiles; by default the operation's name and the names of its weights
+    tags              what torch may assume about it
     direct            whether Inductor's Python code calls it without the dispatcher (see direct_call.py)
     """
 
@@ -102,7 +104,7 @@ class Operation:
     direct: bool = True
 
     def register(self) -> Function:
-        """Defines the operation. Returns what calls it."""
+        """Registers the operation with torch. Returns the function that calls it."""
         name, kernel = self.name, self.checked(self.cpu)
         OPERATIONS[name] = self
         if self.direct:
@@ -124,7 +126,7 @@ class Operation:
         return call
 
     def called(self, given: Sequence[Any]) -> str:
-        """What a call is called in profiles."""
+        """Returns the name of a call in profiles."""
         if self.label is not None:
             return self.label(*given)
         weights = dict.fromkeys(each for tensor in tensors_in(given) if tensor.dim() > 1 and (each := name_of(tensor)))
@@ -132,18 +134,18 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Its name, without "gossamer::"."""
+        """The name, without "gossamer::"."""
         return self.schema.partition("(")[0]
 
     @cached_property
     def signature(self) -> Signature:
-        """What is declared of its tensors."""
+        """The sizes and types of tensors that the schema declares."""
         takes, _, gives = self.schema.partition(" -> ")
         return Signature.parse(takes, gives)
 
     @cached_property
     def _places(self) -> list[tuple[int, Declared]]:
-        """The tensors that are declared, and which argument each is."""
+        """For each declared tensor, the number of its argument, and the declaration."""
         return [(self._names.index(each.name), each) for each in self.signature.takes]
 
     def _given(self, inputs: Sequence[Any]) -> list[tuple[Declared, Tensor]]:
@@ -151,12 +153,12 @@ class Operation:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Those of its arguments."""
+        """The names of the arguments."""
         arguments = plain(self.schema).partition("(")[2].partition(") ->")[0].split(", ")
         return [argument.split()[-1].partition("=")[0] for argument in arguments]
 
     def checked(self, function: Function) -> Function:
-        """A function that computes it, of arguments that are as declared."""
+        """Returns `function` with a check before it: ArgumentError unless the arguments are as the schema declares."""
         places, fitting = [place for place, _ in self._places], set[tuple[Any, ...]]()
         if not places:
             return function
@@ -167,7 +169,7 @@ class Operation:
             for place in places:
                 tensor = inputs[place]
                 key += (None,) if tensor is None else (tensor.shape, tensor.dtype, tensor.is_cpu or tensor.device)
-            if (seen := tuple(key)) not in fitting:  # looking is quicker than checking
+            if (seen := tuple(key)) not in fitting:  # a look-up is quicker than the check
                 check(self.name, self._given(inputs), {})
                 if len(fitting) >= _MOST:
                     fitting.clear()
@@ -177,7 +179,7 @@ class Operation:
         return call
 
     def traced(self, *inputs: Any) -> Any:
-        """The results that are declared."""
+        """Returns empty tensors for the results that the schema declares."""
         known: Known = {}
         given = self._given(inputs)
         for each, tensor in given:
@@ -192,13 +194,13 @@ class Operation:
 
 
 def _entered(call: Function, kernel: Function) -> Function:
-    """What the dispatcher calls, and below it the kernel, as Dynamo must not trace them."""
+    """Returns `call`, the function for the dispatcher. Dynamo will trace neither it nor the kernel below it."""
     untraced(kernel)
     return untraced(call)
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """The tensors among arguments, or results, of an operation."""
+    """Yields the tensors among the arguments or the results of an operation."""
     for each in given if isinstance(given, list | tuple) else (given,):
         if isinstance(each, Tensor):
             yield each
@@ -207,7 +209,8 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 
 def _traced(fake: Function) -> Function:
-    """The same; whoever compiles what is traced calls operations directly (see direct_call.py)."""
+    """Returns the same function. When it runs, a graph is traced, so Inductor's code is told to call operations directly
+    (see direct_call.py)."""
 
     @wraps(fake)
     def traced(*given: Any, **named: Any) -> Any:
@@ -219,11 +222,11 @@ def _traced(fake: Function) -> Function:
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""All that are registered."""
+"""All registered operations, by name."""
 
 
 def check(name: str, given: Sequence[tuple[Declared, Tensor]], known: Known) -> None:
-    """ArgumentError unless tensors are as declared and on one device. Sizes and types that they have become `known`."""
+    """Raises ArgumentError unless the tensors are as declared and on one device. Adds their sizes and types to `known`."""
     for declared, tensor in given:
         if (problem := declared.problem(as_given(tensor), known)) is not None:
             raise ArgumentError(f"{name}: {problem}")
@@ -232,7 +235,7 @@ def check(name: str, given: Sequence[tuple[Declared, Tensor]], known: Known) -> 
 
 
 def as_given(tensor: Tensor) -> Given:
-    """A tensor of torch's as signatures see it."""
+    """Returns the description of a torch tensor that signatures check."""
     dtype = tensor.dtype
     return Given(ELEMENTS.get(dtype) or str(dtype), tensor.shape, False, lambda: f"is {dtype} {list(tensor.shape)}")
 
@@ -245,17 +248,16 @@ _DTYPES = {name: dtype for dtype, name in ELEMENTS.items()}
 
 
 def defined_in(name: str) -> str:
-    """The module that defines what an operation runs for CPU tensors, and with it the operation."""
+    """Returns the name of the module that defines an operation and its function for CPU tensors."""
     kernel: Any = KERNELS[name]
     module: str = (kernel.func if isinstance(kernel, partial) else kernel).__module__
     return module
 
 
 class Node(SingleLevelFunction):
-    """The base of our nodes of autograd's graph: a function with a backward pass that Dynamo does not look into.
+    """The base of our nodes in autograd's graph: functions with a backward pass that Dynamo does not trace.
 
-    torch.autograd.Function looks at every argument, for torch.func, and that takes longer than a small product. This class has
-    what it has but for that.
+    It replaces torch.autograd.Function, which inspects every argument for torch.func. That takes longer than a small product.
     """
 
     def __init_subclass__(cls) -> None:
@@ -265,10 +267,10 @@ class Node(SingleLevelFunction):
     @staticmethod
     @untraced
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
-        """What compiled autograd knows the node by. It asks for this before Dynamo sees the backward pass.
+        """Returns the key by which compiled autograd knows the node. It asks for the key before Dynamo sees the backward pass.
 
-        That pass reads versions and addresses, and is kernels of ours. So Dynamo's graph ends there, and the pass runs as it
-        is. `torch.compiler.disable` adds 2 µs to a call: only here, where somebody compiles a backward pass.
+        The backward pass reads versions and addresses, and calls our kernels. So Dynamo's graph must end there. This function
+        disables Dynamo for the pass only now, because `torch.compiler.disable` adds 2 µs to every call.
         """
         node = ctx._forward_cls
         if "_opaque" not in vars(node):

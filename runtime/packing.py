@@ -1,9 +1,13 @@
-"""Packing: a dense tensor and a format go in, the arrays that a kernel reads come out.
+"""Packs a dense tensor in a format: `pack` returns the arrays that a kernel reads.
 
-The arrays of a `Packing` are in its own order, filled by `packers/fill.py`. Those of a `Format` have the order and content of
-`sparse_tensor.assemble`'s operands: level by level the positions, then the coordinates, where the level has them; the values
-last. Arrays of 8, 16 and 32 bits hold unsigned numbers in torch's signed types, so a 16-bit coordinate of 65535 reads as -1
-in torch.
+    [[0, 5, 0],          positions    [0, 1, 3]
+     [7, 0, 9]]   →      coordinates  [1, 0, 2]        (CSR)
+                         values       [5, 7, 9]
+
+A `Packing` has its own arrays, which `packers/fill.py` makes. The arrays of a `Format` are the operands of MLIR's
+`sparse_tensor.assemble`, in the same order: for each level its positions and coordinates, as far as it has them; last the
+values. Arrays of 8, 16 and 32 bits hold unsigned numbers in torch's signed types: a 16-bit coordinate of 65535 reads as -1 in
+torch.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,12 +31,16 @@ _INTEGER = {0: torch.int64, 8: torch.int8, 16: torch.int16, 32: torch.int32, 64:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A packed tensor: `components` as `sparse_tensor.assemble` takes them, of a dense tensor of `shape`.
+    """A packed tensor.
 
-    `source` says where each stored value lies in the dense tensor, row-major: filled up to `padded_shape` for a Format; for a
-    Packing followed by one 0, which is the source of what it stores to fill up. It takes 4 bytes a value, so `compact` keeps
-    a bit an element instead, in `pattern`, from which it is worked out when it is asked for. Neither is there (`has_source`)
-    where who holds the arrays packs the dense tensor again when it changes.
+    shape       the sizes of the dense tensor
+    components  the arrays, in the order of the module docstring
+
+    `source` has, for each stored value, its index in the flat, row-major dense tensor. A Format first pads the dense tensor to
+    `padded_shape`. A Packing appends one 0, which is the source of all values that only fill up.
+
+    `source` takes 4 bytes a value. `compact` keeps one bit for each element instead, in `pattern`, and `source` is computed
+    from it on demand. Both are None (`has_source` is False) where the owner packs the dense tensor again when it changes.
     """
 
     format: Format | Packing
@@ -43,12 +51,12 @@ class Packed:
 
     @property
     def has_source(self) -> bool:
-        """Whether it is known where the stored values lie in the dense tensor."""
+        """Whether `source` is known."""
         return self.source_or_none is not None or self.pattern is not None
 
     @property
     def source(self) -> torch.Tensor:
-        """Where each stored value lies in the dense tensor."""
+        """The index of each stored value in the dense tensor; see the class."""
         if self.source_or_none is not None:
             return self.source_or_none
         assert self.pattern is not None
@@ -63,19 +71,19 @@ class Packed:
 
     @property
     def elements(self) -> torch.Tensor:
-        """The elements of the dense tensor that the stored values are, or that they were made of."""
+        """The stored elements of the dense tensor. Differs from `values` where the values are quantized."""
         if not isinstance(self.format, Groups):
             return self.values
         return grouped_values.decoded(self.format, *self.components[-self.format.coded :])
 
     @property
     def nnz(self) -> int:
-        """The number of stored elements, zeros that a block or an N:M group stores included."""
+        """The number of stored elements, including zeros that a block or an N:M group stores."""
         return self.values.numel() * 8 // self.format.bits if isinstance(self.format, Groups) else self.values.numel()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all components, and of the pattern where it is kept."""
+        """The bytes of all components, and of the pattern if there is one."""
         return sum(array.nbytes for array in (*self.components, self.pattern) if array is not None)
 
     @cached_property
@@ -84,35 +92,38 @@ class Packed:
         return tuple(word for component in self.components for word in (component.data_ptr(), component.numel()))
 
     def unpack(self) -> torch.Tensor:
-        """The dense tensor, row-major."""
+        """Returns the dense tensor, row-major."""
         return self._spread(self.elements)
 
     def _spread(self, elements: torch.Tensor) -> torch.Tensor:
-        """A dense tensor with these elements in the stored places, row-major."""
+        """Returns a dense tensor, row-major, with these elements in the stored places and 0 elsewhere."""
         filled = self.shape if isinstance(self.format, Packing) else self.format.padded_shape(self.shape)
         flat = elements.new_zeros(prod(filled) + isinstance(self.format, Packing))
         flat[self.source] = elements
         return flat[: prod(filled)].view(filled)[tuple(slice(extent) for extent in self.shape)].contiguous()
 
     def to(self, device: torch.device) -> "Packed":
-        """The same on another device; itself if it is there."""
+        """Returns the packed tensor on another device; itself if it is already there."""
         if self.values.device == device:
             return self
         arrays, source = tuple(array.to(device) for array in self.components), self.source_or_none
         return replace(self, components=arrays, source_or_none=None if source is None else source.to(device))
 
     def with_values(self, values: torch.Tensor) -> "Packed":
-        """The same arrays with other values, without `source`: who has them knows where they come from."""
+        """Returns the same arrays with other values, and without `source`: the caller knows where these values come from."""
         return replace(self, components=(*self.components[:-1], values), source_or_none=None)
 
     def has_pattern_of(self, other: "Packed") -> bool:
-        """Whether the same elements of a tensor of the same shape are stored in the same order."""
+        """Whether both store the same places of tensors of the same shape, in the same format."""
         coded = self.format.coded if isinstance(self.format, Groups) else 1
         pairs = zip(self.components[:-coded], other.components[:-coded], strict=True)
         return self.shape == other.shape and self.format == other.format and all(torch.equal(a, b) for a, b in pairs)
 
     def compact(self) -> "Packed":
-        """The same arrays without `source`, where a bit an element is smaller and tells as much."""
+        """Returns the same arrays with a bit for each element in place of `source`.
+
+        Returns itself if the bits would be larger, or would not give the same `source`.
+        """
         if self.source_or_none is None or prod(self.shape) / 8 >= self.source_or_none.nbytes:
             return self
         stored = self._spread(self.values.new_ones(self.nnz, dtype=torch.bool))
@@ -121,7 +132,7 @@ class Packed:
         return compacted if torch.equal(compacted.source, self.source_or_none) else self
 
     def refresh(self, dense: torch.Tensor) -> bool:
-        """Take over the values of `dense` (same shape and dtype) if its nonzeros all lie in the pattern.
+        """Copies the values of `dense` (same shape and dtype), if all its nonzeros lie in the stored pattern.
 
         Returns False, and changes nothing, if a nonzero lies elsewhere.
         """
@@ -134,12 +145,12 @@ class Packed:
         return True
 
     def matches(self, dense: torch.Tensor) -> bool:
-        """Whether `dense` (same shape and dtype) is what is stored, bit for bit, and 0 elsewhere."""
+        """Whether `dense` (same shape and dtype) has the stored values, bit for bit, and 0 elsewhere."""
         elements = self._gather(dense)
         return elements is not None and torch.equal(elements.view(torch.uint8), self.elements.view(torch.uint8))
 
     def _gather(self, dense: torch.Tensor) -> torch.Tensor | None:
-        """The values of `dense` in the stored pattern, None if a nonzero lies elsewhere."""
+        """Returns the values of `dense` in the stored pattern; None if a nonzero lies elsewhere."""
         dtype = torch.float32 if isinstance(self.format, Groups) else self.values.dtype
         if tuple(dense.shape) != self.shape or dense.dtype != dtype:
             raise FormatError(
@@ -151,12 +162,16 @@ class Packed:
 
 
 def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
-    """Store the nonzeros of `dense` (any strides, any dtype; NaN is a nonzero) in `format`.
+    """Stores the nonzeros of `dense` (any strides, any dtype; NaN is a nonzero) in `format`. Coordinates ascend.
 
-    Coordinates ascend. Dense levels below a sparse one store their zeros too; an N:M group of fewer than N
-    nonzeros stores its first zeros as well; what a block holds beyond the edge of the tensor is 0.
-    Raises FormatError if positions or coordinates overflow their width, if a group has more than N nonzeros,
-    if a unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
+    Some zeros are stored, too:
+
+    dense levels below a sparse one  all their zeros
+    N:M groups                       their first zeros, up to N elements
+    blocks                           0 beyond the edge of the tensor
+
+    Raises FormatError if positions or coordinates overflow their width, or if a group has more than N nonzeros. Also if a
+    unique level would need a coordinate twice, and for levels whose arrays MLIR cannot assemble.
     """
     dense = dense.detach()
     if isinstance(format, Packing):
@@ -172,9 +187,9 @@ def pack(dense: torch.Tensor, format: Format | Packing) -> Packed:
 
 
 class _Layout:
-    """How a format lays out a shape: the walk from the outermost level to the last one that is not dense.
+    """Walks the levels of a format for one shape, from the outermost level to the last one that is not dense.
 
-    Dense levels below that one make each stored entry a block of `block` values. An entry of a level is a
+    The dense levels below that one make each stored entry a block of `block` values. An entry of a level is a
     linear index over the sizes of the levels down to it, so that ascending entries are in storage order.
     """
 
@@ -184,7 +199,7 @@ class _Layout:
         sizes = format.level_sizes(shape)
         self.format, self.shape, self.block = format, shape, prod(sizes[outer:])
         self.levels, self.sizes = format.levels[:outer], sizes[:outer]
-        # 32 bits halve the time of the divisions below.
+        # The divisions below take half the time with 32 bits.
         self.integer = torch.int32 if prod(sizes) < 1 << 31 else torch.int64
         self._check()
 
@@ -200,11 +215,11 @@ class _Layout:
                 )
 
     def by_entry(self, in_level_order: torch.Tensor) -> torch.Tensor:
-        """A tensor in level order as [entries of the last level, block]."""
+        """Returns a tensor that is in level order as [entries of the last level, block]."""
         return in_level_order.view(prod(self.sizes), self.block)
 
     def source(self, entries: torch.Tensor) -> torch.Tensor:
-        """Where the blocks of entries of the last level lie in the tensor filled up to whole blocks, row-major and flat."""
+        """Returns the index of each value of these entries of the last level, in the flat, row-major, padded tensor."""
         filled, sizes = self.format.padded_shape(self.shape), self.format.level_sizes(self.shape)
         places, rest = torch.zeros_like(entries), entries
         inside = entries.new_zeros(1)
@@ -220,7 +235,10 @@ class _Layout:
         return places if self.block == 1 else (places[:, None] + inside).flatten()
 
     def walk(self, occupied: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Positions and coordinates, and the stored entries of the last level; `occupied` has a nonzero."""
+        """Returns the arrays of positions and coordinates, and the stored entries of the last level.
+
+        `occupied` says for each entry of the last level, flat, whether it has a nonzero.
+        """
         leaves = nonzero_places(occupied, self.integer)
         arrays: list[torch.Tensor] = []
         stored = leaves.new_zeros(1)
@@ -245,7 +263,7 @@ class _Layout:
         return arrays, stored
 
     def _positions(self, parents: torch.Tensor, stored: torch.Tensor, at: int) -> torch.Tensor:
-        """Where the entries of each stored parent begin, and the last ones end; loose: both for each."""
+        """Returns where the entries of each stored parent begin, and where the last ones end; both for each if loose."""
         level, pos, count = self.levels[at], self.format.pos_width, parents.numel()
         if pos and count >= 1 << pos:
             raise FormatError(
@@ -258,7 +276,7 @@ class _Layout:
         return edges.to(_INTEGER[pos])
 
     def _coordinates(self, entries: torch.Tensor, at: int, end: int) -> list[torch.Tensor]:
-        """An array for each of the levels at..end, or one of [entries, levels] if they are interleaved."""
+        """Returns an array for each level from `at` to `end` - 1, or one array [entries, levels] if they are interleaved."""
         arrays = []
         for number in range(at, end):
             below, size = prod(self.sizes[number + 1 : end]), self.sizes[number]
@@ -277,7 +295,7 @@ class _Layout:
         return [torch.stack(arrays, 1)]
 
     def _choose(self, groups: torch.Tensor) -> torch.Tensor:
-        """The n entries that each of [groups, m] stores: its nonzeros, filled up with its first zeros."""
+        """Returns the n entries that each of the [groups, m] stores: its nonzeros, and its first zeros up to n entries."""
         structured, size = self.levels[-1], groups.shape[1]
         assert structured.structured
         n, m = structured.structured
@@ -301,32 +319,32 @@ class _Layout:
 
 
 def _unpacked_bits(bits: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A bool tensor from a bit an element."""
+    """Returns a bool tensor of this shape from one bit for each element."""
     flat = np.unpackbits(bits.numpy(), count=prod(shape)).view(np.bool_)
     return torch.from_numpy(flat).view(shape)
 
 
 def _stored(format: Format | Packing, elements: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What is stored of these elements. FormatError where they are not what the format can tell."""
+    """Returns the arrays that store these elements. Raises FormatError for elements that the format cannot represent."""
     return grouped_values.encoded(format, elements) if isinstance(format, Groups) else (elements,)
 
 
 def _flat(dense: torch.Tensor, format: Format | Packing) -> torch.Tensor:
-    """What `source` is an index into."""
+    """Returns the flat tensor that `source` is an index into."""
     if isinstance(format, Packing):
         return torch.cat([dense.flatten(), dense.new_zeros(1)])
     return _filled(dense, format).flatten()
 
 
 def _filled(dense: torch.Tensor, format: Format) -> torch.Tensor:
-    """The tensor, filled up with zeros to whole blocks."""
+    """Returns the tensor, padded with zeros to whole blocks."""
     filled = format.padded_shape(dense.shape)
     edges = [edge for have, want in zip(dense.shape, filled, strict=True) for edge in (want - have, 0)]
     return torch.nn.functional.pad(dense, edges[::-1]) if any(edges) else dense
 
 
 def _in_level_order(dense: torch.Tensor, format: Format) -> torch.Tensor:
-    """The elements in the order of the levels, flat, with zeros up to whole blocks."""
+    """Returns the elements in the order of the levels, flat, padded with zeros to whole blocks."""
     dense = _filled(dense, format)
     numbers = range(len(format.levels))
     by_dim = sorted(numbers, key=lambda number: format.levels[number].dim)
@@ -335,5 +353,5 @@ def _in_level_order(dense: torch.Tensor, format: Format) -> torch.Tensor:
 
 
 def _width_for(number: int) -> int:
-    """The least width that holds the number."""
+    """Returns the least width in bits that holds the number."""
     return next(width for width in (8, 16, 32, 64) if number < 1 << width)

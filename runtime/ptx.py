@@ -1,4 +1,4 @@
-"""LLVM IR to PTX in this process, by llvmlite: optimised at O3 for an NVIDIA architecture, checked for missing functions."""
+"""Compiles LLVM IR to PTX in this process, with llvmlite: optimised at O3 for an NVIDIA architecture."""
 
 import re
 from dataclasses import dataclass
@@ -11,13 +11,14 @@ from gossamer.runtime.llvm_text import readable_by_older
 from gossamer.runtime.target import initialize
 
 _TRIPLE = "nvptx64-nvidia-cuda"
-# PTX ISA by compute capability: the first that knows it, 8.5 at least (mma.sp with ordered metadata; CUDA 12.5).
+# The PTX ISA for each compute capability: the first version that has it, but at least 8.5 (mma.sp with ordered metadata; CUDA
+# 12.5).
 _ISA = {80: 85, 86: 85, 87: 85, 89: 85, 90: 85, 100: 86, 103: 88, 120: 87}
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What PTX is made for: a compute capability, such as 80, 90 or 100. PTX of one runs on every later one."""
+    """The compute capability that PTX is made for, such as 80, 90 or 100. The PTX also runs on every later one."""
 
     capability: int
 
@@ -28,7 +29,9 @@ class Architecture:
 
     @classmethod
     def of_device(cls, major: int, minor: int) -> "Architecture":
-        """The newest architecture whose PTX a device of this compute capability runs. OptionError for one too old."""
+        """Returns the newest architecture whose PTX a device of this compute capability runs. Raises OptionError if it is too
+        old.
+        """
         usable = [known for known in _ISA if known <= 10 * major + minor]
         if not usable:
             raise OptionError(f"the GPU has compute capability {major}.{minor}, kernels need {min(_ISA) / 10} or newer")
@@ -36,18 +39,21 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """As LLVM and ptxas call it: sm_90."""
+        """The name in LLVM and ptxas, such as sm_90."""
         return f"sm_{self.capability}"
 
     def machine(self) -> llvm.TargetMachine:
-        """LLVM's target machine at O3."""
+        """Returns LLVM's target machine at O3."""
         initialize()
         features = f"+ptx{_ISA[self.capability]}"
         return llvm.Target.from_triple(_TRIPLE).create_target_machine(cpu=self.name, features=features, opt=3)
 
 
 def assemble(llvm_ir: str, architecture: Architecture) -> str:
-    """PTX of a module of kernels, as MLIR prints it. CompileError if LLVM refuses it or it needs a function it lacks."""
+    """Returns the PTX of a module of kernels in LLVM IR as MLIR prints it.
+
+    Raises CompileError if LLVM refuses the module, or if it calls a function that it does not define.
+    """
     with _LLVM:
         machine = architecture.machine()
         try:

@@ -1,8 +1,8 @@
-"""What was planned before, remembered on disk: a region that some process has compiled needs no MLIR to find its kernel.
+"""Remembers plans on disk. A region that some process has compiled finds its kernel again without MLIR.
 
     request (a region's body, types, hints; target; versions)   →   schedule, formats, key of the machine code
 
-A note is an entry of the kernel cache without code, and as safe to lose.
+A note is an entry of the kernel cache without code. Losing it costs one compilation, as for any entry.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from gossamer.runtime import disk_cache
 
 @dataclass(frozen=True)
 class Note:
-    """What has to be known of a plan to call its kernel; the fields are those of `pipelines.Plan` and of `RegionKernel`."""
+    """The part of a plan that is needed to call its kernel. Its fields are explained in `pipelines.Plan` and `RegionKernel`."""
 
     key: str
     schedule: str
@@ -26,7 +26,7 @@ class Note:
 
     @classmethod
     def read(cls, request: str) -> Self | None:
-        """What is noted about a request, if anything is."""
+        """Returns the note on a request; None if there is none."""
         entry = disk_cache.read(_key(request))
         if entry is None:
             return None
@@ -35,7 +35,7 @@ class Note:
         return cls(known["key"], known["schedule"], formats, tuple(known["sized"]), tuple(known["numbers"]))
 
     def write(self, request: str) -> None:
-        """Remembers this for the next process that asks."""
+        """Stores the note for later processes."""
         formats = [_text(format) for format in self.formats]
         known = {
             "key": self.key, "schedule": self.schedule, "formats": formats,

@@ -1,12 +1,14 @@
-"""Small records on disk, beside the kernel cache: what was measured on this machine.
+"""Keeps small records on disk, in the directory of the kernel cache: what was measured on this machine.
 
-A document is one JSON file, replaced as a whole; a journal is a file of one JSON value a line, appended to. Any number of
-processes may read and write at once. What is damaged or larger than 16 MB, or may have been written by others, is ignored, and
-a disk that cannot be written is no error. Where the kernel cache is off, nothing is kept.
+document  one JSON file, which is replaced as a whole
+journal   a file with one JSON value on each line, to which lines are appended
 
-Records can be read and edited by hand and lead to no code, so they are not signed. Who reads one checks that its values make
-sense. Torch's portable cache takes them along, of journals the lines that a process has written or `used`. What is loaded
-takes the place of an older document: graphs that come with it were compiled by it.
+Any number of processes may read and write at once. Records that are damaged, larger than 16 MB, or writable by other users are
+ignored. It is no error if the disk cannot be written. If the kernel cache is off, nothing is kept.
+
+Users may read and edit records by hand. Records lead to no code, so they are not signed, and their readers check the values.
+Torch's portable cache includes documents, and those lines of journals that a process has written or `used`. A loaded document
+replaces an older one, because the graphs that come with it were compiled with it.
 """
 
 import json
@@ -22,11 +24,11 @@ log = logging.getLogger("gossamer")
 _LARGEST = 16 << 20
 
 _DAMAGED = (ValueError, RecursionError)
-"""What json raises: RecursionError for a list in a list in a list …"""
+"""The errors that json raises; RecursionError for deeply nested lists."""
 
 
 def read(name: str) -> Any:
-    """The document of this name, None if there is none that is whole."""
+    """Returns the document with this name; None if there is none or it is damaged."""
     content = _content(f"{name}.json")
     try:
         document = json.loads(content) if content else None
@@ -39,7 +41,7 @@ def read(name: str) -> Any:
 
 
 def write(name: str, document: Any) -> None:
-    """Keep a document in place of an older one."""
+    """Writes a document in place of an older one."""
     base = cache_files.directory()
     if base is None:
         return
@@ -52,23 +54,23 @@ def write(name: str, document: Any) -> None:
 
 
 def lines(name: str) -> list[Any]:
-    """The values of a journal, oldest first, without lines that are damaged."""
+    """Returns the values of a journal, oldest first, without damaged lines."""
     found = []
     for line in _content(f"{name}.jsonl").split(b"\n"):
         try:
             found.append(json.loads(line))
         except _DAMAGED:
-            continue  # no line, or one that a dying process left behind
+            continue  # an empty line, or one that a process did not finish when it died
     return found
 
 
 def append(name: str, value: Any) -> None:
-    """Add a value to a journal, which starts anew where it has become too large."""
+    """Appends a value to a journal. First empties a journal that has become too large."""
     base = cache_files.directory()
     if base is None:
         return
     used(name, value)
-    line = f"\n{json.dumps(value)}\n".encode()  # a new line first, in case that the last one has no end
+    line = f"\n{json.dumps(value)}\n".encode()  # a line break first, in case the last line has none
     try:
         cache_files.append(base / f"{name}.jsonl", line, _LARGEST)
     except OSError as problem:
@@ -76,18 +78,18 @@ def append(name: str, value: Any) -> None:
 
 
 def used(name: str, value: Any) -> None:
-    """Says that this process goes by a value of a journal."""
+    """Notes that this process relies on a value of a journal, so that torch's portable cache includes it."""
     take_along(_Artifact, f"{name}.jsonl", json.dumps(value).encode())
 
 
 def loaded() -> int:
-    """How many records have come by torch's portable cache: who keeps what it has read reads anew when there are more."""
+    """Returns how many records torch's portable cache has loaded. Readers that keep values read again when it grows."""
     return _Artifact.loaded
 
 
 @portable
 class _Artifact(CacheArtifact):
-    """A document, or a line of a journal, in torch's portable cache; its key is the name of the file."""
+    """A document, or a line of a journal, in torch's portable cache. Its key is the name of the file."""
 
     loaded: ClassVar[int] = 0
 

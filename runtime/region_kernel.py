@@ -1,6 +1,7 @@
-"""Kernels of regions: machine code with what is needed to call it, shared by key, and recalled from the cache on disk.
+"""Makes the kernel of a region callable, and finds it again: in this process by its key, or in the cache on disk.
 
-Nothing of MLIR is loaded here: see `gossamer.sparsity.compiler.compile_kernel` for how kernels are made.
+`gossamer.sparsity.compiler.compile_kernel` compiles kernels. This file does not load MLIR, so that a process that finds all its
+kernels on disk never loads it.
 """
 
 import logging
@@ -28,7 +29,8 @@ _by_key: WeakValueDictionary[str, "RegionKernel"] = WeakValueDictionary()
 
 
 class SparseOperand(Protocol):
-    """A sparse operand as a kernel takes it: the addresses and lengths of its arrays, as far as they vary, then its sizes."""
+    """A sparse operand as a kernel takes it. Its words are the addresses and lengths of its arrays, then its sizes, as far as
+    these are not fixed in the kernel."""
 
     @property
     def words(self) -> Sequence[int]: ...
@@ -40,15 +42,15 @@ _Operands = Sequence[torch.Tensor | Memory | SparseOperand | int]
 class RegionKernel:
     """A region's kernel.
 
-    formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
+    formats   one entry for each argument of the region's function: how its packed operand must be stored, None if dense
     schedule  one of pipelines.SCHEDULES, or an open one
-    key       hash of kernel IR and target: equal keys are the same machine code
-    words, workspace  as of a `Kernel`
-    tiles     tokens of a tile, then the bytes that each tile needs more, for all threads and for each; empty without tiles
+    key       hash of kernel IR and target: equal keys have the same machine code
+    words, workspace  as in `Kernel`
+    tiles     (tokens of a tile, more workspace for each tile, more for each tile and thread; in bytes); empty without tiles
     """
 
     def __init__(self, note: Note, entry: disk_cache.Entry) -> None:
-        """CompileError if the code cannot be loaded; KeyError, TypeError or ValueError if the entry is none of ours."""
+        """Raises CompileError if the code cannot be loaded; KeyError, TypeError or ValueError if the entry is not ours."""
         self.note, self.formats, self.schedule, self.key = note, note.formats, note.schedule, note.key
         *dynamic, _workspace, _threads = entry.call["words"]
         code = jit.load(entry.code, entry.call["entry"])
@@ -61,13 +63,13 @@ class RegionKernel:
         return _recalled, (self.note,)
 
     def __call__(self, operands: _Operands, out: torch.Tensor | Sequence[torch.Tensor], length: int = 0) -> None:
-        """Compute into `out`, a list where there are several results, all with as many rows; dense tensors are contiguous CPU
-        tensors of the types the region was compiled for.
+        """Computes into `out`: a tensor, or a list of tensors with the same number of rows for a region with several results.
 
-        `length` is that of a sequence where the region has attention.
+        Dense tensors are contiguous CPU tensors of the types that the region was compiled for. For a region with attention,
+        `length` is the length of a sequence.
 
-        A region with a sparse result fills `out` (int64) with address and elements of each of its arrays, for the caller to
-        free (see expose-specifiers).
+        A region with a sparse result fills `out` (int64) with the address and the number of elements of each array. The caller
+        frees these arrays (see the pass expose-specifiers).
         """
         if not self.tiles:
             self._kernel.run(operands, out)
@@ -80,11 +82,11 @@ class RegionKernel:
 
     @property
     def code(self) -> Kernel | None:
-        """What runs; None where its workspace depends on the call."""
+        """The kernel that runs; None where its workspace depends on the call."""
         return None if self.tiles else self._kernel
 
     def alone(self, operands: _Operands, out: torch.Tensor | Memory) -> tuple[Kernel, list[int | Given], int]:
-        """A call on one thread: the code, its words, and the bytes of its workspace."""
+        """Returns what a call on one thread needs: the code, its words, and the bytes of its workspace."""
         rows, needed = out.shape[0], self.workspace
         if self.tiles:
             tokens, shared, scratch = self.tiles
@@ -92,29 +94,29 @@ class RegionKernel:
         return self._kernel, self._kernel.words(operands, out), needed
 
     def bound(self, words: Sequence[int]) -> Callable[..., None]:
-        """A function of the words that follow these ones, of the operands and the output: see `Kernel.bound`."""
+        """Returns a function of the words that follow these ones; see `Kernel.bound`."""
         return self._kernel.bound(words)
 
     def into(self, outputs: Sequence[torch.Tensor], operands: _Operands) -> None:
-        """Compute all results of a region, which may have several."""
+        """Computes all results of a region, which may have several."""
         self._kernel.run(operands, outputs if len(outputs) > 1 else outputs[0])
 
 
 def made(note: Note, entry: disk_cache.Entry) -> RegionKernel:
-    """The kernel of new code, which is kept on disk. CompileError if it cannot be loaded."""
+    """Returns the kernel of new code, and writes the code to the disk. Raises CompileError if the code cannot be loaded."""
     kernel = RegionKernel(note, entry)
     disk_cache.write(note.key, entry)
     return _by_key.setdefault(note.key, kernel)
 
 
 def find(note: Note) -> RegionKernel | None:
-    """The kernel of a note, if this process has it or its code is on disk."""
+    """Returns the kernel of a note if this process has it or its code is on disk, else None."""
     with _lock:
         return _by_key.get(note.key) or _from_disk(note)
 
 
 def recall_region(request: str, target: Target | None = None) -> RegionKernel | None:
-    """The kernel that `compile_region` made for the same request before, if code and plan are still in the cache on disk.
+    """Returns the kernel that `compile_region` made for the same request before; None unless code and plan are still on disk.
 
     `request` is any text that determines the contract IR and the schedule.
     """
@@ -123,12 +125,12 @@ def recall_region(request: str, target: Target | None = None) -> RegionKernel | 
 
 
 def full(request: str, target: Target) -> str:
-    """A request with all else that its kernel depends on."""
+    """Returns the request, followed by everything else that its kernel depends on."""
     return f"{request}\n{target}\n{first_level_bytes()}\n{compiler()}"
 
 
 def _recalled(note: Note) -> RegionKernel:
-    """The kernel of a note, as unpickling wants it."""
+    """Returns the kernel of a note. Unpickling a `RegionKernel` calls this function."""
     kernel = find(note)
     if kernel is None:
         raise CompileError(f"the code of kernel {note.key} is not in the cache on disk any more")
@@ -136,7 +138,7 @@ def _recalled(note: Note) -> RegionKernel:
 
 
 def _from_disk(note: Note) -> RegionKernel | None:
-    """The kernel whose code is on disk; None if it is not there, or cannot be loaded."""
+    """Returns the kernel whose code is on disk; None if no code is there, or it cannot be loaded."""
     entry = disk_cache.read(note.key)
     if entry is None:
         return None
@@ -153,11 +155,11 @@ def _terms(
     numbers: Sequence[bool],
     dynamic: Sequence[tuple[int, ...]],
 ) -> str:
-    """The words of a call from operands `o` and output (or outputs) `out`, as Python.
+    """Returns Python code for the words of a call, in terms of operands `o` and output (or outputs) `out`.
 
     o[0].data_ptr(), o[0].shape[0], *o[1].words, o[2].data_ptr(), out.data_ptr(), out.shape[0]
 
-    The words of a sparse operand are its arrays' and, where its shape is open, the sizes of its levels.
+    A sparse operand has the words of its arrays. If its shape is open, the sizes of its levels follow.
     """
     remaining = iter(dynamic)
     terms: list[str] = []

@@ -1,13 +1,13 @@
-"""What was made of tensors, kept until they change or die.
+"""Remembers values that were made of tensors, until the tensors change or die: packed weights, sorted edge lists, rows of
+matrices.
 
-A weight is packed, an edge list sorted, a matrix brought into rows: once, for many calls. What was made is that of the tensors
-of a call if
+A value is made once, for many calls. It is used again for the tensors of a call if
 
-    their storages are the same      seen by weak references, for an address may be freed and used again
-    they lie in them as before       address, sizes, strides and type
-    nobody has written to them       by torch's count of writes and a sample of their values, or by comparing all with a copy
+    their storages are the same      weak references tell, because an address may be freed and used again
+    they lie in them as before       same address, sizes, strides and type
+    nobody has written to them       same count of writes and same sample of values, or all values equal to a copy
 
-It goes when one of the storages dies, and so must not share their memory.
+The value is dropped when one of the storages dies. So it must not share memory with the tensors.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from gossamer.runtime.watching.calls import watched
 T = TypeVar("T")
 
 Compared = Literal["none", "uncounted", "all"]
-"""Of which tensors the values are compared: of those to which torch counts no writes (see uncounted.py), or of all."""
+"""The tensors whose values are compared with a copy: none, those to which torch counts no writes (see uncounted.py), or all."""
 
 
 _REFERENT: Callable[[weakref.ref[torch.UntypedStorage]], torch.UntypedStorage | None] = weakref.ref.__call__
@@ -37,21 +37,22 @@ _VERSION = operator.attrgetter("_version")
 
 
 class Made(Generic[T]):
-    """A value, and what tells that some tensors are still those that it was made of.
+    """A value, and the facts that show whether the tensors it was made of are unchanged.
 
-    value      what was made; to be set by who makes it
-    versions   how often each tensor had been written to, -1 for those that were made in inference mode
-    counted    whether that shows all writes
-    looked_at  some of their memory, if nothing else tells of writes that are not counted, and what was `seen` there
-    storage    that of the only tensor, if its `version` and `looked_at` say all, None otherwise; for a look without a call
+    value      the value; its maker sets it
+    versions   each tensor's count of writes when the value was made, -1 for tensors that were made in inference mode
+    counted    whether these counts show all writes
+    looked_at  samples of the tensors' memory, if `counted` and no values were copied; they show some writes without a count
+    seen       the values that the samples had
+    storage    of the only tensor, if its `version` and `looked_at` show all changes, else None; lets `get` avoid a call
     """
 
-    # No weak reference to a tensor itself: torch.utils.swap_tensors refuses what has one.
+    # No weak reference to a tensor itself: torch.utils.swap_tensors refuses tensors that have one.
     __slots__ = ("_copies", "_storages", "counted", "looked_at", "seen", "storage", "value", "version", "versions")
     value: T
 
     def __init__(self, tensors: Sequence[Tensor], compared: Compared, forget: Callable[[Any], None]) -> None:
-        """To be called before their values are read; `forget` is called when one of the storages dies."""
+        """Call this before you read the tensors' values. `forget` is called when one of the storages dies."""
         self.versions = _versions(tensors)
         counted = [counts_writes(t) for t in tensors]
         self.counted = all(counted)
@@ -66,7 +67,7 @@ class Made(Generic[T]):
         self.version = self.versions[0] if alone else -1
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it was made of these tensors, whatever has been written to them since."""
+        """Whether the value was made of these tensors, whatever has been written to them since."""
         return all(map(operator.is_, map(_REFERENT, self._storages), map(Tensor.untyped_storage, tensors)))
 
     @property
@@ -75,7 +76,9 @@ class Made(Generic[T]):
         return any(each() is None for each in self._storages)
 
     def is_current(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it was made of these tensors as they are now, if it was made of some at these addresses."""
+        """Whether the value was made of these tensors as they are now. Their addresses and shapes must be the value's (see
+        `_key`).
+        """
         return (
             self.is_of(tensors)
             and self.versions == _versions(tensors)
@@ -85,10 +88,10 @@ class Made(Generic[T]):
 
 
 class Remembered(Generic[T]):
-    """Values by the tensors they were made of. Safe to use from several threads.
+    """Values, found by the tensors that they were made of. Safe to use from several threads.
 
-    compared  of which tensors the values are compared
-    most      how many values there are at most: the one that was made first goes first
+    compared  the tensors whose values are compared with a copy
+    most      the largest number of values; beyond it, the oldest value is dropped
     """
 
     def __init__(self, compared: Compared = "uncounted", most: int | None = None) -> None:
@@ -97,11 +100,12 @@ class Remembered(Generic[T]):
         self._lock = threading.RLock()
 
     def get(self, tensors: Sequence[Tensor], more: Sequence[Hashable], make: Callable[[], T]) -> T:
-        """What `make` returns for these tensors and for what else it depends on; called if that is not known yet."""
+        """Returns the value for these tensors and for `more`, everything else it depends on. Calls `make` if it is not
+        known."""
         key = _key(tensors, more)
         found = self._entries.get(key)
         if found is not None:
-            # Most are of a single tensor that has a version.
+            # The usual case, a single tensor with a count of writes, without a call.
             if found.storage is not None and found.storage() is tensors[0].untyped_storage():
                 current = (
                     not tensors[0].is_inference() and found.version == tensors[0]._version and found.looked_at == found.seen
@@ -112,23 +116,23 @@ class Remembered(Generic[T]):
                 return found.value
         with self._lock:
             found = self._entries.get(key)
-            if found is None or not found.is_current(tensors):  # else another thread was faster
+            if found is None or not found.is_current(tensors):  # otherwise another thread has just made it
                 found = self._begin(key, tensors)
                 found.value = watched("packing", make)()
                 self._put(key, found)
             return found.value
 
     def known(self, tensors: Sequence[Tensor], more: Sequence[Hashable]) -> T | None:
-        """What `get` returns without a call of `make`, None if that is not known."""
+        """Returns the value if it is known, else None."""
         found = self._entries.get(_key(tensors, more))
         return found.value if found is not None and found.is_current(tensors) else None
 
     def items(self) -> list[tuple[Hashable, T]]:
-        """The values, by keys to forget them by; the one that was made first comes first."""
+        """Returns (key, value) pairs, oldest first. `forget` takes the keys."""
         return [(key, made.value) for key, made in self._entries.copy().items()]
 
     def forget(self, key: Hashable) -> None:
-        """Lets a value go."""
+        """Drops a value."""
         self._entries.pop(key, None)
 
     def __len__(self) -> int:
@@ -145,12 +149,12 @@ class Remembered(Generic[T]):
 
 
 def _key(tensors: Sequence[Tensor], more: Sequence[Hashable]) -> Hashable:
-    # Several storages may be over the same memory: each has its own.
+    # Several storages may share the same memory, so the storage itself is part of the key.
     return *more, *[(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage()._cdata) for t in tensors]
 
 
 class _Forget:
-    """What a dying storage calls. It keeps nothing alive, so that what was made goes at once where nobody remembers it."""
+    """The callback of a dying storage. It keeps the `Remembered` alive only weakly, so that all values go with it."""
 
     __slots__ = ("_key", "_of")
 
@@ -168,9 +172,9 @@ def _copy(t: Tensor) -> Tensor:
 
 
 def _holds(t: Tensor, copy: Tensor) -> bool:
-    """Whether a tensor has the bits of its copy, by the C library, which is five times as fast as torch.equal at that."""
+    """Whether a tensor has the bits of its copy. C's memcmp is five times as fast as torch.equal."""
     plain = type(t) in (Tensor, Parameter) and t.is_cpu and t.is_contiguous() and copy.is_contiguous()
-    if plain and (address := t.data_ptr()):  # else there is nothing, or nobody but torch knows where it is
+    if plain and (address := t.data_ptr()):  # otherwise the tensor is empty, or has no address
         return not _memcmp(address, copy.data_ptr(), t.nbytes)
     return torch.equal(copy, t)
 
@@ -182,5 +186,5 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
     try:
         return [*map(_VERSION, tensors)]
-    except RuntimeError:  # one was made in inference mode; to ask them all first takes as long as all else
+    except RuntimeError:  # one was made in inference mode; asking each first would double the time
         return [-1 if t.is_inference() else t._version for t in tensors]

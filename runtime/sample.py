@@ -1,9 +1,9 @@
-"""A few values of a tensor, looked at to tell that something has written to it which torch does not count.
+"""Samples a few values of a tensor, to notice writes that torch does not count.
 
     w.data.mul_(2)    w.data += b @ a    NumPy    another tensor over the same memory
 
-Such a write is seen if it changes what was looked at, as one to most of a tensor does. To compare all values would be to read
-more than a sparse product does.
+A write is noticed if it changes a sampled value, as a write to most of the tensor does. Comparing all values would read more
+memory than a sparse product.
 """
 
 import ctypes
@@ -16,23 +16,28 @@ from torch import Tensor
 from torch.nn import Parameter
 
 _RUNS = 4
-_WORDS = 8  # of a run, a line or two of a cache
+_WORDS = 8  # 8-byte words of a run: one or two cache lines
 _CANDIDATES = 64
-_MANY = 16  # tensors, of which each has one run
+_MANY = 16  # tensors; beyond, each has a single run
 
 Sample = tuple[memoryview | None, memoryview | None]
-"""Memory of a tensor, and what was in it: equal as long as it still is. To be compared only while the tensor is there."""
+"""Sampled memory of a tensor, and a copy of its values. Both are equal until a write changes the memory. Compare them only
+while the tensor lives."""
 
 
 def samples_of(tensors: Sequence[Tensor]) -> list[Sample]:
-    """A sample of each. Of many tensors each is a single run: to fetch lines from memory is what comparing costs."""
+    """Returns a sample of each tensor. Many tensors get a single run each, because each run that is compared fetches a cache
+    line."""
     runs = 1 if len(tensors) > _MANY else _RUNS
     return [sample_of(t, runs) for t in tensors]
 
 
 def sample_of(t: Tensor, runs: int = _RUNS) -> Sample:
-    """Of its memory, so many runs that lie evenly and where most is not zeros, or all of a small one; nothing of a tensor
-    between whose values others may lie."""
+    """Returns a sample of a tensor's memory: evenly spaced runs, chosen where most values are nonzero, or all of a small
+    tensor.
+
+    Returns (None, None) if the tensor's values are not contiguous in some order of its dimensions.
+    """
     if type(t) not in (Tensor, Parameter) or not t.is_cpu or t.layout is not torch.strided or _span(t) != t.numel():
         return None, None
     address, words = t.data_ptr(), t.nbytes // 8
@@ -49,5 +54,5 @@ def sample_of(t: Tensor, runs: int = _RUNS) -> Sample:
 
 
 def _span(t: Tensor) -> int:
-    """From its first value to its last."""
+    """Returns the number of places in memory from its first value to its last."""
     return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))

@@ -1,7 +1,7 @@
-"""The machines that kernels are compiled for: LLVM triple, CPU, features, and the width of a vector.
+"""Describes the machines that kernels are compiled for: LLVM triple, CPU, features, and the width of a vector.
 
-All else follows from the features, whatever the architecture: the width of vectors, and what schedules ask for by what it
-does, such as dot products of bytes.
+Schedules do not ask for an architecture. They ask for instructions by what these do, such as dot products of bytes. LLVM's
+features tell which instructions exist, and how wide vectors are.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _NAMED = {
     "apple-m1": ("arm64-apple-macosx", "apple-m1", "+neon,+dotprod", 128),
 }
 _WIDTHS = {512: ("avx512f", "avx512vl", "avx512bw"), 256: ("avx2", "fma"), 128: ()}
-"""The widest vectors that kernels use, by the features that they need."""
+"""Widths of vectors in bits, with the features that kernels need to use them. The first that fits is taken."""
 
 _INSTRUCTIONS: dict[str, tuple[set[str], ...]] = {
     "bf16dots": ({"+avx512bf16", "+avx512f"}, {"+neon", "+bf16"}),
@@ -42,15 +42,18 @@ _INSTRUCTIONS: dict[str, tuple[set[str], ...]] = {
     "amxint8": ({"+amx-int8", "+amx-tile"},),
 }
 _HWCAPS = {"asimddp": "dotprod", "bf16": "bf16", "i8mm": "i8mm", "asimdhp": "fullfp16"}
-"""Features of LLVM by what Linux calls them on ARM (Documentation/arch/arm64/elf_hwcaps.rst)."""
+"""LLVM's features by the names that Linux gives them on ARM (Documentation/arch/arm64/elf_hwcaps.rst)."""
 _SYSCTLS = {"DotProd": "dotprod", "BF16": "bf16", "I8MM": "i8mm", "FP16": "fullfp16"}
-"""The same by what macOS calls them, after hw.optional.arm.FEAT_."""
+"""LLVM's features by the names that macOS gives them, after the prefix hw.optional.arm.FEAT_."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What LLVM compiles for; `vector_bits` is the width of the widest vector that kernels use, `level` how much LLVM
-    optimises, from 0 to 3."""
+    """A machine that LLVM compiles for.
+
+    vector_bits  width of the widest vector that kernels use
+    level        how much LLVM optimises, from 0 to 3
+    """
 
     triple: str
     cpu: str
@@ -60,7 +63,7 @@ class Target:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """A target of the table above, for cross-compilation. OptionError for another name."""
+        """Returns a target of the table above, for cross-compilation. Raises OptionError for another name."""
         if name not in _NAMED:
             raise OptionError(f"unknown target {name!r}, there are {', '.join(_NAMED)}")
         return cls(*_NAMED[name])
@@ -74,45 +77,51 @@ class Target:
 
     @property
     def architecture(self) -> str:
-        """As LLVM calls it; "aarch64" under both of its names."""
+        """LLVM's name of the architecture; "aarch64" also where the triple has "arm64"."""
         return self.triple.split("-")[0].replace("arm64", "aarch64")
 
     @property
     def rounds_to_bf16(self) -> bool:
-        """Whether it has an instruction that rounds f32 to bf16."""
+        """Whether the machine has an instruction that rounds f32 to bf16."""
         return not {"+avx512bf16", "+avxneconvert", "+bf16"}.isdisjoint(self.features.split(","))
 
     @property
     def streams(self) -> bool:
-        """Whether data that are read once come fastest if they are fetched past the second-level cache: on Zen 5 up to 1.5
-        times as fast as through it, on Emerald Rapids less than half as fast."""
+        """Whether prefetches of data that are read once should bypass the second-level cache. On Zen 5, that is up to 1.5 times
+        as fast as through the cache; on Emerald Rapids, less than half as fast."""
         return self.cpu.startswith("znver")
 
     @property
     def dots_are_fast(self) -> bool:
-        """Whether a dot product of pairs of bf16 takes no longer than to multiply them as f32. On Emerald Rapids it takes twice
-        as long, and to round what it multiplies four times."""
+        """Whether a dot product of pairs of bf16 is as fast as multiplying them as f32. On Emerald Rapids, the dot product
+        takes twice as long, and rounding its operands to bf16 four times as long."""
         return "bf16dots" in self.instructions and (self.architecture != "x86_64" or self.cpu.startswith("znver"))
 
     @property
     def instructions(self) -> frozenset[str]:
-        """Those that schedules ask for: "bf16dots", dot products of bf16, "bytedots", those of bytes, "avx512vbmi", which
-        looks bytes up, "avx512vbmi2", which expands elements of 8 and 16 bits, "amx", products of tiles of bf16, and
-        "amxint8", those of bytes."""
+        """The instructions that schedules ask for.
+
+        "bf16dots"     dot products of bf16
+        "bytedots"     dot products of bytes
+        "avx512vbmi"   looks bytes up in a table
+        "avx512vbmi2"  expands elements of 8 and 16 bits
+        "amx"          products of tiles of bf16
+        "amxint8"      products of tiles of bytes
+        """
         here = set(self.features.split(","))
         return frozenset(name for name, ways in _INSTRUCTIONS.items() if any(needed <= here for needed in ways))
 
     @property
     def gathers(self) -> bool:
-        """Whether one instruction reads many places faster than a load each does.
+        """Whether one gather instruction reads many places faster than a load for each place.
 
-        LLVM's tables tell it, by what is made of a gather where it is allowed but not presumed to be fast. Not so where the
-        processor is guarded against data sampling by gathers, which takes their speed away.
+        LLVM's tables know: the test is whether LLVM uses the instruction for a gather where it may, but need not. A mitigation
+        against gather data sampling makes gathers slow, so this is false where Linux reports one.
         """
         return self.vector_bits >= 256 and not _gathers_are_guarded() and _gathers_by_one_instruction(self)
 
     def machine(self) -> llvm.TargetMachine:
-        """LLVM's target machine at the target's level, for code that can lie anywhere."""
+        """Returns LLVM's target machine at the target's level, for position-independent code."""
         initialize()
         return llvm.Target.from_triple(self.triple).create_target_machine(
             cpu=self.cpu, features=self.features, opt=self.level, reloc="pic", codemodel="small"
@@ -121,7 +130,7 @@ class Target:
 
 @cache
 def host() -> Target:
-    """This machine."""
+    """Returns the target of this machine."""
     initialize()
     features = llvm.get_host_cpu_features()
     features.update(_arm_features())
@@ -133,10 +142,9 @@ def host() -> Target:
 
 
 def _arm_features() -> dict[str, bool]:
-    """What LLVM does not find out about a 64-bit ARM; nothing elsewhere.
+    """Returns the features of a 64-bit ARM, which LLVM does not find out itself; empty on other machines.
 
-    Without SVE: on most machines its vectors are no wider than NEON's, and LLVM 22 ends the process at a load of some lanes of
-    bf16 where it may use SVE.
+    SVE is off. On most machines its vectors are no wider than NEON's, and with it LLVM 22 crashes on a masked load of bf16.
     """
     if not llvm.get_process_triple().startswith(("aarch64", "arm64")):
         return {}
@@ -149,21 +157,21 @@ def _arm_features() -> dict[str, bool]:
 
 
 def _sysctl(name: str) -> bool:
-    """A number that macOS knows, other than 0."""
+    """Whether a macOS setting exists and is not 0."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     found = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
     return found == 0 and value.value != 0
 
 
 def _unmasked(cpu: str, features: Mapping[str, bool]) -> str:
-    """The CPU as LLVM's tables should have it: virtual machines may claim to be a model older than what they can do."""
+    """Returns the CPU's name for LLVM's tables. A virtual machine may report an older model than its features belong to."""
     if not features.get("amx-tile") or cpu in _WITH_TILES:
         return cpu
     return "graniterapids" if features.get("prefetchi") else "sapphirerapids"
 
 
 def _may_use_tiles() -> bool:
-    """Ask Linux for AMX's tile registers, which it gives only to processes that did (Documentation/arch/x86/xstate.rst)."""
+    """Asks Linux for AMX's tile registers. Only processes that ask may use them (Documentation/arch/x86/xstate.rst)."""
     request, permission, tile_data = 158, 0x1023, 18  # SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return ctypes.CDLL(None).syscall(request, permission, tile_data) == 0
 
@@ -190,7 +198,7 @@ def _gathers_by_one_instruction(target: Target) -> bool:
 
 @cache
 def _gathers_are_guarded() -> bool:
-    """Whether Linux says that a mitigation is in place (Documentation/admin-guide/hw-vuln/gather_data_sampling.rst)."""
+    """Whether Linux reports a mitigation (Documentation/admin-guide/hw-vuln/gather_data_sampling.rst)."""
     try:
         return _GUARDS.read_text().startswith("Mitigation")
     except OSError:
@@ -199,6 +207,6 @@ def _gathers_are_guarded() -> bool:
 
 @cache
 def initialize() -> None:
-    """Make LLVM's targets known, once."""
+    """Registers LLVM's targets, once."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

@@ -1,9 +1,10 @@
-"""The private names of torch that the house uses, all of them and here alone. torch_names.py has their table.
+"""Gives access to the private names of torch. Only this file touches them; torch_names.py has their table.
 
     from gossamer.runtime.torch_internals import compile_fx
 
-gives torch's own object, found when it is first asked for: no module of torch is loaded before. A torch that lacks it gives the
-stand-in of its entry, and what needs it is off: a warning says so once, and so do `gossamer.explain` and `off`.
+imports torch's own object at its first use; no module of torch is loaded before. If this torch lacks the name, the import gives
+the stand-in of the table, and the feature that needs the name is off. One warning says so, and so do `gossamer.explain` and
+`off`.
 """
 
 import warnings
@@ -21,7 +22,7 @@ from gossamer.runtime.torch_names import PRIVATE, Private
 
 
 def off(feature: str) -> str | None:
-    """Why a feature is off with this torch, as a sentence; None if it is not."""
+    """Returns why a feature is off with this torch, as a sentence; None if it is on."""
     for name, private in PRIVATE.items():
         if private.feature == feature:
             _get(name)
@@ -29,12 +30,12 @@ def off(feature: str) -> str | None:
 
 
 def known_off() -> list[str]:
-    """What was found to be off so far, as sentences."""
+    """Returns sentences on the features that were found to be off so far."""
     return list(_off.values())
 
 
 def refusal(feature: str) -> Callable[..., Any] | None:
-    """What raises GossamerError where the feature is asked for, if it is off."""
+    """Returns a function that raises GossamerError if the feature is off, else None."""
     return None if off(feature) is None else _refusing(feature)
 
 
@@ -46,13 +47,13 @@ def _refusing(feature: str) -> Callable[..., Any]:
 
 
 def _in_transform() -> bool:
-    """By the one of two names that is there."""
+    """Whether a transform of torch.func runs, by the one of two names that this torch has. The stand-in for both names."""
     found = (_get(name) for name in ("layers_of_transforms", "transforms_active"))
     return any(ask() for ask in found if ask is not _in_transform)
 
 
 for _name in ("layers_of_transforms", "transforms_active"):
-    PRIVATE[_name] = replace(PRIVATE[_name], stand_in=_in_transform)  # each looks for the other, which a table cannot
+    PRIVATE[_name] = replace(PRIVATE[_name], stand_in=_in_transform)  # each falls back to the other name
 
 _off: dict[str, str] = {}
 

@@ -1,7 +1,7 @@
-"""The table of torch's private names: where each is, what we use it for, and what is off without it.
+"""The table of torch's private names: where each is, what Gossamer uses it for, and which feature is off without it.
 
-torch_internals.py finds them. Private is what has an underscore in its dotted path, and torch.fx.experimental; operators
-(`torch.ops.aten._to_copy`) are what graphs are made of, and have a schema that torch keeps.
+torch_internals.py imports them. A name is private if its dotted path has an underscore, or lies in torch.fx.experimental.
+Operators such as `torch.ops.aten._to_copy` do not count as private: graphs consist of them, and torch keeps their schemas.
 """
 
 from collections import Counter, defaultdict
@@ -55,13 +55,13 @@ COPIES = "copies of the values of a matrix that is multiplied again"
 
 @dataclass(frozen=True)
 class Private:
-    """A name that torch does not promise.
+    """A name that torch does not promise to keep.
 
-    path      where torch has it, module:attributes
-    purpose   what we use it for
-    feature   what is off without it
-    stand_in  what it is then; None for what raises GossamerError when it is called
-    changing  whether it is a variable of its module that changes: what is imported is the module
+    path      where torch has it, as module:attributes
+    purpose   what Gossamer uses it for
+    feature   the feature that is off without it
+    stand_in  the object to use without it; None for a function that raises GossamerError
+    changing  whether it is a variable whose value changes; then the import gives its module instead
     """
 
     path: str
@@ -72,7 +72,7 @@ class Private:
 
 
 class Absent(Exception):
-    """In place of a class: nothing is an instance of it, and nobody raises it."""
+    """Stands for a missing class: nothing is an instance of it, and nobody raises it."""
 
 
 def _modes(mode: str | None = None) -> dict[str, Any]:
@@ -93,7 +93,7 @@ _UNCOUNTED = lambda *_: -1
 _YES = lambda *_: True
 
 PRIVATE = {
-    # Graphs: what their inputs are, and their sizes
+    # Inputs of graphs, and their sizes
     "AOTInput": Private(f"{_AOT}:AOTInput", "any input of a traced graph", REGIONS, Absent),
     "PlainAOTInput": Private(f"{_AOT}:PlainAOTInput", "an argument, by its number", REGIONS, Absent),
     "ParamAOTInput": Private(f"{_AOT}:ParamAOTInput", "a parameter, by its name", REGIONS, Absent),
@@ -128,7 +128,7 @@ PRIVATE = {
         f"{_SHAPES}:ShapeEnv._rename_unbacked_to", "two names for one of them", DYNAMIC, lambda *_: None
     ),
     "check_in_graph": Private("torch:_check", "what is to hold when a graph runs", DYNAMIC, lambda condition: None),
-    # Who compiles the rest
+    # Compilation of everything but our regions
     "compile_fx": Private("torch._inductor.compile_fx:compile_fx", "compilation of the rest", INDUCTOR),
     "compile_fx_inner": Private("torch._inductor.compile_fx:compile_fx_inner", "compilation of a graph", INDUCTOR),
     "get_cpp_compiler": Private("torch._inductor.cpp_builder:get_cpp_compiler", "if it can build", INDUCTOR, lambda: None),
@@ -258,7 +258,7 @@ PRIVATE = {
         "torch.compiler:_is_exporting_flag", "whether it traces", EXPORT, SimpleNamespace(_is_exporting_flag=False),
         changing=True,
     ),
-    "layers_of_transforms": Private(  # Dynamo traces the first from torch 2.13 on
+    "layers_of_transforms": Private(  # Dynamo traces the first path from torch 2.13 on
         f"{_FUNCTORCH}:get_dynamic_layer_stack_depth" if torch.__version__ >= "2.13" else _ACTIVE,
         "whether one runs", TRANSFORMS,
     ),

@@ -1,8 +1,8 @@
-"""Tensors to which torch counts no writes, so that `_version` does not tell whether they have changed.
+"""Finds tensors whose `_version`, torch's count of writes, does not show whether they have changed.
 
-made in inference mode      they have no count
-in shared memory            another process counts its writes for itself
-gathered by FSDP2           it fills the same memory before every forward pass, and puts the count back for autograd's sake
+made in inference mode      have no count
+in shared memory            each process counts only its own writes
+gathered by FSDP2           FSDP2 fills the same memory before every forward pass, and resets the count for autograd
 """
 
 import sys
@@ -13,8 +13,8 @@ from gossamer.runtime import torch_internals
 
 
 def counts_writes(tensor: Tensor) -> bool:
-    """Whether `_version` moves on with every write. While FSDP2 shards a module of this process, no tensor is relied on."""
-    shared = tensor.is_cpu and tensor.untyped_storage().is_shared()  # any memory of a GPU is said to be
+    """Whether `_version` shows every write. False for all tensors while FSDP2 shards a module of this process."""
+    shared = tensor.is_cpu and tensor.untyped_storage().is_shared()  # torch says that all memory of GPUs is shared
     return not (shared or tensor.is_inference() or _is_sharding())
 
 

@@ -1,4 +1,4 @@
-"""What makes code out of kernel IR: versions, for the keys under which code and decisions are kept."""
+"""Returns versions of everything that turns kernel IR into code. The keys of cached code and decisions include them."""
 
 import hashlib
 from functools import cache
@@ -11,15 +11,14 @@ from gossamer.dialects.errors import CompileError
 
 @cache
 def compiler() -> str:
-    """What turns kernel IR into code: the versions of MLIR and LLVM, and a hash of our own source, which a version does not
-    pin down while it is worked on."""
+    """Returns the versions of MLIR and LLVM, and a hash of Gossamer's source, which changes more often than its version."""
     source = source_hash("gossamer.dialects", "gossamer.passes", "gossamer.runtime")
     return f"torch-mlir {version('torch-mlir')} llvmlite {version('llvmlite')} gossamer {source}"
 
 
 @cache
 def source_hash(*packages: str) -> str:
-    """A hash of the Python files of some packages and all below them, which are not imported."""
+    """Returns a hash of all Python files in these packages and below. Does not import them."""
     found = hashlib.sha256()
     for package in packages:
         folder = _folder(package)

@@ -1,11 +1,11 @@
-"""Weights without a dense copy: kept as a compiled kernel has packed them, and rebuilt when somebody asks.
+"""Keeps weights without a dense copy: only as a compiled kernel has packed them. The dense weight is rebuilt on demand.
 
-A `WeightStore` is known by its `handle`, a tensor of one element that graphs carry in place of the weight:
+A `WeightStore` is found by its `handle`, a tensor of one element that graphs carry in place of the weight:
 
-    %w = gossamer::dense_weight(%handle, 3072, 768)       the weight, for whatever wants it dense
+    %w = gossamer::dense_weight(%handle, 3072, 768)       the weight, for operations that need it dense
 
-A sparse region reads what was packed of it and never runs this op; then `adopt` lets the dense copy go. The handle's version
-counter moves when the weight changes, as that of a parameter would.
+A sparse region reads the packed weight and never runs this op. Then `adopt` frees the dense copy. When the weight changes, the
+handle's version counter changes, as a parameter's would.
 """
 
 import threading
@@ -35,16 +35,16 @@ class WeightStore:
 
     @property
     def packed(self) -> Packed | None:
-        """What is kept instead of the dense matrix; None while that is kept."""
+        """The packed weight; None while the dense matrix is kept."""
         return self._packed
 
     def copy(self) -> torch.Tensor:
-        """The matrix in memory of its own."""
+        """Returns a copy of the dense matrix."""
         with self._lock:
             return self.dense() if self._dense is None else self._dense.clone()
 
     def dense(self) -> torch.Tensor:
-        """The matrix: the one that is kept, or built anew. Not to be written to."""
+        """Returns the dense matrix: the one that is kept, or a new one. Do not write to it."""
         with self._lock:
             if self._dense is not None:
                 return self._dense
@@ -53,14 +53,14 @@ class WeightStore:
             return matrix.t().contiguous() if self._transposed else matrix
 
     def keep_dense(self) -> torch.Tensor:
-        """The matrix, kept dense from now on, until it is adopted again."""
+        """Returns the dense matrix, and keeps it until the next `adopt`."""
         with self._lock:
             self._dense = self.dense()
             self._packed = None
             return self._dense
 
     def replace(self, dense: torch.Tensor) -> None:
-        """Put another matrix of the same shape, dtype and device in its place."""
+        """Replaces the matrix by another one of the same shape, dtype and device."""
         if tuple(dense.shape) != self.shape:
             raise GossamerError(f"a weight of shape {self.shape} cannot become one of shape {tuple(dense.shape)}")
         with self._lock, torch.no_grad():
@@ -68,9 +68,10 @@ class WeightStore:
             self.handle.zero_()
 
     def adopt(self, packed: Packed) -> Packed:
-        """Keep what a kernel reads instead of the dense matrix, if that is in it; what the kernel is to read from now on.
+        """Keeps `packed` instead of the dense matrix, if `packed` or its transpose gives the matrix back. Returns the packed
+        weight for the kernel to read from now on.
 
-        A matrix with a NaN stays dense.
+        A matrix with a NaN stays dense, because it does not compare equal.
         """
         with self._lock:
             if self._dense is None:
@@ -87,7 +88,7 @@ _stores: "weakref.WeakValueDictionary[int, WeightStore]" = weakref.WeakValueDict
 
 
 def store_of(handle: torch.Tensor) -> WeightStore | None:
-    """The store that this tensor is the handle of, if it is one."""
+    """Returns the store whose handle this tensor is; None if it is not a handle."""
     store = _stores.get(handle.data_ptr()) if handle.numel() == 1 else None
     return store if store is not None and store.handle.untyped_storage() is handle.untyped_storage() else None
 
@@ -101,7 +102,8 @@ _reading = _Reading()
 
 @contextmanager
 def only_reading() -> Iterator[None]:
-    """Inside, `dense_weight` gives the matrix for a short look: it stays packed, and no copy is made."""
+    """Inside this context, `dense_weight` returns the matrix for reading only. The store stays packed, and keeps no dense
+    copy."""
     _reading.depth += 1
     try:
         yield
@@ -115,7 +117,7 @@ def _dense_weight(handle: torch.Tensor, rows: int, columns: int) -> torch.Tensor
         raise GossamerError(
             "this graph reads a packed weight of a module that is gone, or of another process: compile the model again here"
         )
-    # A graph that needs it dense will do so at every call, and may reuse the memory of what it was given.
+    # A graph that needs the matrix dense needs it at every call. It may reuse the memory of its result, so it gets a clone.
     return store.dense() if _reading.depth else store.keep_dense().clone()
 
 

@@ -1,1 +1,2 @@
-"""Whether compiled graphs compute what torch computes, and which part of a graph does not."""
+"""Compares compiled graphs with torch, and finds the part of a graph that differs. Option `check` and gossamer.bisect use
+it."""

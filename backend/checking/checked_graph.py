@@ -1,4 +1,4 @@
-"""What option `check` makes of a compiled graph: it runs as torch runs it, too, and both are compared."""
+"""Implements the option `check`: runs a graph compiled and as torch runs it, and compares both."""
 
 import re
 import warnings
@@ -22,12 +22,12 @@ from gossamer.dialects.errors import GossamerError
 
 @dataclass(frozen=True)
 class Difference:
-    """Values of a compiled graph that are not torch's.
+    """Values of a compiled graph that differ from torch's.
 
-    values    their names, each with the largest difference as a share of the largest value
+    values    names of the values, each with the largest difference as a share of the largest value
     gradients whether they are gradients
-    place     where the graph goes wrong; None if no part of it is wrong by itself
-    file      a program that shows the failure alone; None if there is no place, or no file could be written
+    place     the part of the graph that is wrong; None if no part is wrong by itself
+    file      a program that shows only this failure; None without a place, or if no file could be written
     """
 
     values: Sequence[tuple[str, float]]
@@ -64,7 +64,7 @@ _found: ContextVar[list[Difference] | None] = ContextVar("gossamer_differences",
 
 @contextmanager
 def collect_differences() -> Iterator[list[Difference]]:
-    """Collects what checked graphs find in here, instead of warnings."""
+    """Collects the differences that checked graphs find in this context, instead of warnings."""
     found = list[Difference]()
     token = _found.set(found)
     try:
@@ -74,7 +74,7 @@ def collect_differences() -> Iterator[list[Difference]]:
 
 
 class _Watched(torch.autograd.Function):
-    """Copies of results; a function gets their gradients."""
+    """Copies results. In the backward pass, calls a function with their gradients."""
 
     @staticmethod
     def forward(ctx: Any, compare: Callable[[Sequence[Tensor | None]], None], *results: Tensor) -> tuple[Tensor, ...]:
@@ -89,10 +89,11 @@ class _Watched(torch.autograd.Function):
 
 
 class CheckedGraph:
-    """A compiled graph that compares itself with torch at every call, and in the backward pass.
+    """A compiled graph that compares itself with torch at every call, and in the backward pass. It returns the compiled
+    results.
 
-    Where they differ, a warning says so once, with the part at fault; under `strict` it is an error. Results are the compiled
-    ones. A call takes two copies of all inputs, weights included, and the time of both ways.
+    If they differ, one warning names the part at fault; under `strict` it is an error. A call needs memory for two copies of
+    all inputs, weights included, and the time of both runs.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: Inputs, ways: Ways) -> None:
@@ -104,7 +105,7 @@ class CheckedGraph:
         self._collected = _found.get()
 
     def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """What runs the compiled function and compares."""
+        """Returns a function that runs the compiled function and compares."""
 
         @torch.compiler.disable
         def checked(*args: Any) -> Any:
@@ -121,7 +122,7 @@ class CheckedGraph:
     def _watched(
         self, args: Sequence[Any], dense: Sequence[Any], found: Sequence[Any], expected: Sequence[Any], before: Sequence[Any]
     ) -> list[Any]:
-        """The results; once their gradients are computed, those of the inputs are compared."""
+        """Returns the results. When their gradients arrive, the gradients of the inputs are compared."""
         leaves = [n for n, each in enumerate(args) if isinstance(each, Tensor) and each.requires_grad]
         results = [n for n, each in enumerate(found) if isinstance(each, Tensor) and each.requires_grad]
         if not leaves or not results:

@@ -1,4 +1,4 @@
-"""How far values of a compiled graph are from torch's own."""
+"""Measures how far values of a compiled graph are from torch's own."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -10,17 +10,18 @@ from torch import Tensor
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Largest difference, as a share of the largest value, of what counts as equal."""
+"""Largest difference that counts as equal, as a share of the largest value."""
 
 _CANCELLED = 1e-2
-"""Gradients this much smaller than the largest may be sums that cancel: that of a bias before a batch norm is one."""
+"""A gradient smaller than this share of the largest one may be a sum that cancels, such as of a bias before a batch norm. Then
+its difference is divided by this share of the largest gradient."""
 
 
 def difference(found: Any, expected: Any, usual: float = 0.0) -> float:
-    """The largest difference, as a share of the largest expected value, or of a `usual` one that is larger.
+    """Returns the largest difference as a share of the largest expected value, or of `usual` if that is larger.
 
-    It is infinite if the sizes or types differ, or if only one side has a NaN or an infinity somewhere. Integers and truth
-    values are equal (0) or not (infinite).
+    Returns infinity if sizes or types differ, or if only one side has a NaN or an infinity somewhere. Integers and booleans are
+    equal (0) or not (infinity).
     """
     if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
         return 0.0 if type(found) is type(expected) and found == expected else float("inf")
@@ -37,7 +38,7 @@ def difference(found: Any, expected: Any, usual: float = 0.0) -> float:
 
 
 def _flat(value: Any) -> tuple[list[str], object]:
-    """The arrays of a wrapper subclass, and what it keeps beside them."""
+    """Returns the names of the arrays of a wrapper subclass, and its other state."""
     found: tuple[list[str], object] = value.__tensor_flatten__() if is_traceable_wrapper_subclass(value) else ([], None)
     return found
 
@@ -58,12 +59,12 @@ def _of_floats(found: Tensor, expected: Tensor, usual: float) -> float:
 
 
 def apart(names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]) -> list[tuple[str, float]]:
-    """The names of the values that differ by more than rounding, and how much they differ."""
+    """Returns the names of values that differ by more than rounding, each with its difference."""
     return _apart(names, found, expected, 0.0)
 
 
 def gradients_apart(names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]) -> list[tuple[str, float]]:
-    """The same for the gradients of one backward pass."""
+    """Returns the same for the gradients of one backward pass."""
     floats = [each for each in expected if isinstance(each, Tensor) and not is_traceable_wrapper_subclass(each)]
     largest = [float(each.abs().max()) for each in floats if each.numel()]
     finite = [each for each in largest if isfinite(each)]

@@ -1,9 +1,10 @@
-"""Where a compiled graph goes wrong: a small part that is wrong by itself, and the graph pass that makes it wrong.
+"""Finds where a compiled graph goes wrong: a small part that is wrong by itself, and the graph pass that makes it wrong.
 
-nodes of the graph    0 … … … … … … n
-the end               the first node that is wrong, of the part from 0 on    by halving
-the start             the last one from which the part is still wrong        by halving
-the pass              the first with which the part is wrong                 by halving
+Three binary searches find them, over the nodes 0 to n of the graph and over the graph passes:
+
+the end      the first node such that the part from node 0 to it is wrong
+the start    the last node from which the part to that end is still wrong
+the pass     the first graph pass with which this part is wrong
 """
 
 import re
@@ -48,7 +49,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Ways:
-    """How graphs are compiled: by what, with which options, and with which steps, in their order, that options can disable."""
+    """How graphs are compiled: the function, the options, and the names of the steps that options can disable, in their
+    order."""
 
     compile: Compile
     options: Options
@@ -56,9 +58,9 @@ class Ways:
 
 
 def locate(module: fx.GraphModule, inputs: Sequence[Any], ways: Ways, gradients: bool) -> Place | None:
-    """The place where a graph of Dynamo's goes wrong on these inputs. None if no part is wrong by itself.
+    """Returns the place where a Dynamo graph goes wrong on these inputs; None if no part is wrong by itself.
 
-    gradients  look at gradients instead of results
+    gradients  whether to compare gradients instead of results
     """
     values, nodes = computed(module, inputs), calls(module.graph)
     ends = [n for n, node in enumerate(nodes) if isinstance(values[node], Tensor) and values[node].is_floating_point()]
@@ -80,5 +82,5 @@ def locate(module: fx.GraphModule, inputs: Sequence[Any], ways: Ways, gradients:
         return right(disable=[*ways.options.disable, *ways.steps[steps:]])
 
     steps = bisect_left(range(len(ways.steps) + 1), True, key=lambda steps: not right_with(steps))
-    culprit = ways.steps[steps - 1] if 0 < steps <= len(ways.steps) else None  # beyond: the fault has not come again
+    culprit = ways.steps[steps - 1] if 0 < steps <= len(ways.steps) else None  # beyond: the fault did not occur again
     return Place(part, nodes[end], culprit, right(schedule="reference"))

@@ -1,4 +1,4 @@
-"""A part of one of Dynamo's graphs, which runs alone: as compiled by Gossamer, and as torch runs it.
+"""Cuts a part out of a Dynamo graph that runs alone: compiled by Gossamer, and as torch runs it.
 
     def graph(x, w0, w1):                    nodes 1 to 2          def part(h, w1):
         h = linear(x, w0)                         →                    a = relu(h)
@@ -6,7 +6,8 @@
         y = linear(a, w1)
         return softmax(y)
 
-Inputs of the whole graph stay what they are, static weights too. Other values are inputs, computed as torch computes them.
+Inputs of the whole graph, including static weights, stay inputs of the same kind. Other values become inputs; torch computes
+them.
 """
 
 import warnings
@@ -25,19 +26,19 @@ from gossamer.backend.report.options import Options
 
 Values = Mapping[fx.Node, Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
-"""What compiles a graph of Dynamo's for some inputs and options, with or without gradients as they are enabled."""
+"""Compiles a Dynamo graph for inputs and options; with gradients if they are enabled at the call."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A graph that computes one value, and the inputs to compute it of."""
+    """A graph that computes one value, and its inputs."""
 
     module: fx.GraphModule
     inputs: Sequence[Any]
 
     @classmethod
     def of(cls, whole: fx.GraphModule, values: Values, nodes: Sequence[fx.Node]) -> "Part":
-        """What computes the last of some nodes of a graph, of the others and of `values`."""
+        """Returns the part that computes the last of these nodes. Values of other nodes, from `values`, become its inputs."""
         graph, made, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[Any]()
         needed = _needed(nodes)
 
@@ -56,12 +57,13 @@ class Part:
         return cls(module_of(graph, whole), inputs)
 
     def is_right(self, compile_: Compile, options: Options, gradients: bool) -> bool:
-        """Whether the compiled part gives torch's result, or torch's gradients. What does not compile is right."""
+        """Whether the compiled part gives torch's result, or torch's gradients. A part that does not compile counts as
+        right."""
         try:
             with warnings.catch_warnings(), torch.random.fork_rng(()):
                 warnings.simplefilter("ignore")
                 return (self._gradients_are_right if gradients else self._result_is_right)(compile_, options)
-        except Exception:  # a part that ends between a view and a write, say, is none that torch can trace
+        except Exception:  # torch cannot trace some parts, such as one that ends between a view and a write
             return True
 
     def _result_is_right(self, compile_: Compile, options: Options) -> bool:
@@ -87,12 +89,12 @@ class Part:
 
 
 def calls(graph: fx.Graph) -> list[fx.Node]:
-    """All nodes of a graph that compute something, in their order."""
+    """Returns all nodes of a graph that compute something, in their order."""
     return [node for node in graph.nodes if node.op not in ("placeholder", "output")]
 
 
 def computed(module: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
-    """The value of each node, as torch computes it. Values that are written to later are copies."""
+    """Returns the value of each node as torch computes it. They are copies, so later writes do not change them."""
     found = dict[fx.Node, Any]()
 
     class Kept(fx.Interpreter):
@@ -107,7 +109,7 @@ def computed(module: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any
 
 
 def copies(values: Sequence[Any]) -> list[Any]:
-    """Copies of tensors, which share memory where the tensors do; other values as they are."""
+    """Returns copies of tensors, which share memory where the tensors do; other values as they are."""
     tensors = [each.detach() if isinstance(each, Tensor) else each for each in values]
     found: list[Any] = deepcopy(tensors)
     for n, value in enumerate(values):
@@ -126,7 +128,7 @@ def _apart(value: Any) -> Any:
 
 
 def _needed(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Those of the nodes that the last one depends on, or that write in place, and it."""
+    """Returns the last node, the nodes that it depends on, and nodes without users, which may write in place."""
     wanted, found = {nodes[-1]}, list[fx.Node]()
     for node in reversed(nodes):
         if node in wanted or not node.users:

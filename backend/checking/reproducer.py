@@ -1,7 +1,7 @@
-"""A program that shows a failure: Dynamo's graph as text, inputs of the same kind, one call.
+"""Writes a program that shows a failure: Dynamo's graph as text, inputs of the same kind, and one call.
 
-Values are made anew: weights with as many zeros, integers up to the largest. Users can read it before they send it, and
-nothing of theirs is in it but names and shapes.
+The program makes random values: weights with the same density, and integers up to the largest. Users can read it before they
+send it. It contains nothing of their data but names and shapes.
 """
 
 import os
@@ -56,15 +56,15 @@ with torch.set_grad_enabled({grad}):
 
 
 def write_reproducer(name: str, error: Exception, context: GraphContext) -> str | None:
-    """Writes the program for a graph pass that failed into the dump directory, or one for temporary files; its path.
+    """Writes the program for a graph pass that failed, into the dump directory or the one for temporary files.
 
-    None where no file can be written.
+    Returns its path; None if no file can be written.
     """
     return _write(name, program(name, error, context.inputs, context.options), context.options.dump_ir)
 
 
 def write_difference(name: str, module: fx.GraphModule, values: Sequence[Any], options: Options) -> str | None:
-    """Writes the program for a graph whose value `name` is not torch's, and its path, as above."""
+    """Writes the program for a graph whose value `name` differs from torch's. Returns its path as above."""
     call = f"print(gossamer.bisect(model, *inputs, options={_changed(options)}))"
     text = _text(f"the value '{name}' of this program is not torch's.", call, Inputs.of(module, values))
     return _write("difference", text, options.dump_ir)
@@ -81,7 +81,7 @@ def _write(name: str, text: str, folder: str | None) -> str | None:
 
 
 def program(name: str, error: Exception, inputs: Inputs, options: Options) -> str:
-    """The text of the program for a graph pass that failed."""
+    """Returns the text of the program for a graph pass that failed."""
     trace = "".join(traceback.format_exception(error)).replace("\\", "\\\\").replace('"""', "'''")
     dynamic = any(isinstance(size, torch.SymInt) for value in inputs.values for size in _sizes(value))
     set_ = {**_changed(options), "strict": True}
@@ -90,7 +90,7 @@ def program(name: str, error: Exception, inputs: Inputs, options: Options) -> st
 
 
 def _text(about: str, call: str, inputs: Inputs) -> str:
-    """The text of a program that makes a call."""
+    """Returns the text of a program that makes this call."""
     static = {index: f"s{index}" for index in inputs.statics}
     kept = [f"self.{n} = {_static(inputs.values[i])}" for i, n in static.items()] or ["pass"]
     arguments = [f"self.{static[i]}" if i in static else "next(given)" for i in range(len(inputs.values))]
@@ -102,20 +102,20 @@ def _text(about: str, call: str, inputs: Inputs) -> str:
 
 
 def _forward(inputs: Inputs) -> Iterator[str]:
-    """Dynamo's graph as a method `graph`."""
+    """Yields the lines of Dynamo's graph as a method `graph`."""
     for line in inputs.module.code.strip().splitlines():
         yield f"    {line}".replace("def forward(", "def graph(", 1).rstrip()
 
 
 def _static(value: Any) -> str:
-    """A parameter of this kind; what cannot be one is a plain attribute."""
+    """Returns an expression for an attribute of the module: a parameter, a buffer, or a plain value."""
     if isinstance(value, torch.nn.Parameter):
         return f"torch.nn.Parameter({_made(value.detach())}, requires_grad={value.requires_grad})"
     return f"torch.nn.Buffer({_made(value)})" if isinstance(value, torch.Tensor) else _made(value)
 
 
 def _made(value: Any) -> str:
-    """An expression for a value of this kind."""
+    """Returns an expression for a value of this kind."""
     if isinstance(value, torch.SymInt):
         return str(value.node.hint)
     if is_traceable_wrapper_subclass(value):
@@ -142,6 +142,6 @@ def _sizes(value: Any) -> tuple[Any, ...]:
 
 
 def _changed(options: Options) -> dict[str, Any]:
-    """Those that are not as they are by default."""
+    """Returns the options that differ from their defaults."""
     usual, names = Options(), ("dense", "schedule", "min_gain", "verify", "disable")
     return {n: v for n in names if (v := getattr(options, n)) != getattr(usual, n)}

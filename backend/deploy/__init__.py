@@ -1,1 +1,5 @@
-"""Sparse regions outside of Python: kernels, packed weights and calls as C, for packages of AOTInductor and for libraries."""
+"""Exports sparse regions for use without Python: kernels, packed weights and C code, for AOTInductor's packages and for
+libraries.
+
+`packages` links them into a package of AOTInductor, `backend/build.py` into a library with a C header.
+"""

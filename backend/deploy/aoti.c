@@ -1,4 +1,4 @@
-/* gossamer::exported as code of AOTInductor calls it, with tensors of torch's stable C interface. */
+/* Implements gossamer::exported for code of AOTInductor, with tensors of torch's stable C interface. */
 typedef struct array *Tensor;
 extern int aoti_torch_get_data_ptr(Tensor, void **);
 extern int aoti_torch_get_dim(Tensor, int64_t *);
@@ -24,7 +24,7 @@ static int new_tensors(struct tensor *results, int count) {
   return 0;
 }
 
-/* A tensor as kernels see it. What does not lie in order is copied; the copy has a handle. */
+/* Describes a tensor for kernels. Copies a tensor that is not contiguous; the copy has a handle, which the caller deletes. */
 static int seen(Tensor given, struct tensor *found) {
   int64_t *sizes;
   _Bool in_order;
@@ -38,17 +38,17 @@ static int seen(Tensor given, struct tensor *found) {
   return new_tensor(found) || aoti_torch_copy_(found->handle, given, 0);
 }
 
-/* A library with objects of threads that wait for their end is never unloaded. The linker has Inductor's code ask here; its only
-   such object is the text of a thread's last error, which is lost with the library. */
+/* A library that registers destructors of thread-local objects is never unloaded. So the linker makes Inductor's code call this
+   function instead, which registers nothing. Its only such object is the text of a thread's last error, which is then lost. */
 HIDDEN int __wrap___cxa_thread_atexit(void (*destroy)(void *), void *object, void *library) { return 0; }
 
-/* Why this processor cannot run the model; NULL while the library is opened, too. */
+/* Returns why this processor cannot run the model; NULL if it can, and while the library is being opened. */
 HIDDEN const char *gossamer_refusal(void) { return looked && refused() ? refusal : NULL; }
 
 HIDDEN int aoti_torch_cpu_exported(const Tensor *operands, int64_t count, const char *key, ...) {
   const struct region *region = REGIONS;
   while (region->key && strcmp(region->key, key)) region++;
-  if (refused()) return fprintf(stderr, "gossamer: %s\n", refusal), 1; /* by a torch whose loader asked for no device */
+  if (refused()) return fprintf(stderr, "gossamer: %s\n", refusal), 1; /* reached if torch's loader asks for no device */
   if (!region->key || region->operands != count) return 1;
   struct tensor in[count], out[region->results];
   memset(in, 0, sizeof in), memset(out, 0, sizeof out);

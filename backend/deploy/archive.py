@@ -1,6 +1,6 @@
-"""A static library with the regions of a program: kernels as object code, packed weights, and the C that calls them.
+"""Builds a static library with the regions of a program: kernels as object code, packed weights, and the C that calls them.
 
-libgossamer_5f21….a    call.c, aoti.c, and what c_code.py writes; built by the C++ compiler that Inductor uses
+libgossamer_5f21….a    call.c, aoti.c, and the code of c_code.py, compiled by the C++ compiler that Inductor uses
 """
 
 import hashlib
@@ -33,16 +33,16 @@ FEATURES = {
     "avx512bf16": (7, 1, 0, 5, _AVX512), "avx512fp16": (7, 0, _EDX, 23, _AVX512),
     "amx-bf16": (7, 0, _EDX, 22, _TILES), "amx-tile": (7, 0, _EDX, 24, _TILES), "amx-int8": (7, 0, _EDX, 25, _TILES),
 }  # fmt: skip
-"""Where CPUID tells of a feature: leaf, subleaf, word and bit; and the registers that the system has to save for it."""
+"""How to test for a feature: leaf, subleaf, word and bit of CPUID, and a mask of the registers that the system must save."""
 
 Calls = Mapping[str, tuple[ExportedRegion, Sequence[Operand]]]
-"""Regions by their keys, and what they are called with."""
+"""By the key of a region, the region and the operands of its calls."""
 
 More = Callable[[Arrays], str]
-"""C behind all other, which may add arrays."""
+"""Returns C code to put behind all other code. It may add arrays."""
 
 _LEVELS = {512: 0xF, 256: 0x7}
-"""The levels of x86-64 that code for vectors of so many bits needs, as its note to the dynamic linker has them."""
+"""By the bits of vectors, the x86-64 levels that the code needs, as a bit mask in its note to the dynamic linker."""
 
 _NOTE = """
   .section .note.gnu.property,"a",@note
@@ -64,13 +64,13 @@ _ARRAY = """
 
 
 def needed(target: Target) -> list[str]:
-    """The features that code for a target may use, of those that the C looks for."""
+    """Returns the features of a target that the C code must test for."""
     given = set(target.features.split(","))
     return [name for name in FEATURES if f"+{name}" in given]
 
 
 def c_text(regions: Calls, arrays: Arrays, parts: Sequence[str]) -> str:
-    """The C of all regions, and of the files of this folder that call them."""
+    """Returns the C code of all regions, and of the files of this folder that call them."""
     target = host()
     kernels = {kernel_name(way.kernel.key) for region, _ in regions.values() for way in region.ways}
     functions = [region_function(region, operands, arrays) for region, operands in regions.values()]
@@ -89,11 +89,12 @@ def c_text(regions: Calls, arrays: Arrays, parts: Sequence[str]) -> str:
 
 
 def archive(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> str:
-    """The name of a library in a folder, as a linker's -l takes it. It has regions, files of this room, and more C.
+    """Builds a library in a folder, from regions, files of this room, and more C. Returns its name for the linker's -l.
 
-    It is a script that has the linker take an object: of an archive it would take what it is asked for.
+    The library is a script that makes the linker take the whole object file. Of a real archive, it would take only the parts
+    that something refers to.
 
-    CompileError where there is no C++ compiler, where it fails, or where the cache has no code of a kernel.
+    Raises CompileError if there is no C++ compiler, if it fails, or if the cache has no code for a kernel.
     """
     name = f"gossamer_{hashlib.sha256(''.join(regions).encode()).hexdigest()[:16]}"
     together = folder / "together.o"
@@ -104,7 +105,7 @@ def archive(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> s
 
 
 def _objects(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> list[Path]:
-    """Object files in a folder: the C, the kernels, and the arrays."""
+    """Builds the object files in a folder: the C, the kernels, and the arrays. Returns their paths."""
     arrays = Arrays()
     text = f"{c_text(regions, arrays, parts)}\n{more(arrays)}"
     kernels = {way.kernel.key: way.kernel for region, _ in regions.values() for way in region.ways}
@@ -129,7 +130,7 @@ def _objects(regions: Calls, parts: Sequence[str], more: More, folder: Path) -> 
 
 
 def compiler() -> str:
-    """The C++ compiler that Inductor uses. CompileError if there is none."""
+    """Returns the C++ compiler that Inductor uses. Raises CompileError if there is none."""
     try:
         return str(get_cpp_compiler())
     except (OSError, RuntimeError) as problem:
@@ -137,7 +138,7 @@ def compiler() -> str:
 
 
 def run_tool(*command: object) -> None:
-    """Runs a tool of the compiler's. CompileError with what it says, where it fails."""
+    """Runs a tool of the compiler. Raises CompileError with its error text if it fails."""
     words = [str(word) for word in command]
     if shutil.which(words[0]) is None:
         raise CompileError(f"exporting needs {words[0]!r}, which is not on PATH: install the compiler's tools (binutils)")
@@ -147,7 +148,7 @@ def run_tool(*command: object) -> None:
 
 
 def _kernel(key: str, folder: Path) -> Path:
-    """The object code of a kernel, whose entry has a name of its own."""
+    """Writes the object code of a kernel to a file, with a unique name for its entry. Returns the path."""
     entry = disk_cache.read(key)
     if entry is None:
         raise CompileError(
@@ -164,5 +165,5 @@ def _file(name: str) -> str:
 
 
 def c_name(text: str) -> str:
-    """A text as a name in C."""
+    """Returns a text as a valid name in C."""
     return re.sub(r"\W", "_", text).lstrip("0123456789") or "model"

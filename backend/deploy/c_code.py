@@ -1,11 +1,11 @@
-"""The calls of regions as C: each region becomes a function of tensors that finds its kernel and the words that it takes.
+"""Writes the calls of regions as C: a function for each region, which chooses a kernel and fills in its words.
 
     if (n <= 16) {
       int64_t words[] = {x, n, array_3, 4096, …, y, n, 0, 0, 0};
       return call(kernel_5f21…, words, 11, 8192, 0);
     }
 
-The words come from what calls kernels in Python (see `Kernel.words`), which is given symbols for sizes and addresses.
+The words come from the same code as in Python (`Kernel.words`). Here it gets symbols in place of sizes and addresses.
 """
 
 from collections.abc import Sequence
@@ -26,33 +26,33 @@ TYPES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
 }  # fmt: skip
-"""torch's numbers of types."""
+"""torch's numbers for types."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a call: how many sizes it has, and those that are the same at every call (None for others)."""
+    """An operand of a call: its sizes, with None for those that may differ between calls."""
 
     sizes: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class _Words:
-    """A weight as a call takes it."""
+    """A weight in a call: its words as symbols, and its shape."""
 
     words: Sequence[Any]
     shape: tuple[int, ...]
 
 
 class Arrays:
-    """The arrays of packed weights by the names that C has for them; equal ones have the same."""
+    """The arrays of packed weights, by their names in C. Equal arrays share a name."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
         self._names: dict[bytes, str] = {}
 
     def name(self, array: torch.Tensor) -> str:
-        """The name of an array."""
+        """Returns the name of an array, and adds the array if it is new."""
         held = content(array)
         if held not in self._names:
             self._names[held] = f"array_{len(self._names)}"
@@ -60,18 +60,18 @@ class Arrays:
         return self._names[held]
 
     def words(self, packed: Packed) -> _Words:
-        """Address and length of each array of a weight."""
+        """Returns address and length of each array of a weight."""
         words = [word for array in packed.components for word in (_symbol(self.name(array)), array.numel())]
         return _Words(words, packed.shape)
 
 
 def kernel_name(key: str) -> str:
-    """What C calls a kernel."""
+    """Returns the name of a kernel in C."""
     return f"kernel_{key}"
 
 
 def region_function(region: ExportedRegion, operands: Sequence[Operand], arrays: Arrays) -> str:
-    """The function that runs a region, called `run_KEY`. CompileError for images whose sizes are open."""
+    """Returns the C function that runs a region, `run_KEY`. Raises CompileError for images with open sizes."""
     given = [_given(number, operand) for number, operand in enumerate(operands)]
     x = given[0]
     if isinstance(region.layout, Images) and any(not isinstance(size, int) for size in x.shape[1:]):
@@ -121,7 +121,11 @@ def _symbol(text: str) -> Any:
 
 
 def in_c(value: Any) -> str:
-    """A number or an expression of symbols, which are C. Sums and products alone: C divides integers as Python does not."""
+    """Returns a number, or an expression of symbols, as C. Only sums and products, because C and Python divide integers
+    differently.
+
+    Raises CompileError for other expressions.
+    """
     if isinstance(value, int):
         return f"{value}LL"
     if isinstance(value, sympy.Symbol | sympy.Integer):

@@ -1,4 +1,4 @@
-"""The C header of a model, and the C behind it that checks inputs and holds constants."""
+"""Writes the C header of a model, and the C code behind it that checks inputs and holds constants."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _RANK = 8
 
 @dataclass(frozen=True)
 class Named:
-    """An input or a result of a model: what it is called, and a tensor of its sizes, which may be symbols, and type."""
+    """An input or a result of a model: its name, and a fake tensor with its type and its sizes, which may be symbols."""
 
     name: str
     value: torch.Tensor
@@ -24,7 +24,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a library takes and gives. `ranges` are the least and the largest size that a symbol stands for."""
+    """The inputs and results of a library. `ranges` has the least and the largest size for each symbol."""
 
     name: str
     inputs: Sequence[Named]
@@ -32,13 +32,13 @@ class Interface:
     ranges: Mapping[sympy.Symbol, tuple[int, float]]
 
     def header(self) -> str:
-        """The text of the header."""
+        """Returns the text of the header."""
         lines = [f"     {each}" for each in self._described()]
         text = self._text("library.h").replace("SIGNATURE", "\n".join(lines).lstrip())
         return text.replace("INPUT_COUNT", str(len(self.inputs))).replace("OUTPUT_COUNT", str(len(self.outputs)))
 
     def code(self, constants: Mapping[str, torch.Tensor], arrays: Arrays) -> str:
-        """The functions of the header, for a model that reads these constants. Their arrays are added to the others."""
+        """Returns the functions of the header, for a model with these constants. Adds the constants to `arrays`."""
         table = [_constant(name, value, arrays) for name, value in constants.items()]
         declared = [f"extern HIDDEN const char {name}[];" for name in arrays.content]
         checks = [line for number, each in enumerate(self.inputs) for line in self._checks(number, each)]
@@ -84,7 +84,7 @@ class Interface:
                 yield f'  if ({place} != {in_c(wanted)}) return "{what}";'
 
     def _first(self, symbol: Any) -> tuple[int, int] | None:
-        """The first input and dimension whose size a symbol is."""
+        """Returns the first input and dimension whose size is this symbol, else None."""
         places = (
             (n, d)
             for n, each in enumerate(self.inputs)

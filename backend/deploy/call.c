@@ -1,4 +1,4 @@
-/* What calls kernels in a package: results, scratch memory, and whether this processor can run them. */
+/* Calls kernels in a package: provides scratch memory, and tests whether this processor can run them. */
 #include <cpuid.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@ struct tensor {
   int64_t type, rank, sizes[RANK];
 };
 
-/* Memory for results whose sizes and types are known; nonzero if there is none. */
+/* Allocates results whose sizes and types are set. Returns nonzero if there is no memory. */
 typedef int (*allocator)(struct tensor *results, int count);
 
 struct region {
@@ -34,7 +34,7 @@ struct feature {
 
 extern int omp_get_max_threads(void);
 
-/* Scratch memory of calls that are over, for the next ones. Its first word says how many bytes it has. */
+/* Scratch memory of earlier calls, for reuse. The first word of each block has the number of its bytes. */
 static char *kept[64];
 
 static char *scratch(int64_t bytes) {
@@ -60,7 +60,7 @@ __attribute__((destructor)) static void forget(void) {
   for (int i = 0; i < 64; i++) free(kept[i]);
 }
 
-/* Calls a kernel with words, whose last three are scratch memory, its bytes, and threads. */
+/* Calls a kernel. Sets its last three words: scratch memory, its bytes, and the number of threads. */
 static int call(void (*kernel)(int64_t *), int64_t *words, int count, int64_t each, int64_t shared) {
   int64_t threads = omp_get_max_threads(), bytes = each * threads + shared;
   char *memory = scratch(bytes);
@@ -78,14 +78,14 @@ static int lacks(const struct feature *feature) {
   if ((low & feature->state) != feature->state) return 1;
   if (!__get_cpuid_count(feature->leaf, feature->subleaf, words, words + 1, words + 2, words + 3)) return 1;
   if (!(words[feature->word] >> feature->bit & 1)) return 1;
-  return feature->state >> 18 && syscall(SYS_arch_prctl, 0x1023, 18); /* Linux gives tiles to who asks */
+  return feature->state >> 18 && syscall(SYS_arch_prctl, 0x1023, 18); /* asks Linux for the tile registers */
 }
 
 static const struct region REGIONS[];
 static const struct feature FEATURES[];
 static const char BUILT_FOR[];
 
-static int looked, lacking; /* whether the library is open, and features that this processor lacks */
+static int looked, lacking; /* whether the library has been opened, and how many features this processor lacks */
 
 __attribute__((constructor)) static void look(void) {
   for (const struct feature *each = FEATURES; each->name; each++) lacking += lacks(each);

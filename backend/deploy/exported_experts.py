@@ -1,10 +1,10 @@
-"""Mixtures of experts in exported programs: the kernels of an operation take its place.
+"""Replaces mixtures of experts in exported programs: the kernels of an operation take its place.
 
     gossamer::routed_mlp(x, experts, scores, gate_up, …)    →    positions, order = exported([experts], "…")
                                                                  h = exported([order, x, gate_up, positions], "…")
                                                                  y = exported([scores, h, down, positions, order], "…")
 
-The weights stay operands. An expert that does not exist would be an error in Python; here the nearest one takes its place.
+The weights stay operands. In Python, an expert that does not exist is an error; here the nearest existing one is used.
 """
 
 import hashlib
@@ -37,7 +37,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def export_experts(graph: fx.Graph, inputs: Inputs) -> int:
-    """Puts kernels where a graph has operations on experts, in place: the number of kernels' calls. CompileError."""
+    """Replaces operations on experts in a graph by calls of kernels, in place. Returns the number of these calls.
+
+    Raises CompileError if an operation cannot be exported.
+    """
     made = 0
     for node in list(graph.nodes):
         if node.target in _EXPORTS:
@@ -47,7 +50,11 @@ def export_experts(graph: fx.Graph, inputs: Inputs) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Weight:
-    """A weight for each expert, floats: the node that has it row by row, or `turned` column by column, and its bias or None."""
+    """A weight [rows, columns] of floats for each expert.
+
+    node    the weights, stored row by row, or column by column if `turned`
+    bias    the biases, or None
+    """
 
     node: fx.Node
     turned: bool
@@ -57,7 +64,7 @@ class _Weight:
 
     @classmethod
     def of(cls, emit: Emitter, x: fx.Node, node: fx.Node, bias: fx.Node | None) -> "_Weight":
-        """That of operands of an operation on x. CompileError if no kernel reads it."""
+        """Returns the weight from the operands of an operation on x. Raises CompileError if no kernel reads it."""
         value = node.meta["val"]
         if value.dtype != x.meta["val"].dtype or not served(x.meta["val"], Weight(value, None, None)):
             raise CompileError(
@@ -72,11 +79,12 @@ class _Weight:
         return cls(node, turned, bias, rows, columns)
 
     def operands(self, positions: fx.Node) -> list[fx.Node]:
-        """What a region is called with for it."""
+        """Returns the operands that a region takes for the weight."""
         return [self.node, *([self.bias] if self.bias is not None else []), positions]
 
     def takes(self, first: int) -> Iterator[int | tuple[int, ...]]:
-        """What a kernel takes for it: weight, scales, bias, positions; its operands begin at the number `first`."""
+        """Yields what a kernel takes for the weight: weight, scales, bias, positions. Its operands begin at the number
+        `first`."""
         yield first
         yield 0, self.rows, 1
         yield (0, self.rows) if self.bias is None else first + 1
@@ -155,7 +163,7 @@ def _product(node: fx.Node, inputs: Inputs) -> int:
 
 
 def _routes(emit: Emitter, experts: fx.Node, count: int) -> tuple[fx.Node, fx.Node]:
-    """Where the slots of each expert begin in their order, and the order."""
+    """Emits the routes: where the slots of each expert begin in the order, and the order."""
     keys = emit(aten.clamp_max.default, emit(aten.clamp_min.default, experts, 0), count - 1)
     keys = emit(prims.convert_element_type.default, emit(aten.reshape.default, keys, [-1]), torch.int64)
     types = (torch.int64,) * 3

@@ -1,9 +1,9 @@
-"""`gossamer::exported`, the operation that stands for a region in an exported program.
+"""Defines `gossamer::exported`, the operation that stands for a region in an exported program.
 
     gossamer::exported([x, *extras], key) -> [[T, M], ...]
 
-In contrast to `gossamer::region` its weights are fixed: they are packed, and no operands. In a package of AOTInductor the call
-is one of a function in C (see c_code.py); in Python it runs the same kernel.
+Unlike in `gossamer::region`, the weights are fixed: they are packed, and are not operands. In a package of AOTInductor, the
+operation calls a C function (see c_code.py). In Python, it runs the same kernel.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from gossamer.runtime.region_kernel import RegionKernel
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """How a region is computed for up to `most_tokens` tokens: a kernel, and the weights as it takes them."""
+    """The way to compute a region for up to `most_tokens` tokens: a kernel, and the packed weights that it takes."""
 
     most_tokens: float
     kernel: RegionKernel
@@ -38,12 +38,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Arranged:
-    """The operands of an operation's kernel, which may be in another order, and arrays without elements.
+    """Maps the operands and results of a call to those of an operation's kernel.
 
-    results  sizes and type of each; None is as many as the first operand has rows
-    takes    what the kernel is given: numbers of operands, and the sizes of arrays without elements
-    gives    what it computes: numbers of results, and such sizes
-    flat     the operands that the kernel sees as one row
+    results  sizes and type of each result; None stands for the rows of the first operand
+    takes    the kernel's operands: numbers of the call's operands, or sizes of arrays without elements
+    gives    the kernel's results: numbers of the call's results, or such sizes
+    flat     numbers of the operands that the kernel sees as one row
     """
 
     results: tuple[tuple[tuple[int | None, ...], torch.dtype], ...]
@@ -52,15 +52,15 @@ class Arranged:
     flat: tuple[int, ...] = ()
 
     def tokens(self, given: Shape) -> int:
-        """Rows of the first operand."""
+        """Returns the rows of the first operand."""
         return given[0]
 
     def outputs(self, given: Shape) -> list[tuple[Shape, torch.dtype]]:
-        """Sizes and types of results."""
+        """Returns sizes and types of the results."""
         return [(tuple(given[0] if size is None else size for size in sizes), dtype) for sizes, dtype in self.results]
 
     def view(self, given: Shape) -> View:
-        """What the kernel takes."""
+        """Returns a function from the operands and results of a call to those of the kernel."""
 
         def view(operands: Sequence[Any], out: Any) -> tuple[Any, Any]:
             seen = [
@@ -79,7 +79,7 @@ class Arranged:
 
 @dataclass(frozen=True, eq=False)
 class ExportedRegion:
-    """A region with its weights. `ways` are by ascending number of tokens, and the last takes any number."""
+    """A region with its weights. `ways` ascend by their number of tokens; the last one takes any number."""
 
     key: str
     layout: Matrices | Images | Arranged
@@ -87,9 +87,9 @@ class ExportedRegion:
 
     @classmethod
     def of(cls, region: object, operands: Sequence[torch.Tensor | None]) -> "tuple[ExportedRegion, slice]":
-        """A region of these operands, of which its weights are known, and where its other operands are.
+        """Returns a region with the weights among these operands, and the slice of its other operands.
 
-        CompileError for one that is no single kernel, or whose weight is not packed.
+        Raises CompileError if the region is no single kernel, or a weight is not packed.
         """
         if not isinstance(region, CompiledRegion):
             raise CompileError(f"a {type(region).__name__} cannot be exported")
@@ -110,7 +110,7 @@ class ExportedRegion:
         return cls(key.hexdigest()[:16], region.layout, tuple(ways)).shared(), region.variants[0].others
 
     def shared(self) -> "ExportedRegion":
-        """The one that calls find by its key: this one, where there is none yet."""
+        """Returns the region that calls find by this key; registers this one if there is none yet."""
         return _regions.setdefault(self.key, self)
 
     @property
@@ -130,12 +130,12 @@ class ExportedRegion:
 
 
 def content(array: torch.Tensor) -> bytes:
-    """The bytes of an array."""
+    """Returns the bytes of an array."""
     return array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def known(key: str) -> ExportedRegion:
-    """The region of a key. CompileError if no program of this process has it."""
+    """Returns the region with this key. Raises CompileError if no program of this process has it."""
     region = _regions.get(key)
     if region is None:
         raise CompileError(
@@ -146,7 +146,7 @@ def known(key: str) -> ExportedRegion:
 
 
 def call(emit: Emitter, region: ExportedRegion, operands: Sequence[fx.Node]) -> fx.Node:
-    """A call of a region, in a graph that keeps the region as long as it lives."""
+    """Emits a call of a region. The graph keeps the region alive."""
     called = emit(exported, list(operands), region.key)
     called.meta[_OWNED] = region
     return called
@@ -161,9 +161,9 @@ def _fake(operands: list[torch.Tensor], key: str) -> list[torch.Tensor]:
 
 
 _OWNED = "gossamer"
-"""What the metadata of a call holds its region by."""
+"""The key by which the metadata of a call keep its region."""
 
 _regions: WeakValueDictionary[str, ExportedRegion] = WeakValueDictionary()
-"""Those that somebody keeps."""
+"""All living regions, by key."""
 
 exported = Operation("exported(Tensor[] operands, str key) -> Tensor[]", _run, fake=_fake, direct=False).register()

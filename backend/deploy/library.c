@@ -1,4 +1,4 @@
-/* The functions of library.h, on top of what AOTInductor compiles. */
+/* Implements the functions of library.h with the code that AOTInductor compiles. */
 struct pair {
   const char *name;
   Tensor tensor;
@@ -21,7 +21,7 @@ struct constant {
 };
 
 static const struct constant CONSTANTS[];
-static const char *problem(const MODEL_tensor *in); /* why the model cannot take these */
+static const char *problem(const MODEL_tensor *in); /* returns why the model cannot take these inputs, or NULL */
 
 struct MODEL {
   void *container;

@@ -1,9 +1,9 @@
-"""Has AOTInductor link the regions of an exported program into its package.
+"""Makes AOTInductor link the regions of an exported program into its package.
 
     torch._inductor.aoti_compile_and_package(gossamer.export(model, inputs))
 
-Calls of `gossamer::exported` become calls of a function in C, which lies in a static library that the package is linked with.
-The package's metadata get a note on its inputs, which gossamer.load_package reads.
+Calls of `gossamer::exported` become calls of a C function, in a static library that is linked into the package. The package's
+metadata get a note on its inputs, which gossamer.load_package reads.
 """
 
 import functools
@@ -25,13 +25,13 @@ from gossamer.runtime.torch_internals import ahead_of_time, inductor_config
 
 _MARK = "_gossamer_links_kernels"
 _LOADED = "AOTInductor*"
-"""What torch's loader looks for. The linker hides everything else, because templates of C++ that a library shows are unique in
-the process, and a library that has such symbols is never unloaded."""
+"""The functions that torch's loader looks for. The linker hides all other symbols: visible C++ templates are unique in a
+process, and a library with such symbols is never unloaded."""
 _DECLARED = "int aoti_torch_cpu_exported(const AtenTensorHandle* operands, int64_t count, const char* key, ...)"
 
 
 def watch_exports() -> None:
-    """Has `aot_compile` of torch._inductor link what a program calls."""
+    """Makes `aot_compile` of torch._inductor link the regions that a program calls."""
     original = ahead_of_time.aot_compile
     if hasattr(original, _MARK):
         return
@@ -50,18 +50,18 @@ def watch_exports() -> None:
 
 
 def compile_ahead(gm: fx.GraphModule, *arguments: Any, **named: Any) -> Any:
-    """`aot_compile` of torch._inductor, which links what the caller says (see `linked`)."""
+    """Calls the original `aot_compile` of torch._inductor. It links only what the caller asks for (see `linked`)."""
     given = ahead_of_time.aot_compile
     return (given.__wrapped__ if hasattr(given, _MARK) else given)(gm, *arguments, **named)
 
 
 def called_in(graph: fx.Graph) -> dict[str, tuple[ExportedRegion, list[Operand]]]:
-    """The regions that a graph calls, by their keys, and what it calls them with."""
+    """Returns the regions that a graph calls, by their keys, each with its operands."""
     found = dict[str, tuple[ExportedRegion, list[Operand]]]()
     for node in graph.find_nodes(op="call_function", target=exported):
         operands, key = node.args
         given = [Operand(tuple(each if isinstance(each, int) else None for each in x.meta["val"].shape)) for x in operands]
-        if key in found:  # called twice: what differs is open
+        if key in found:  # called again: sizes that differ are open
             given = [_either(*both) for both in zip(found[key][1], given, strict=True)]
         found[key] = known(key), given
     return found
@@ -71,9 +71,11 @@ def called_in(graph: fx.Graph) -> dict[str, tuple[ExportedRegion, list[Operand]]
 def linked(
     called: Calls, *parts: str, more: More = lambda _: "", public: str | None = None, flags: Sequence[str] = ()
 ) -> Iterator[None]:
-    """In here, Inductor links these regions into what it compiles ahead of time, with other C (see `archive`).
+    """In this context, Inductor links these regions, and more C (see `archive`), into everything that it compiles ahead of
+    time.
 
-    What it makes shows the functions of the pattern `public` and no others, if that is given. The linker gets these flags.
+    public  a pattern of the only functions that stay visible, if given
+    flags   more flags for the linker
     """
     with tempfile.TemporaryDirectory() as folder:
         library = archive(called, parts, more, Path(folder))
@@ -81,7 +83,7 @@ def linked(
             (Path(folder) / "shown").write_text(f"{{ global: {public}; local: *; }};")
             flags = (*flags, f"--version-script={folder}/shown")
         flags = (*flags, "--wrap=__cxa_thread_atexit")
-        library += "".join(f" -Wl,{flag}" for flag in flags)  # Inductor writes -l before it, and splits all at spaces
+        library += "".join(f" -Wl,{flag}" for flag in flags)  # Inductor writes -l before it, and splits it at spaces
         paths = os.pathsep.join(filter(None, [folder, LIBRARY_PATH.get()]))
         patches = {
             "aot_inductor.custom_ops_to_c_shims": {exported: [_DECLARED]},

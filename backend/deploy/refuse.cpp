@@ -1,6 +1,6 @@
-// A package refuses a processor when it is loaded: AOTInductor asks for the type of the device when it makes a model, and an
-// exception is the only answer that ends this. The linker has it ask here. Code that runs while the library is opened asks, too,
-// and would take the process with it, so that it gets the type.
+// Makes a package refuse a processor when it is loaded. AOTInductor asks for the device type when it makes a model; only an
+// exception stops it. The linker makes it call the function below. Code that runs while the library is opened also asks. An
+// exception would end the process there, so that code gets the type.
 #include <stdexcept>
 
 extern "C" {

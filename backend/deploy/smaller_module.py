@@ -1,9 +1,10 @@
-"""Removes rows and columns of zeros from a graph of torch.export, and makes factors of structured weights. Our passes follow.
+"""Removes rows and columns of zeros from a graph of torch.export, and replaces structured weights by factors, before our
+passes.
 
     model(x) with weights w1 [256, 64], w2 [64, 256]    →    a module of their 32 rows and columns that are not zeros
 
-torch.compile does the same to Dynamo's graph (see compile_module.py). Here the weights never change, so nothing looks at them
-again. The module goes through torch.export in place of the model.
+torch.compile does the same with Dynamo's graph (see compile_module.py). Exported weights never change, so nothing checks them
+later. The new module goes through torch.export in place of the model.
 """
 
 import warnings
@@ -26,15 +27,16 @@ from gossamer.runtime.torch_internals import detect_fake_mode, export_to_torch_i
 def smaller_module(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, options: Options
 ) -> tuple[nn.Module, Sequence[Decision]]:
-    """A module with the results of a model, whose products are smaller, and decisions to record. The model where none pays.
+    """Returns a module with the model's results and smaller products, and decisions to record; the model if nothing gets
+    smaller.
 
     args, kwargs, dynamic_shapes  as torch.export.export takes them
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what a graph leaves out: the model is looked at, and not run
+            warnings.simplefilter("ignore")  # torch warns of things that a graph leaves out; this one never runs
             traced = export_to_torch_ir(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-    except Exception as problem:  # torch.export itself may do without Dynamo, and does so later
+    except Exception as problem:  # torch.export may not need Dynamo later
         log.debug("Dynamo cannot trace the model, which is exported with all rows and columns: %s", problem, exc_info=True)
         return model, []
     given = _Graph.of(traced)
@@ -45,10 +47,10 @@ def smaller_module(
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """A graph of Dynamo's whose weights are placeholders behind those of the model's inputs.
+    """A Dynamo graph whose weights are placeholders, after the placeholders of the model's inputs.
 
-    inputs     what the model is called with: the node for each, and its placeholder in the graph, None where nothing reads it
-    weights    placeholders of weights, with what torch.export is to call them
+    inputs     for each input of the model, its node in the traced graph, and its placeholder here; None if nothing reads it
+    weights    for each placeholder of a weight, its name for torch.export and its value
     """
 
     graph: fx.Graph
@@ -58,7 +60,7 @@ class _Graph:
 
     @classmethod
     def of(cls, traced: fx.GraphModule) -> "_Graph":
-        """That of a module, of which it is a copy."""
+        """Returns a copy of the graph of a traced module."""
         graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
         weights, by_name = dict[fx.Node, tuple[str, Tensor]](), dict[str, fx.Node]()
         inputs = traced.graph.find_nodes(op="placeholder")
@@ -79,7 +81,7 @@ class _Graph:
         return cls(graph, [(node, env[node]) for node in inputs], weights)
 
     def planned(self, plan: Callable[..., Plan | None], options: Options) -> "_Graph":
-        """The graph that a planner finds; itself if it finds none."""
+        """Returns the smaller graph that a planner makes; itself if it makes none."""
         old = self.graph.find_nodes(op="placeholder")
         statics = {number: self.weights[node][0] for number, node in enumerate(old) if node in self.weights}
         values = [self.weights[node][1] if node in self.weights else node.meta.get("example_value") for node in old]
@@ -99,7 +101,7 @@ class _Graph:
         return _Graph(smaller.graph, inputs, weights, [*self.decisions, *found.decisions])
 
     def with_factors(self, options: Options) -> "_Graph":
-        """The graph, in which products with structured matrices are products with their factors; itself if it has none."""
+        """Returns the graph with factors in place of structured matrices; itself if it has no such products."""
         old = self.graph.find_nodes(op="placeholder")
         named = {number: self.weights[node] for number, node in enumerate(old) if node in self.weights}
         statics = {number: Static(name, value) for number, (name, value) in named.items()}
@@ -116,7 +118,7 @@ class _Graph:
         return _Graph(module.graph, inputs, weights, self.decisions)
 
     def module(self, traced: fx.GraphModule) -> fx.GraphModule:
-        """A module that is called as the traced one."""
+        """Returns a module with the signature of the traced one."""
         graph, env, root = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, Any]()
         for node, now in self.inputs:
             made = graph.node_copy(node)

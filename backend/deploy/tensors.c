@@ -1,4 +1,4 @@
-/* Tensors for code of AOTInductor, in the place of libtorch: as much of its C interface as code without torch's kernels needs. */
+/* Implements tensors for code of AOTInductor, without libtorch: the part of its C interface that code without its kernels needs. */
 struct storage {
   char *memory;
   int64_t references, bytes;
@@ -8,10 +8,10 @@ struct storage {
 struct array {
   struct storage *storage;
   int64_t offset, rank, sizes[RANK], strides[RANK];
-  int type, constant; /* a constant is the model's: AOTInductor takes handles of it, and gives none back */
+  int type, constant; /* the model owns a constant: AOTInductor takes handles of it, and does not delete them */
 };
 
-static const int BYTES[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 1, 1, 1, 2}; /* of an element, by torch's number of its type */
+static const int BYTES[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 1, 1, 1, 2}; /* of an element, by torch's number for its type */
 
 static char *address(Tensor tensor) { return tensor->storage->memory + tensor->offset * BYTES[tensor->type]; }
 
@@ -133,7 +133,7 @@ HIDDEN int aoti_torch_clone(Tensor source, Tensor *found) {
 HIDDEN void aoti_torch_check(_Bool holds, const char *function, const char *file, uint32_t line, const char *message) {
   if (holds) return;
   fprintf(stderr, "gossamer: %s\n", message);
-  abort(); /* it may be in a loop that several threads share, which nothing else ends */
+  abort(); /* the code may run in a parallel loop, which nothing else can leave */
 }
 
 HIDDEN int aoti_torch_device_type_cpu(void) { return 0; }

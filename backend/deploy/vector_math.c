@@ -1,4 +1,4 @@
-/* The functions of vectors that Inductor's code calls libtorch for, element by element. */
+/* Implements the vector functions that Inductor's code expects in libtorch, element by element. */
 #include <math.h>
 
 #define OF_ONE(name, vector, lanes, target_, function)                            \

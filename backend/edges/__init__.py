@@ -1,1 +1,1 @@
-"""Attention and sums over the edges of a graph: what gather and scatter share with operations on SparseTensors."""
+"""Recognises attention over the edges of a graph, for both spellings: gather and scatter, and operations on SparseTensors."""

@@ -1,13 +1,13 @@
-"""Attention over edges, with its gradients, becomes one operation, whatever spells it.
+"""Recognises attention over edges in any spelling, and replaces it and its gradients by one operation each.
 
     %z = leaky_relu(%a[source] + %b[target], slope)                             %r = attend(edges, %x, %b, %a, …, slope)
     %w = softmax of %z over the edges of each target                   →        %y = %r[0]
     %y = for each target the sum of %w * %x[source] over its edges
     and with them: gradients of %x, %a, %b                             →        attend_backward(…)
 
-(Veličković et al., "Graph Attention Networks", 2018.) The values of the edges, one for each edge and head, are then in no
-memory. The scores may be any that `scores.py` knows, and there may be dropout of the weights. Only the forward part is matched.
-Sequence numbers say what its gradients are (`graph/backward_part.py`).
+(Veličković et al., "Graph Attention Networks", 2018.) The operation keeps no array with a value for each edge and head. The
+scores may be any that `scores.py` knows, and the weights may have dropout. Only the forward part is matched. Sequence numbers
+then tell which nodes are its gradients (`graph/backward_part.py`).
 """
 
 import operator
@@ -38,11 +38,11 @@ _INFERENCE = BackwardPart(frozenset(), None, {})
 class Attention:
     """One attention.
 
-    result    [targets, heads, features], as one matrix or not
-    scores    what the softmax is of
-    terms     those of the operation by name, "values" [sources, heads, features] among them, each as a sum
-    dropout   of the weights, 0 for none
-    backward  what a joint graph has of its gradients
+    result    [targets, heads, features], where heads and features may be one dimension
+    scores    the scores before the softmax
+    terms     the operation's operands by name, each as a sum, including "values" [sources, heads, features]
+    dropout   the share of weights that dropout zeroes, 0 for none
+    backward  its gradients in a joint graph
     """
 
     result: PerNode
@@ -59,7 +59,7 @@ class Attention:
         return any(self.backward.gradients.values())
 
     def trail(self, name: str) -> list[Any]:
-        """The sizes of a term without its first, the nodes or edges."""
+        """Returns the sizes of a term without its first dimension, the nodes or edges."""
         if name == "values":
             return [self.heads, self.features]
         if name in ("queries", "keys", "direction"):
@@ -69,9 +69,9 @@ class Attention:
 
 
 def attention_at(forward: Sum, trail: Sequence[Any], edges: Edges, joint: JointGraph | None) -> Attention | None:
-    """The attention whose last step is a sum of products [edges, *trail]; None if its weights are no softmax.
+    """Returns the attention whose last step is a sum of products [edges, *trail]; None if its weights are no softmax.
 
-    `joint` is the graph if it has gradients. Raises Refused for a softmax that stays as it is.
+    `joint` is the graph if it has gradients. Raises Refused for a softmax that cannot be replaced.
     """
     heads, features = (1, trail[0]) if len(trail) == 1 else trail if len(trail) == 2 else (None, None)
     weights = rows_of(forward.weight)
@@ -95,7 +95,7 @@ def attention_at(forward: Sum, trail: Sequence[Any], edges: Edges, joint: JointG
 def _whole(
     forward: Sum, heads: int, features: int, scores: Scores, softmax: Softmax, dropout: Dropout | None, joint: JointGraph | None
 ) -> Attention:
-    """The attention with its gradients. Raises Refused if anything else depends on what is inside."""
+    """Returns the attention with its gradients. Raises Refused if other nodes depend on values inside."""
     if max(features, scores.size or 0) > MOST_FEATURES:
         raise Refused(f"its heads have more than {MOST_FEATURES} features")
     terms = {"values": [Term(1.0, (forward.values,))], **scores.terms}
@@ -114,7 +114,7 @@ def _whole(
 
 
 def replace(found: Attention, operation: Operation, emit: Emitter) -> None:
-    """Puts the operation and its gradients where they were; `emit` adds nodes before the result."""
+    """Replaces the attention and its gradients by the operations; `emit` adds nodes before the result."""
     terms = {
         name: _sum(emit, [_product(emit, term, found.trail(name)) for term in parts]) for name, parts in found.terms.items()
     }
@@ -151,7 +151,7 @@ def _replace_gradients(found: Attention, operation: Operation, arguments: list[A
 
 
 def _share_out(shares: list[fx.Node], places: Sequence[fx.Node], emit: Emitter) -> None:
-    """Puts parts of a gradient where its parts were. Autograd adds them, so that only their sum matters."""
+    """Replaces the parts of a gradient by new parts. Autograd adds them up, so only their sum matters."""
     for number, place in enumerate(places):
         last = number == len(places) - 1
         own = shares[number:] if last else shares[number : number + 1]
@@ -159,7 +159,7 @@ def _share_out(shares: list[fx.Node], places: Sequence[fx.Node], emit: Emitter) 
 
 
 def _product(emit: Emitter, term: Term, trail: list[Any], more: fx.Node | None = None) -> fx.Node:
-    """The product of some rows [..., *trail]."""
+    """Emits the product of a term's factors as rows [..., *trail], and of `more`."""
     factors = [each.read(trail, emit) for each in term.factors]
     product = reduce(lambda a, b: emit(aten.mul.Tensor, a, b), factors if more is None else [more, *factors])
     return product if abs(term.scale - 1) < 1e-9 else emit(aten.mul.Tensor, product, term.scale)

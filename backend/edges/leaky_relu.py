@@ -1,4 +1,4 @@
-"""leaky_relu before and after Inductor's decompositions; relu is the one with slope 0."""
+"""Recognises leaky_relu before and after Inductor's decompositions. relu counts as leaky_relu with slope 0."""
 
 import torch
 from torch import fx
@@ -19,6 +19,6 @@ _SPELLINGS = [
 
 
 def before_leaky_relu(node: fx.Node) -> tuple[fx.Node, float]:
-    """What leaky_relu is applied to, and its slope; the node itself and 1 if there is none."""
+    """Returns the operand and the slope of leaky_relu; for other nodes, the node itself and slope 1."""
     found: tuple[fx.Node, float] = apply(_SPELLINGS, node) or (same(node), 1.0)
     return found

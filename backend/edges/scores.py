@@ -1,9 +1,9 @@
-"""The scores that attention over edges is a softmax of: a number for each edge and head.
+"""Reads the scores of attention over edges, a number for each edge and head, as a sum of terms.
 
     leaky_relu(scale * %w * product(%q, %k) + %t[target] + %s[source] + %e, slope)        the product may have a direction
 
-Graph attention networks have %t and %s, graph transformers a product, GATv2 one with a direction; %e is whatever else is added.
-Names do not matter, nor does the order of terms and factors, scales in between, or how a product of sums is spread out.
+Graph attention networks have %t and %s, graph transformers a product, and GATv2 a product with a direction. %e has all other
+terms. The order of terms and factors does not matter, nor do scales in between, or whether products of sums are expanded.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _SUMS = [
     Rule(_X * _NUMBER, lambda node, x, number: [(number, x)]),
     Rule(_X / _NUMBER, lambda node, x, number: [(1 / number, x)] if number else []),
 ]
-"""What a node is a sum of, with factors."""
+"""Rules that split a node into terms, as (factor, node)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +56,13 @@ class Term:
 
 @dataclass(eq=False)
 class Scores:
-    """What they are computed from.
+    """The scores as the terms of the operation.
 
-    raw    what leaky_relu is applied to, if there is one around everything
-    slope  of leaky_relu, 1 if there is none
-    scale  of the product of queries and keys
-    size   of a query, None if there is no such product
-    terms  the terms of the operation by name, each as a sum
+    raw    the operand of a leaky_relu around everything, or the scores themselves
+    slope  the slope of leaky_relu, 1 if there is none
+    scale  the factor of the product of queries and keys
+    size   the features of a query, None if there is no such product
+    terms  the operands of the operation by name, each as a sum
     """
 
     raw: fx.Node
@@ -77,7 +77,7 @@ class Scores:
 
 
 def read(node: fx.Node, heads: int, edges: Edges) -> Iterator[Scores]:
-    """The ways to read a node as scores, the best first."""
+    """Yields the ways to read a node as scores, the best first."""
     raw, slope = before_leaky_relu(node)
     if not _is_value(raw, heads):
         return
@@ -115,7 +115,7 @@ def _add(scale: float, factors: tuple[fx.Node, ...], scores: Scores, heads: int,
 
 
 def _spread(node: fx.Node, scale: float, edges: Edges) -> list[Spread]:
-    """The sum that a node holds; products with sums are spread out where there are queries and keys in them."""
+    """Returns the terms of the sum that a node is. Expands products of sums if they contain queries and keys."""
     node = same(node)
     summands = apply(_SUMS, node, node) or []
     if summands and all(same_shape(each, node) and same_dtype(each, node) for _, each in summands):
@@ -130,7 +130,7 @@ def _spread(node: fx.Node, scale: float, edges: Edges) -> list[Spread]:
 
 
 def _is_value(node: fx.Node, heads: int) -> bool:
-    """Whether it has a number for each edge and head."""
+    """Whether a node has one number for each edge and head."""
     shape = node.meta["val"].shape
     own = 1 if len(shape) == 1 else shape[1] if len(shape) == 2 else None
     return own is not None and equal(own, heads)

@@ -1,9 +1,9 @@
-"""The parts of attention over edges, in words that all spellings of it have.
+"""Defines the parts of attention over edges, and the protocol `Edges`, which recognises them in one way of writing attention.
 
-A spelling says what a node computes in these words: gather and scatter over an edge list (`messages/message_edges.py`), or
-operations on SparseTensors (`operations/sparse_edges.py`). `scores.py` and `attention.py` say once what attention is.
+Two classes implement `Edges`: for gather and scatter over an edge list (`messages/message_edges.py`), and for operations on
+SparseTensors (`operations/sparse_edges.py`). `scores.py` and `attention.py` use it to recognise attention in both.
 
-An edge goes from a node on the side "source" to one on the side "target"; softmax and sums are by targets.
+An edge goes from a node on the side "source" to a node on the side "target". Softmax and sums are by targets.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, at
 
 
 def rows_of(node: fx.Node) -> fx.Node:
-    """The node before copies and views that keep its rows."""
+    """Returns the node before copies and views that keep its rows."""
     node = same(node)
     while node.target in _VIEWS and as_long(node.args[0], node):
         node = same(node.args[0])
@@ -34,8 +34,8 @@ def rows_of(node: fx.Node) -> fx.Node:
 class PerNode:
     """A tensor with a row for each node of a side, or for each edge.
 
-    across  whether it is a matrix that has columns for them instead
-    once    whether it has one value for all of them instead
+    across  whether it is a matrix with columns in place of rows
+    once    whether it has a single value for all nodes or edges
     """
 
     tensor: fx.Node
@@ -43,7 +43,7 @@ class PerNode:
     once: bool = False
 
     def read(self, trail: list[Any], emit: Emitter) -> fx.Node:
-        """It as [nodes, *trail], or as [*trail]."""
+        """Emits the tensor as [nodes, *trail], or as [*trail] if `once`."""
         now = emit(aten.permute.default, self.tensor, [1, 0]) if self.across else self.tensor
         rows = [] if self.once else emit.sizes(now, (0,))
         if equal_sizes(now.meta["val"].shape[len(rows) :], trail):
@@ -51,7 +51,7 @@ class PerNode:
         return emit(aten.reshape.default, now, [*rows, *trail])
 
     def written(self, found: fx.Node, emit: Emitter) -> fx.Node:
-        """What takes its place, made of the same numbers as `read` gives them."""
+        """Emits the inverse of `read`: values as `read` gives them, in the shape of the tensor."""
         shape = self.tensor.meta["val"].shape
         rows = [] if self.once else emit.sizes(found, (0,))
         trail = shape[:1] if self.across else shape[len(rows) :]
@@ -62,12 +62,13 @@ class PerNode:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """For each edge and head the dot product of a query and a key:
+    """The dot product of a query and a key for each edge and head:
 
     <queries[target], keys[source]>        or, with a direction,        <direction, leaky_relu(queries[target] + keys[source])>
 
-    queries    [targets, heads, size] and `keys` [sources, heads, size], with heads and size as one dimension or two
-    slope      of leaky_relu
+    queries    [targets, heads, size], where heads and size may be one dimension
+    keys       [sources, heads, size], likewise
+    slope      the slope of leaky_relu
     direction  [..., heads, size]
     """
 
@@ -83,7 +84,7 @@ class Softmax:
     """A softmax by targets.
 
     of       the scores
-    shift    what is subtracted from them by targets, as far as the graph says it
+    shift    the values subtracted from them by targets, if the graph has them
     """
 
     of: fx.Node
@@ -92,11 +93,11 @@ class Softmax:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """For each target the sum over its edges of values of their sources, times weights.
+    """The sum over the edges of each target of the sources' values, times weights.
 
-    result  one row a target
-    values  one row a source
-    weight  one number an edge and head
+    result  one row for each target
+    values  one row for each source
+    weight  one number for each edge and head
     """
 
     result: PerNode
@@ -105,24 +106,24 @@ class Sum:
 
 
 class Edges(Protocol):
-    """The edges of one attention, as they are spelled."""
+    """Recognises the parts of one attention in its spelling. Each method returns None for other nodes."""
 
     def gathered(self, node: fx.Node) -> tuple[str, PerNode] | None:
-        """The side whose nodes a tensor of edges has the rows of, and the tensor of nodes."""
+        """Returns the side whose rows a tensor of edges has, and the tensor with a row for each node of that side."""
 
     def product(self, node: fx.Node) -> Product | None:
-        """The product of queries and keys that a node is."""
+        """Returns the product of queries and keys that a node is."""
 
     def softmax(self, node: fx.Node) -> Softmax | None:
-        """The softmax that a node is."""
+        """Returns the softmax that a node is."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """The operation for attention over some edges, and that for its gradients.
+    """The operation for attention over some edges, and the operation for its gradients.
 
     before  the arguments before the terms: the edges
-    after   those after all others
+    after   the last arguments
     """
 
     forward: Any

@@ -1,4 +1,4 @@
-"""Values that depend on edge lists or patterns alone are computed when those are new, not at every call.
+"""Replaces values that depend only on edge lists or patterns. They are computed when these are new, not at every call.
 
 %d = reciprocal(scatter_add(zeros, 0, %target, ones))    →    %d = gossamer::structure([%target], [], [%n], "3f2a…")
 """
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def remembered(node: fx.Node, expression: Expression, verify: Verify) -> fx.Node | None:
-    """A node, put before this one, that has its value; None if only the value itself could tell its size."""
+    """Emits a node with the remembered value of `node`. Returns None if the value's size is unknown before it is computed."""
     value, emit = node.meta["val"], Emitter(node, {})
     sizes = [_size(size, expression, emit) for size in value.shape]
     if None in sizes:
@@ -29,7 +29,7 @@ def remembered(node: fx.Node, expression: Expression, verify: Verify) -> fx.Node
 
 
 def _size(wanted: Any, expression: Expression, emit: Emitter) -> int | fx.Node | None:
-    """A size as a number, or taken from the leaves."""
+    """Returns a size as a number or a node: one of the expression's numbers, or a size of a leaf. None if neither has it."""
     if isinstance(wanted, int):
         return wanted
     for number in expression.numbers:

@@ -1,1 +1,1 @@
-"""Embedding tables in graphs: bags and sums of rows, and gradients of `sparse=True`."""
+"""Replaces look-ups of embedding tables in graphs: bags and sums of rows, and look-ups with `sparse=True`."""

@@ -1,9 +1,9 @@
-"""Bags of rows in graphs, and gradients of their tables: how models and torch write them.
+"""Recognises bags of rows in graphs, and gradients of their tables, as models and torch write them.
 
 %b = _embedding_bag(%table, %i, %offsets, ...)                         a bag, its gradient is
 %g = _embedding_bag_backward(%grad, %i, %offsets, %b[1], ...)          this
 
-%e = embedding(%table, %i)                                             sums and means over the rows of each line of i
+%e = embedding(%table, %i)                                             sums and means of the rows of each line of i
 %y = sum(mul(%e, unsqueeze(%w, -1)), [1])
 %g = embedding_dense_backward(mul(expand(unsqueeze(%grad, 1)), unsqueeze(%w, -1)), %i, ...)
 """
@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, hint, only_user, same
 from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.bags.sparse_lookups import TYPES
-from gossamer.sparsity.bags.sum_bags import WIDEST  # and the operation
+from gossamer.sparsity.bags.sum_bags import WIDEST  # the import defines the operation, too
 
 aten = torch.ops.aten
 
@@ -28,7 +28,9 @@ _BACKWARD: dict[Any, tuple[int, int]] = {
     aten._embedding_bag_backward.default: (6, 3),
     aten._embedding_bag_dense_backward.default: (5, 2),
 }
-"""What gives the gradient of a table: where it is told the number of rows and the bags of entries."""
+"""Operations that compute the gradient of a table, with the places of two arguments: the number of rows, and the bags of
+entries.
+"""
 _SUM_BAGS = torch.ops.gossamer.sum_bags.default
 _PUT = aten._unsafe_masked_index_put_accumulate.default
 INTEGERS = (torch.int32, torch.int64)
@@ -36,13 +38,13 @@ INTEGERS = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class Bags:
-    """Some bags of a table, or the gradient of a table for that of its bags.
+    """Bags of a table, or the gradient of a table from the gradient of its bags.
 
-    node     what computes them
-    table    what rows are summed, or the gradient of the bags
-    rows     of the table; columns, too
-    scale    of its rows, where it is a stored table
-    divisor  what sums are divided by afterwards, or gradients before; None for nothing
+    node     the node that computes them
+    table    the table, or the gradient of the bags
+    rows, columns  the sizes of the table
+    scale    the scales of the rows of a stored table
+    divisor  divides the sums afterwards, or their gradients before; None for no division
     """
 
     node: fx.Node
@@ -61,19 +63,19 @@ class Bags:
 
     @property
     def alike(self) -> object:
-        """What bags have in common that one call computes."""
+        """A key. One call can compute all bags with the same key."""
         value, weights = self.table.meta["val"], self.weights
         held = None if weights is None else weights.meta["val"].dtype
         return value.dtype, self.columns, self.indices.meta["val"].dtype, held, self.kind, self.last, self.scale is None
 
     @property
     def operands(self) -> list[fx.Node]:
-        """What they are computed from."""
+        """The nodes that the bags are computed from."""
         return [each for each in (self.table, self.indices, self.offsets, self.weights, self.scale) if each is not None]
 
     @property
     def bytes(self) -> int:
-        """What is read of tables; what it was when it was traced if sizes are open."""
+        """The bytes of rows that the bags read; for open sizes, as at tracing."""
         value, entries = self.table.meta["val"], 1
         for size in self.indices.meta["val"].shape:
             entries *= hint(size) or 1
@@ -81,7 +83,7 @@ class Bags:
 
 
 def bags_of(node: fx.Node) -> Bags | None:
-    """The bags that a node computes, if our kernel can."""
+    """Returns the bags that a node computes, if our kernel can compute them, else None."""
     if node.target in _BAGS:
         names = ["table", "indices", "offsets", "by_frequency", "kind", "sparse", "weights", "last", "padding"]
         given: dict[str, Any] = dict(zip(names, (None, None, None, False, 0, False, None, False, -1), strict=True))
@@ -93,7 +95,7 @@ def bags_of(node: fx.Node) -> Bags | None:
 
 
 def _stored(node: fx.Node) -> Bags | None:
-    """Those of our own operation for one stored table, which may be computed with others."""
+    """Returns the bags of our own operation for one stored table; one call may compute them with others."""
     tables, indices, offsets, weights, padding, kind, last, scales, columns = arguments(node)
     if len(tables) != 1 or not scales or not tables[0].meta["val"].is_cpu:
         return None
@@ -111,7 +113,7 @@ def _taken(
 
 
 def _fits(bags: Bags) -> bool:
-    """Whether types, sizes and strides are those that our kernel takes."""
+    """Whether our kernel takes these types, sizes and strides."""
     table, indices = bags.table.meta["val"], bags.indices.meta["val"]
     return (
         table.is_cpu
@@ -127,7 +129,7 @@ def _fits(bags: Bags) -> bool:
 
 
 def _sums(node: fx.Node) -> Bags | None:
-    """Sums or means over the rows of each line of a matrix of indices."""
+    """Returns the sums or means of the rows of each line of a matrix of indices, else None."""
     if node.target not in (aten.sum.dim_IntList, aten.mean.dim) or node.kwargs or len(node.args) < 2:
         return None
     x, dims, *keepdim = arguments(node)
@@ -138,9 +140,9 @@ def _sums(node: fx.Node) -> Bags | None:
         return None
     table, indices = arguments(looked_up)[:2]
     length, mean = indices.meta["val"].shape[1], node.target is aten.mean.dim
-    by_kernel = mean and statically_known_true(length > 0)  # whose mean of nothing is 0, torch's is NaN
+    by_kernel = mean and statically_known_true(length > 0)  # the kernel's mean of no rows is 0, torch's is NaN
     if mean and not by_kernel and table.meta["val"].itemsize < 4:
-        return None  # a sum of many may be beyond f16
+        return None  # f16 sums may overflow before the division
     divisor = length if mean and not by_kernel else None
     (rows, columns), keeps = table.meta["val"].shape, bool(keepdim[:1] == [True])
     kind = "mean" if by_kernel else "sum"
@@ -149,7 +151,8 @@ def _sums(node: fx.Node) -> Bags | None:
 
 
 def _weighted(x: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-    """What is multiplied line by line with weights [lines, length, 1], and these; or a value by itself."""
+    """Returns a value, and the weights [lines, length, 1] that multiply it; (x, None) without weights, (None, None) if
+    unknown."""
     if x.target is not aten.mul.Tensor:
         return x, None
     for value, weights in (arguments(x), arguments(x)[::-1]):
@@ -163,7 +166,8 @@ def _weighted(x: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
 
 
 def gradient_of(node: fx.Node) -> Bags | None:
-    """The gradient that a node computes of a table whose rows were summed line by line, if our kernel can."""
+    """Returns the gradient of a table whose rows were summed line by line, if a node computes it and our kernel can; else
+    None."""
     if node.target is aten.embedding_dense_backward.default:
         spread, indices, rows, padding, by_frequency = arguments(node)
         if by_frequency:
@@ -201,7 +205,7 @@ def _fits_gradient(bags: Bags) -> bool:
 
 
 def _put(node: fx.Node) -> tuple[fx.Node, fx.Node, Any, int] | None:
-    """What Inductor takes embedding_dense_backward apart into: gradients, indices, rows and padding."""
+    """Returns gradients, indices, rows and padding of Inductor's decomposition of embedding_dense_backward, else None."""
     zeros, mask, indices, spread = arguments(node)
     empty = zeros.target is aten.full.default and zeros.args[1] == 0
     if not empty or len(indices) != 1 or mask.target is not aten.unsqueeze.default:
@@ -221,7 +225,7 @@ def _put(node: fx.Node) -> tuple[fx.Node, fx.Node, Any, int] | None:
 
 
 def _divided(spread: fx.Node) -> tuple[fx.Node, Any]:
-    """What is divided by a number, and the number; or a value by itself."""
+    """Returns a dividend and the number that divides it; or the value itself and None."""
     if spread.target in (aten.div.Scalar, aten.div.Tensor) and only_user(spread) is not None:
         value, divisor = arguments(spread)
         is_number = not isinstance(divisor, fx.Node) or not isinstance(divisor.meta["val"], Tensor)
@@ -231,7 +235,7 @@ def _divided(spread: fx.Node) -> tuple[fx.Node, Any]:
 
 
 def _spread_over_lines(value: fx.Node | None) -> fx.Node | None:
-    """The gradient of sums that a value repeats along its middle dimension."""
+    """Returns the gradient of sums that a value repeats along its middle dimension, else None."""
     if value is None or value.target is not aten.expand.default:
         return None
     inner = arguments(value)[0]
@@ -242,13 +246,15 @@ def _spread_over_lines(value: fx.Node | None) -> fx.Node | None:
 
 
 def parts(node: fx.Node) -> dict[int, fx.Node]:
-    """The results of a node that has several, by their numbers."""
+    """Returns the results of a node with several results, by their numbers."""
     return {user.args[1]: user for user in node.users if user.target is operator.getitem}  # type: ignore[misc]
 
 
 def table_gradients(bags: Bags) -> tuple[list[fx.Node], list[fx.Node]] | None:
-    """The nodes that compute gradients of the table of `_embedding_bag`, and of its weights; None for other users of what it
-    has for them."""
+    """Returns the nodes that compute gradients of the table of `_embedding_bag`, and of its weights.
+
+    Returns None if other nodes use the results that torch keeps for these gradients.
+    """
     of_table, of_weights = list[fx.Node](), list[fx.Node]()
     for number, part in parts(bags.node).items():
         for user in part.users if number else ():
@@ -266,6 +272,6 @@ def _by_frequency(node: fx.Node) -> bool:
 
 
 def gradient_of_bags(node: fx.Node, bags: Bags) -> Bags:
-    """That of the table of some bags, which a node computes."""
+    """Returns the gradient of the table of these bags, which a node computes."""
     grad, rows = same(arguments(node)[0]), arguments(node)[_BACKWARD[node.target][0]]
     return replace(bags, node=node, table=grad, rows=rows)

@@ -1,10 +1,11 @@
-"""Embedding bags, and sums of rows of embeddings: one call of a kernel for all tables that come one after the other.
+"""Replaces embedding bags, and sums of rows of embeddings, by one call of a kernel for as many tables as possible.
 
     %a = _embedding_bag(%table_1, %i, %offsets)           %s = gossamer::sum_bags([%table_1, %table_2], [%i, %j], ...)
     %b = sum(embedding(%table_2, %j), [1])            →   %a, %b = %s[0], %s[1]
     %g = _embedding_bag_backward(%d, %i, ...)             %g = gossamer::bags_gradient([%d, ...], [%i, ...], ...)[0]
 
-The gradients of these tables are dense: those of `sparse=True` are made beside the graph (see sparse_tables.py).
+The gradients of these tables are dense. Tables with `sparse=True` are looked up beside the graph (see sparse_tables.py).
+bag_calls.py recognises the bags.
 """
 
 import operator
@@ -37,16 +38,16 @@ from gossamer.sparsity.bags.sum_bags import kernel_of
 aten = torch.ops.aten
 
 _LEAST = 1 << 15
-"""Bytes of rows that one table's bags must read, so that a call of ours is not slower than torch's."""
+"""Least bytes of rows that one table's bags must read. For fewer, our call is slower than torch's."""
 
 
 class EmbeddingBags:
-    """All bags of a graph become few calls of our kernel, with the gradients of their tables."""
+    """Replaces all bags of a graph, and the gradients of their tables, by few calls of our kernel."""
 
     name: ClassVar[str] = "embedding-bags"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Replaces them; a decision for each use of a table."""
+        """Replaces the bags. Returns a decision for each use of a table."""
         training, decisions, gradients = in_training(graph), list[Decision](), list[Bags]()
         statics = context.inputs.match(graph)
         least = _LEAST if context.options.min_gain > 0 else 0
@@ -78,7 +79,9 @@ class EmbeddingBags:
 
 
 def _at_the_first(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
-    """Bags that one call can compute, in groups. What their operands are computed from comes before the first of each."""
+    """Returns the bags in groups that one call can compute. Moves the nodes that compute their operands before the group's
+    first.
+    """
     groups, open_ = list[list[Bags]](), dict[object, list[Bags]]()
     for bags in found:
         group = open_.get(bags.alike)
@@ -90,12 +93,15 @@ def _at_the_first(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
 
 
 def _is_single(bags: Bags) -> bool:
-    """Whether it is a maximum whose gradient is asked for: it has results that others lack."""
+    """Whether the bags are maxima with a gradient. These need a call with more results."""
     return bags.kind == "max" and any(number and part.users for number, part in parts(bags.node).items())
 
 
 def _hoisted(graph: fx.Graph, bags: Bags, group: Sequence[Bags]) -> bool:
-    """Moves what operands are computed from before the first of a group; False if it depends on these, or is no function."""
+    """Moves the nodes that compute the operands of bags before the first of a group.
+
+    Returns False, and moves nothing, if they depend on the group or have side effects.
+    """
     first, members = group[0].node, {each.node for each in group}
     order = {node: n for n, node in enumerate(graph.nodes)}
     later = [node for node in ancestors(bags.operands, lambda node: order[node] < order[first]) if order[node] >= order[first]]
@@ -107,7 +113,7 @@ def _hoisted(graph: fx.Graph, bags: Bags, group: Sequence[Bags]) -> bool:
 
 
 def _is_function(node: fx.Node) -> bool:
-    """Whether a node computes the same wherever it stands."""
+    """Whether a node computes the same at any place in the graph."""
     target = node.target
     if isinstance(target, OpOverload):
         return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
@@ -115,7 +121,7 @@ def _is_function(node: fx.Node) -> bool:
 
 
 def _at_the_last(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
-    """Gradients that one call can compute, in groups: nobody reads one of a group before the last of it."""
+    """Returns the gradients in groups that one call can compute: no node reads one before the last of its group."""
     order = {node: n for n, node in enumerate(graph.nodes)}
     groups, open_ = list[list[Bags]](), dict[object, list[Bags]]()
     for bags in sorted(found, key=lambda each: order[each.node]):
@@ -129,7 +135,7 @@ def _at_the_last(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
 
 
 def _measured(group: Sequence[Bags], statics: Mapping[fx.Node, Static], context: GraphContext) -> float | None:
-    """Time of our call over that of torch's for some bags without gradients, if it may be measured, and all is known."""
+    """Returns our call's time divided by torch's for bags without gradients; None if it cannot or may not be measured."""
     budget, first = context.measuring, group[0]
     tables = [statics[table].tensor.detach() for bags in group if (table := same(bags.table)) in statics]
     known = [(bags, entries) for each in group if (bags := _bags(each)) and (entries := _entries(each))]
@@ -148,18 +154,21 @@ def _measured(group: Sequence[Bags], statics: Mapping[fx.Node, Static], context:
 
 
 def _entries(bags: Bags) -> int:
-    """How many indices there are, as far as it is known."""
+    """Returns the number of indices; 0 if it is unknown."""
     return prod(hint(size) or 0 for size in bags.indices.meta["val"].shape)
 
 
 def _bags(bags: Bags) -> int:
-    """How many results there are, as far as it is known."""
+    """Returns the number of bags; about 0 if it is unknown."""
     count = hint((bags.indices if bags.offsets is None else bags.offsets).meta["val"].shape[0]) or 0
     return count - (bags.offsets is not None and bags.last)
 
 
 def _reason_against(group: Sequence[Bags], training: bool, least: int, ratio: float | None) -> str | None:
-    """Why torch computes them better, which without gradients is measured; compiles the kernel if it does not."""
+    """Returns why the bags stay with torch; None if our call takes them, whose kernel is then compiled.
+
+    `ratio` is our call's time divided by torch's, as measured without gradients.
+    """
     bags = group[0]
     if bags.scale is None and len(group) == 1 and bags.bytes < least:
         return f"it reads {bags.bytes / 1024:.3g} KB of rows: a call takes longer than that"
@@ -191,7 +200,7 @@ def _decision(bags: Bags, group: Sequence[Bags], reason: str | None, context: Gr
 
 
 def _replace(group: Sequence[Bags]) -> None:
-    """Puts one call in the place of the first of a group, before which all that it reads has been moved."""
+    """Replaces a group by one call in the place of its first node. `_hoisted` has moved all operands before it."""
     emit = Emitter(group[0].node)
     scales = [bags.scale for bags in group if bags.scale is not None]
     operands = _operands(emit, group, [bags.table for bags in group])
@@ -206,7 +215,7 @@ def _replace(group: Sequence[Bags]) -> None:
 
 
 def _replace_maxima(bags: Bags, gradients: Sequence[Bags]) -> None:
-    """Maxima of which the gradient is asked for: they say which rows they are from."""
+    """Replaces maxima and their gradients. The call also returns the row of each maximum, for the gradients."""
     emit = Emitter(bags.node)
     call = emit(torch.ops.gossamer.max_bags.default, bags.table, bags.indices, bags.offsets, bags.padding, bags.last)
     result, places = (emit(operator.getitem, call, number) for number in range(2))
@@ -224,7 +233,7 @@ def _take_place(bags: Bags, result: fx.Node) -> None:
 
 
 def _replace_gradients(group: Sequence[Bags]) -> None:
-    """Puts one call in the place of the last of a group."""
+    """Replaces a group of gradients by one call in the place of its last node."""
     emit = Emitter(group[-1].node)
     grads = [_per_bag(emit, bags) for bags in group]
     call = emit(torch.ops.gossamer.bags_gradient.default, *_operands(emit, group, grads), [bags.rows for bags in group])
@@ -233,14 +242,14 @@ def _replace_gradients(group: Sequence[Bags]) -> None:
 
 
 def _operands(emit: Emitter, group: Sequence[Bags], values: Sequence[fx.Node]) -> list[Any]:
-    """What operations take of tables that are alike, see ManyBags."""
+    """Returns the arguments of operations on many tables; see ManyBags."""
     first, weights = group[0], [_per_entry(emit, bags) for bags in group]
     indices, offsets, padding = zip(*((bags.indices, bags.offsets, bags.padding) for bags in group), strict=True)
     return [list(values), [*indices], [*offsets], weights, [*padding], first.kind, first.last]
 
 
 def _per_entry(emit: Emitter, bags: Bags) -> fx.Node | None:
-    """The weights of bags, in the shape of the indices."""
+    """Returns the weights of bags in the shape of the indices."""
     weights = bags.weights
     if weights is None or weights.meta["val"].dim() == bags.indices.meta["val"].dim():
         return weights
@@ -248,13 +257,13 @@ def _per_entry(emit: Emitter, bags: Bags) -> fx.Node | None:
 
 
 def _per_bag(emit: Emitter, bags: Bags) -> fx.Node:
-    """The gradient of the sums of bags: [bags, columns]."""
+    """Returns the gradient of the sums of bags, [bags, columns]."""
     grad = bags.table if bags.table.meta["val"].dim() == 2 else _without(emit, bags.table, 1)
     return grad if bags.divisor is None else emit(aten.div.Scalar, grad, bags.divisor)
 
 
 def _without(emit: Emitter, node: fx.Node, dim: int) -> fx.Node:
-    """A value without a dimension of one."""
+    """Returns a value without a dimension of size 1."""
     if node.target is aten.unsqueeze.default and node.args[1] in (dim, dim + 3 if dim < 0 else dim - 3):
         return arguments(node)[0]
     made: fx.Node = emit(aten.squeeze.dim, node, dim)
@@ -262,7 +271,7 @@ def _without(emit: Emitter, node: fx.Node, dim: int) -> fx.Node:
 
 
 def _compute_bags_of_entries(node: fx.Node, bags: Bags) -> None:
-    """Gives the gradient of weights the bag of each entry, which torch's own forward pass would have computed."""
+    """Gives the gradient of weights the bag of each entry. Torch's forward pass computed these; our call does not."""
     emit = Emitter(node)
     grad, table, indices, offsets, _, *rest = arguments(node)
     begins = emit(aten.slice.Tensor, offsets, 0, 0, -1) if bags.last else offsets

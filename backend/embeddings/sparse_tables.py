@@ -1,11 +1,11 @@
-"""Tables with sparse gradients (`sparse=True`), looked up beside the graph that is compiled.
+"""Looks up tables with sparse gradients (`sparse=True`) beside the compiled graph.
 
-    def graph(i, table, w):                                   before(i)            what indices are computed with
+    def graph(i, table, w):                                   before(i)            computes the indices
         rows = F.embedding_bag(i % 100, table, sparse=True)   →   look_up(...)     all of these tables at once
         return rows @ w                                       rest(rows, w)        compiled, with the gradient of `rows`
 
-A traced graph has no sparse gradients, and torch.compile's own compiler fails for them. Here the look-up runs between two
-graphs, where autograd does as it does in eager code.
+A traced graph has no sparse gradients, and torch.compile's own compiler fails for them. So the look-up runs between two graphs,
+where autograd works as in eager code.
 """
 
 import inspect
@@ -31,7 +31,7 @@ _CONTEXTS = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
 @dataclass(frozen=True)
 class _Call:
-    """A look-up in a graph: its node, how it is done, and table, indices, offsets and weights."""
+    """A look-up in a graph: its node, its kind, and its operands: table, indices, offsets and weights."""
 
     node: fx.Node
     lookup: Lookup
@@ -41,10 +41,10 @@ class _Call:
 def compile_apart(
     module: fx.GraphModule, values: Sequence[Any], compile_: Compile, again: Compile
 ) -> Callable[..., Sequence[Any]] | None:
-    """A function of a Dynamo graph whose look-ups with sparse gradients run beside what is compiled; None if it has none.
+    """Returns a function that runs a Dynamo graph with its sparse look-ups beside the compiled parts; None if there are none.
 
-    compile_  compiles what indices are computed with
-    again     compiles the rest, which may have look-ups that depend on others
+    compile_  compiles the part that computes indices
+    again     compiles the part after the look-ups, which may have more look-ups
     """
     if not torch.is_grad_enabled():
         return None
@@ -80,7 +80,7 @@ def compile_apart(
 
 
 class _Apart:
-    """Runs the parts one after the other."""
+    """Runs the parts: indices, look-ups, then all else."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Apart:
 
 
 def _calls(graph: fx.Graph) -> list[_Call]:
-    """The look-ups with sparse gradients that depend on no other one."""
+    """Returns the look-ups with sparse gradients that do not depend on another one."""
     found, after = list[_Call](), set[fx.Node]()
     for node in graph.nodes:
         if not after.isdisjoint(node.all_input_nodes):
@@ -147,7 +147,7 @@ def _call(node: fx.Node) -> _Call | None:
 
 
 def _needed(calls: Sequence[_Call]) -> set[fx.Node]:
-    """What the operands of look-ups are computed with."""
+    """Returns the nodes that compute the operands of look-ups."""
     found, pending = set[fx.Node](), [each for call in calls for each in call.operands if each is not None]
     while pending:
         node = pending.pop()
@@ -158,7 +158,7 @@ def _needed(calls: Sequence[_Call]) -> set[fx.Node]:
 
 
 def _is_entangled(graph: fx.Graph, calls: Sequence[_Call], inner: set[fx.Node]) -> bool:
-    """Whether the look-ups cannot be moved to the front: something is written before them, or a context says how to compute."""
+    """Whether the look-ups cannot move to the front: a node before them writes to memory, or a context changes computations."""
     last = max(calls, key=lambda call: list(graph.nodes).index(call.node)).node
     floats = any(_is_floating(node) for node in inner)
     for node in graph.nodes:
@@ -175,7 +175,7 @@ def _is_floating(node: fx.Node) -> bool:
 
 
 def _leaf(node: fx.Node) -> Any:
-    """The fake value of a node, as an input of a graph."""
+    """Returns the fake value of a node as an input of a graph."""
     value = node.meta.get("example_value")
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
@@ -183,7 +183,7 @@ def _leaf(node: fx.Node) -> Any:
 def _part(
     module: fx.GraphModule, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], results: Sequence[fx.Node] | None
 ) -> fx.GraphModule:
-    """A module of some nodes of a graph: a function of others, which returns `results`, or what the graph returns."""
+    """Returns a module with `nodes` of a graph. It takes `inputs`, and returns `results`, or the graph's results if None."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         copies[node] = graph.placeholder(node.name)

@@ -1,7 +1,7 @@
-"""Layers and products of experts that a few tokens go through, where torch's grouped products may be as fast as the operation.
+"""Measures layers and products of experts with a few tokens, where torch's grouped products may be as fast as the operation.
 
-Both read the same weights, and little more than that takes time. So they are measured (see measuring/expert_times.py), if the
-number of tokens is known. The operation is ahead with more tokens: each expert is read once for all of them.
+Both read the same weights, which takes most of the time. So both are measured (see measuring/expert_times.py), if the number of
+tokens is known. With more tokens, the operation is faster, because it reads each expert once for all of them.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from gossamer.backend.measuring.expert_times import FewTokens
 from gossamer.runtime.elements import FLOATS
 
 _SLOTS = 2
-"""Rows of an average expert. Up to this number, reading weights takes most of the time."""
+"""Most rows of an average expert for which reading weights takes most of the time."""
 
 
 def measured_layer(layer: Layer, statics: Mapping[fx.Node, Static], budget: Budget | None) -> float | None:
-    """Time of the operation for a layer over that of torch's grouped products; None where nothing is close, or measured."""
+    """Returns the operation's time for a layer divided by the time of torch's grouped products; None if it was not measured."""
     gate_up, down = (_weight(product, statics) for product in (layer.up, layer.down))
     target, routing, gate = layer.up.bare.target, layer.routing, layer.gate
     if gate_up is None or down is None or target is not layer.down.bare.target or not _few(routing.pairs, layer.up):
@@ -33,7 +33,7 @@ def measured_layer(layer: Layer, statics: Mapping[fx.Node, Static], budget: Budg
 
 
 def measured_product(product: Product, statics: Mapping[fx.Node, Static], budget: Budget | None) -> float | None:
-    """The same of a product that is part of no layer."""
+    """Returns the same ratio for a product that is not part of a layer."""
     weight, target, rows = _weight(product, statics), product.bare.target, product.rows.meta["val"].shape[0]
     if weight is None or not _few(rows, product):
         return None
@@ -42,12 +42,12 @@ def measured_product(product: Product, statics: Mapping[fx.Node, Static], budget
 
 
 def _few(rows: Size, product: Product) -> bool:
-    """Whether an average expert is known to get next to none of so many rows."""
+    """Whether the number of rows is known, and an average expert gets only a few."""
     return isinstance(rows, int) and 0 < rows <= _SLOTS * product.experts
 
 
 def _weight(product: Product, statics: Mapping[fx.Node, Static]) -> Tensor | None:
-    """The weight of a grouped product [experts, rows, columns], if the model has it as it is."""
+    """Returns the weight [experts, rows, columns] of a grouped product, if it is a tensor of the model, else None."""
     static = statics.get(product.weight)
     if static is None or str(product.bare.target) not in GROUPED or static.tensor.dtype not in FLOATS:
         return None

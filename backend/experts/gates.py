@@ -3,8 +3,8 @@
     %gate, %up = split(%sums, 48, -1)
     %hidden = mul(silu(%gate), %up)          →   Gate("silu", "halves")
 
-The nodes between are run on numbers of all sizes in float64, and compared with every activation that the operation has. So it
-does not matter how a model, or a decomposition, spells them.
+This file runs the nodes between the products on float64 numbers of all magnitudes. It compares the results with every
+activation that the operation has. So it does not matter how a model, or a decomposition, spells the activation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from gossamer.runtime.experts.activations import LAYOUTS
 from gossamer.sparsity.experts.named_activation import named, numbers
 
 _MOST = 200
-"""Nodes between two products, above which they are no activation."""
+"""Most nodes between two products that can be an activation."""
 
 _OPEN = 64
-"""Stands for a size that nobody knows."""
+"""Stands for an unknown size."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Gate:
 
 
 def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -> Gate | None:
-    """The activation that makes a value with so many columns of the sums of a product, whose rows lie innermost in a dimension;
-    None if the operation has none such."""
+    """Returns the activation that computes `hidden`, with so many columns, from the sums of a product; None if the operation
+    does not have it. The product's rows lie innermost in dimension `dim` of the sums."""
     if hidden is sums:
         return Gate("identity", "up")
     shape = [hint(size) or _OPEN for size in sums.meta["val"].shape]
@@ -52,10 +52,10 @@ def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -
 
 @dataclass(frozen=True)
 class Between:
-    """What an expert does between its products.
+    """The computation of an expert between its products.
 
-    sums    the results of the first ones, [tokens, rows]
-    hidden  what the second one multiplies
+    sums    the results of the first products, [tokens, rows]
+    hidden  the operand of the second product
     """
 
     sums: tuple[fx.Node, ...]
@@ -63,18 +63,18 @@ class Between:
 
     @cached_property
     def nodes(self) -> list[fx.Node]:
-        """Those that compute it."""
+        """The nodes that compute it."""
         return between(self.sums, self.hidden)
 
     @cached_property
     def spelling(self) -> str:
-        """The operations and their operands, the same for experts that do the same."""
+        """The operations and their operands as text. Experts that compute the same have the same text."""
         places = {node: f"%{number}" for number, node in enumerate((*self.sums, *self.nodes))}
         known = lambda node: places.get(node, "size" if isinstance(node.meta.get("val"), torch.SymInt) else node.name)
         return str([(str(node.target), *fx.map_arg((node.args, dict(node.kwargs)), known)) for node in self.nodes])
 
     def of(self, given: Sequence[Tensor]) -> Tensor | None:
-        """What it computes of these sums; None if that depends on something else, or is no activation."""
+        """Returns the hidden value for these sums; None if it depends on other values, or the nodes are no activation."""
         nodes = self.nodes
         if len(nodes) > _MOST or not all(n.target in ELEMENTWISE or is_view(n) or _is_split(n) for n in nodes):
             return None
@@ -82,7 +82,9 @@ class Between:
 
 
 def gate_between(given: Between, columns: int) -> tuple[Gate | None, tuple[int, ...]]:
-    """The activation of an expert whose hidden value has so many columns; and the order of its products, gate before up."""
+    """Returns the activation of an expert whose hidden value has so many columns, and the order that puts its gate before its
+    up.
+    """
     rows = [int(node.meta["val"].shape[1]) for node in given.sums]
     if len(rows) == 1:
         return gate_at(given.hidden, given.sums[0], 1, rows[0], columns), (0,)
@@ -108,7 +110,7 @@ def _is_split(node: fx.Node) -> bool:
 
 
 def _run(nodes: list[fx.Node], given: Mapping[fx.Node, Tensor], hidden: fx.Node) -> Tensor | None:
-    """What nodes compute of these values; None if that depends on something else."""
+    """Returns the value of `hidden` that nodes compute from these values; None if it depends on other values."""
     values: dict[fx.Node, Any] = dict(given)
     unknown = False
 

@@ -1,9 +1,9 @@
-"""Which tokens an expert has in a loop over experts, and their scores.
+"""Recognises the tokens of an expert in a loop over experts, and their scores.
 
 token, slot = torch.where(chosen == e)          token = torch.where((chosen == e).any(-1))[0]
 scores[token, slot, None]                       full[token, e], full = zeros.scatter(1, chosen, scores)
 
-(scores * (chosen == e)).sum(-1, keepdim=True)  full[:, e : e + 1]        of all tokens, 0 of those that chose others
+(scores * (chosen == e)).sum(-1, keepdim=True)  full[:, e : e + 1]        scores of all tokens, 0 if they chose others
 """
 
 import operator
@@ -26,9 +26,9 @@ aten = torch.ops.aten
 class Scored:
     """The scores of the tokens of an expert.
 
-    experts  [tokens, top], or [tokens] of one expert each
-    scores   of all pairs, in the same shape
-    expert   its number
+    experts  the experts that tokens chose, [tokens, top], or [tokens] with one expert each
+    scores   the scores of all pairs, in the same shape
+    expert   the number of the expert
     """
 
     experts: fx.Node
@@ -37,7 +37,10 @@ class Scored:
 
 
 def scored(weight: Any, token: fx.Node | None) -> Scored | None:
-    """What a value has the scores of, [.., 1]: those of these tokens, or of all."""
+    """Returns the scores that a factor [.., 1] has: of the expert's tokens `token`, or of all tokens if that is None.
+
+    Returns None for other factors.
+    """
     if not _is_tensor(weight):
         return None
     weight = plain(weight)
@@ -63,7 +66,7 @@ def scored(weight: Any, token: fx.Node | None) -> Scored | None:
 
 
 def _flat(root: fx.Node, views: list[fx.Node]) -> Layout | None:
-    """That of a column, if views leave one value for each token."""
+    """Returns the layout of a value after views, if they leave a column with one value for each token, else None."""
     layout = follow(Layout.contiguous(root.meta["val"].shape), views)
     if layout is None or layout.offset:
         return None
@@ -71,7 +74,7 @@ def _flat(root: fx.Node, views: list[fx.Node]) -> Layout | None:
 
 
 def _of_slots(inner: Any, token: fx.Node, slot: Any) -> Scored | None:
-    """scores[token, slot]: of the pairs where a mask holds."""
+    """Recognises scores[token, slot], the scores of pairs where a mask is true."""
     own, other = _coordinate(token), _coordinate(slot)
     if own is None or other is None or own[0] is not other[0] or own[1] == other[1]:
         return None
@@ -82,7 +85,7 @@ def _of_slots(inner: Any, token: fx.Node, slot: Any) -> Scored | None:
 
 
 def _in_shape_of(scores: Any, experts: fx.Node) -> fx.Node | None:
-    """The value before views that has a score for each pair in the shape of the experts; None if they are in another order."""
+    """Returns the value before views that has a score for each pair, in the shape of the experts; None if its order differs."""
     if not _is_tensor(scores):
         return None
     whole, shape = path(scores), experts.meta["val"].shape
@@ -93,7 +96,7 @@ def _in_shape_of(scores: Any, experts: fx.Node) -> fx.Node | None:
 
 
 def _of_all(weight: fx.Node) -> Scored | None:
-    """(scores * (chosen == e)).sum(-1), with or without the dimension that is summed."""
+    """Recognises (scores * (chosen == e)).sum(-1), with or without the summed dimension."""
     whole = path(weight)
     if _flat(whole[0], whole[1:]) is None:
         return None
@@ -106,7 +109,7 @@ def _of_all(weight: fx.Node) -> Scored | None:
 
 
 def _column(weight: Any, chosen: fx.Node | None) -> Scored | None:
-    """A column of what has the scores of the chosen experts, and zeros for others."""
+    """Recognises a column of a matrix [tokens, experts] that has the scores of the chosen experts, and zeros for others."""
     whole = path(weight)
     full, layout = whole[0], follow(Layout.contiguous(whole[0].meta["val"].shape), whole[1:])
     if full.target is not aten.scatter.src or layout is None or not isinstance(layout.offset, int):
@@ -121,7 +124,7 @@ def _column(weight: Any, chosen: fx.Node | None) -> Scored | None:
 
 
 def _coordinate(index: Any) -> tuple[fx.Node, int] | None:
-    """The mask where a value has the places that hold, and which coordinate of these it is."""
+    """Returns (mask, dim) if an index has the coordinates along `dim` of the places where the mask is true, else None."""
     if not isinstance(index, fx.Node):
         return None
     if index.target is operator.getitem and arguments(index)[0].target is aten.unbind.int:
@@ -142,7 +145,9 @@ def _coordinate(index: Any) -> tuple[fx.Node, int] | None:
 
 
 def _hit(token: fx.Node) -> tuple[fx.Node, int] | None:
-    """The experts and the number of the one that chose these tokens, if the mask has one value for each token."""
+    """Returns (experts, number) if these are the tokens that chose the expert with this number, by a mask with one value a
+    token.
+    """
     place = _coordinate(token)
     if place is None or place[1] != 0 or place[0].meta["val"].dim() != 1:
         return None
@@ -153,7 +158,7 @@ def _hit(token: fx.Node) -> tuple[fx.Node, int] | None:
 
 
 def _chosen(mask: Any) -> tuple[fx.Node, int] | None:
-    """The experts and the number that a mask compares them with."""
+    """Returns the experts, and the number that a mask compares them with, else None."""
     found = match(_EQUAL, plain(mask))
     if found is None or not isinstance(found["number"], int) or found["experts"].meta["val"].dim() > 2:
         return None
@@ -161,7 +166,7 @@ def _chosen(mask: Any) -> tuple[fx.Node, int] | None:
 
 
 def _one_hot(mask: Any, tokens: int) -> tuple[fx.Node, int] | None:
-    """The same of part `expert` of one_hot(experts), whose tokens lie along this dimension of the part."""
+    """Returns the same for part `number` of one_hot(experts), permuted so that tokens lie along this dimension of the part."""
     mask = same(mask)
     if mask.target is not aten.select.int or arguments(mask)[1] != 0:
         return None
@@ -176,12 +181,12 @@ def _one_hot(mask: Any, tokens: int) -> tuple[fx.Node, int] | None:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether a factor is a tensor, and no number or size."""
+    """Whether a factor is a tensor, not a number or a size."""
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def plain(node: Any) -> Any:
-    """A value before copies, and before it was converted."""
+    """Returns a value before copies and conversions of its type."""
     while isinstance(node, fx.Node) and same(node).target in CONVERTS:
         node = arguments(same(node))[0]
     return same(node) if isinstance(node, fx.Node) else node

@@ -1,11 +1,12 @@
-"""Whole layers of a mixture of experts in a graph: gate and up, an activation, down, and the weighted sum over the experts.
+"""Finds whole layers of a mixture of experts in a graph: gate and up, an activation, down, and the weighted sum over the
+experts.
 
     %sums = grouped_mm(%sorted, %gate_up, %ends)              down to
     %each = grouped_mm(silu(%gate) * %up, %down, %ends)           →   Layer(x, routing, scores, up, down, "silu", "halves")
     %y = sum(view(index(%each * %scores, [%inverse]), ...), [1])
 
-A walk over the graph notes what each value is for a pair of a token and one of its experts (`Rows`). What is done between the
-products is recognised by what it computes (gates.py).
+`Mixtures` walks over the graph once. For each value that has a row for each pair of a token and an expert, it notes where the
+rows are (`Rows`). gates.py recognises the activation between the products by its values.
 """
 
 from dataclasses import dataclass, replace
@@ -32,10 +33,10 @@ _BRINGS_BACK = {aten.index.Tensor, aten.index_copy.default, aten.index_put.defau
 class Layer:
     """One mixture of experts.
 
-    node    its result, in any dimensions [tokens, outputs]
-    added   what its result is added to, if that is not zeros
-    x       [tokens, columns], or in more dimensions
-    scores  those of all pairs, one after the other
+    node    the result [tokens, outputs], maybe in more dimensions
+    added   the value that the result is added to, None for zeros
+    x       the tokens [tokens, columns], maybe in more dimensions
+    scores  the scores of all pairs, flat in their natural order
     """
 
     node: fx.Node
@@ -49,7 +50,7 @@ class Layer:
 
 
 class Mixtures:
-    """What a graph has of mixtures of experts: `layers`, and all `products` in their order."""
+    """The mixtures of experts of a graph: whole `layers`, and all `products`, both in their order."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.layers, self.products = list[Layer](), list[Product]()
@@ -94,7 +95,7 @@ class Mixtures:
         self._take(Rows(node, product.routing, product.order, product.outputs, layout, product))
 
     def _at(self, node: Any) -> Rows | None:
-        """The rows that a value has, with its own layout."""
+        """Returns the rows that a value has, with the value's layout, else None."""
         if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             return None
         whole = path(node)
@@ -149,8 +150,10 @@ class Mixtures:
         return None if scores is None else replace(rows, node=node, scores=scores)
 
     def _scores(self, node: Any, routing: Routing, order: Order, wanted: tuple[Dim, ...]) -> fx.Node | None:
-        """The scores of all pairs, one after the other, that a value has in these dimensions: the last value that has them so,
-        since views that are made again after a write have another number than their gradients."""
+        """Returns the value with the flat scores of all pairs, if `node` has these scores in the wanted dimensions, else None.
+
+        Takes the last such value: views that are made again after a write have another sequence number than their gradients.
+        """
         if not isinstance(node, fx.Node) or not node.meta["val"].is_floating_point():
             return None
         whole = path(node)
@@ -194,7 +197,7 @@ class Mixtures:
             self._end(found.node, (found, None))
 
     def _brought_back(self, node: fx.Node) -> Rows | None:
-        """Rows that are read by the inverse of their order, or written by their order to what they fill."""
+        """Returns rows that were read by the inverse of their order, or written to the places of their order, else None."""
         given, order_of = arguments(node), order_at
         if node.target is aten.index.Tensor:
             (value, indices), order_of = given[:2], inverts
@@ -221,7 +224,7 @@ class Mixtures:
         return (rows, None) if spans(summed, rows.routing.top, rows.width) and _is_result(left, rows) else None
 
     def _summed_product(self, node: fx.Node) -> tuple[Rows, fx.Node | None] | None:
-        """einsum("tko,tk->to"), a product of the rows of each token with its scores."""
+        """Recognises einsum("tko,tk->to"): a product of the rows of each token with its scores."""
         for place in (0, 1):
             rows = self._at(arguments(node)[place])
             if rows is None or rows.product is None or rows.scores is not None or rows.order is not None:
@@ -239,7 +242,7 @@ class Mixtures:
         return None
 
     def _scattered(self, node: fx.Node) -> tuple[Rows, fx.Node | None] | None:
-        """What adds the rows to zeros, or to another value, by their tokens."""
+        """Recognises operations that add the rows to zeros, or to another value, by their tokens."""
         into: Any
         if node.target is aten.index_put.default:
             into, indices, value, *adds = arguments(node)
@@ -268,7 +271,7 @@ class Mixtures:
         return rows, None if is_zeros(into) else into
 
     def _end(self, node: fx.Node, found: tuple[Rows, fx.Node | None] | None) -> None:
-        """Notes a layer whose result a node is."""
+        """Notes the layer whose result a node is, if there is one."""
         if found is None:
             return
         rows, added = found
@@ -291,7 +294,7 @@ class Mixtures:
 
 
 def is_zeros(node: fx.Node) -> bool:
-    """Whether a value is made of zeros."""
+    """Whether a value has only zeros."""
     return node.target in (aten.zeros_like.default, aten.new_zeros.default) or number_of(node) == 0
 
 
@@ -300,14 +303,14 @@ def _fits_bias(bias: Any, product: Product) -> bool:
 
 
 def _is_result(dims: list[Dim], rows: Rows) -> bool:
-    """Whether what is left after the sum goes through the tokens, and through the row of each."""
+    """Whether the dimensions left after the sum go through the tokens, and through the row of each."""
     flat: Dim = tuple(axis for dim in dims for axis in dim)
     tokens, width = rows.routing.tokens, rows.width
     return same_dims((flat,), ((Axis(tokens, rows.routing.top * width), Axis(width, 1)),))
 
 
 def _without_width(rows: Rows) -> tuple[Dim, ...]:
-    """The dimensions of what has one number for each row."""
+    """Returns the dimensions of a value that has one number for each row."""
     return tuple(
         tuple(Axis(a.size, a.stride // rows.width) for a in dim if _is_pair(a, rows.width)) for dim in rows.layout.dims
     )
@@ -322,7 +325,7 @@ def _padded(layout: Layout, wanted: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def _per_element(rows: Rows) -> Rows | None:
-    """Rows of which a value has part of each, as a matrix of their own: gates, or what they are multiplied with."""
+    """Returns the rows of a value that has only a part of each row, such as gates, as a matrix of their own; else None."""
     features = [axis for dim in rows.layout.dims for axis in dim if not _is_pair(axis, rows.width)]
     if len(features) != 1 or not isinstance(features[0].size, int):
         return None

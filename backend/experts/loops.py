@@ -1,11 +1,11 @@
-"""Layers that a model computes expert by expert, in a loop that Dynamo has unrolled.
+"""Finds layers that a model computes expert by expert, in a loop that Dynamo has unrolled.
 
     for e in range(experts):                                         for e in range(experts):
         token, slot = torch.where(chosen == e)                           own = (scores * (chosen == e)).sum(-1, keepdim=True)
         y.index_add_(0, token, expert(x[token]) * scores[token, slot, None])     y = y + expert(x) * own
 
-The weights are parts of one parameter, weight[e], or those of modules of their own (parts.py). The left one is traced under
-torch._dynamo.config.capture_dynamic_output_shape_ops alone.
+The weights are parts of one parameter, weight[e], or parameters of separate modules (parts.py). Dynamo traces the left loop
+only under torch._dynamo.config.capture_dynamic_output_shape_ops.
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,12 @@ _ADDS = {aten.add.Tensor, aten.index_add.default, aten.index_put.default}
 
 @dataclass(frozen=True)
 class _Term:
-    """What one expert adds.
+    """The term that one expert adds to the result.
 
-    firsts  its first products: of gate and up together, or of each
+    x       the tokens that the expert may choose from
+    scored  the scores of its tokens
+    firsts  its first products: one of gate and up together, or one of each
+    hidden  the operand of `down`
     """
 
     x: fx.Node
@@ -44,12 +47,12 @@ class _Term:
 
     @property
     def between(self) -> Between:
-        """What is done between its products."""
+        """The computation between the products."""
         return Between(tuple(part.node for part in self.firsts), self.hidden)
 
 
 def loops(graph: fx.Graph) -> list[Layer]:
-    """The layers that are written so, in their order."""
+    """Returns the layers that are written as such loops, in their order."""
     found, seen = list[Layer](), set[fx.Node]()
     for node in reversed(graph.nodes):
         if node.target in _ADDS and node not in seen and not is_backward(node):
@@ -60,7 +63,7 @@ def loops(graph: fx.Graph) -> list[Layer]:
 
 
 def _loop(node: fx.Node, seen: set[fx.Node]) -> Layer | None:
-    """The layer whose last step a node is. Notes the steps."""
+    """Returns the layer whose last step a node is, else None. Adds its steps to `seen`."""
     terms, into = list[_Term](), node
     while isinstance(into, fx.Node):
         seen.add(into)
@@ -91,13 +94,13 @@ def _loop(node: fx.Node, seen: set[fx.Node]) -> Layer | None:
 
 
 def _alike(term: _Term, other: _Term) -> bool:
-    """Whether two experts have the same tokens to choose from."""
+    """Whether two experts have the same tokens, choices and scores."""
     nodes = [(whole(each.x), each.scored.experts, each.scored.scores, len(each.firsts)) for each in (term, other)]
     return nodes[0] == nodes[1]
 
 
 def _gate(terms: list[_Term]) -> tuple[Gate | None, tuple[int, ...]]:
-    """What all experts do between their products, and the order in which that has gate and up; None if they differ."""
+    """Returns the activation of all experts, and the order that puts gate before up; (None, ()) if the experts differ."""
     found = {term.between.spelling: term.between for term in terms}
     columns = int(terms[0].hidden.meta["val"].shape[1])
     gates = {gate_between(each, columns) for each in found.values()}
@@ -105,7 +108,7 @@ def _gate(terms: list[_Term]) -> tuple[Gate | None, tuple[int, ...]]:
 
 
 def _product(parts: list[list[Part]], emit: Emitter, routing: Routing) -> Product | None:
-    """That of all experts, with their weights as one value."""
+    """Returns the product of all experts, with their weights as one value; None if the weights do not fit together."""
     node, made = parts[0][0].node, weights_of(parts, emit)
     if made is None:
         return None
@@ -114,7 +117,7 @@ def _product(parts: list[list[Part]], emit: Emitter, routing: Routing) -> Produc
 
 
 def _term(value: Any, token: fx.Node | None) -> _Term | None:
-    """What an expert gives to its tokens, or to all: its result times their scores."""
+    """Returns the term that a value is: the result of an expert times scores, for its tokens or for all; else None."""
     value = plain(value)
     if not isinstance(value, fx.Node) or value.target is not aten.mul.Tensor:
         return None
@@ -133,7 +136,7 @@ def _term(value: Any, token: fx.Node | None) -> _Term | None:
 
 
 def _steps(node: fx.Node) -> Iterator[tuple[Any, fx.Node | None, Any]]:
-    """What a step may add to, the tokens that it adds to, None where these are all, and what it adds."""
+    """Yields ways to read a step: the value that it adds to, the tokens that it adds to (None for all), and the term."""
     args: Any = arguments(node)
     if node.target is aten.mul.Tensor:  # the first step of a sum without zeros
         yield None, None, node
@@ -147,7 +150,7 @@ def _steps(node: fx.Node) -> Iterator[tuple[Any, fx.Node | None, Any]]:
 
 
 def _assigned(into: fx.Node, indices: Any, value: Any, *adds: Any) -> Iterator[tuple[Any, fx.Node | None, Any]]:
-    """y[token] = y[token] + value, or index_put(y, [token], value, True)."""
+    """Yields the same for y[token] = y[token] + value, and for index_put(y, [token], value, True)."""
     if any(adds):
         yield into, indices[0], value
         return
@@ -161,7 +164,7 @@ def _assigned(into: fx.Node, indices: Any, value: Any, *adds: Any) -> Iterator[t
 
 
 def _rows(x: Any, token: fx.Node | None) -> fx.Node | None:
-    """The tokens that a product is of, all or those of an expert."""
+    """Returns the matrix of all tokens whose rows, all or those of an expert, a product multiplies; else None."""
     if token is None:
         return x
     x = whole(x)

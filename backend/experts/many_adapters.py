@@ -1,4 +1,4 @@
-"""many-adapters: sequences that choose their adapters, whose factors the graph gathers, read each adapter where it lies.
+"""many-adapters: for batches whose sequences choose their adapters, reads each adapter in place instead of gathering copies.
 
     %a = index(%A, [%ids])                [B, K, R]             %e = expand(unsqueeze(%ids, 1), [B, S])
     %h = bmm(%x, %a)                      [B, S, R]       →     %h = gossamer::routed_product(%x, %e, permute(%A, [0, 2, 1]))
@@ -6,8 +6,8 @@
     %d = bmm(permute(%x, [0, 2, 1]), %g)  [B, K, R]
     %s = index_put(zeros, [%ids], %d, True)             →     %s = gossamer::routed_outer(%x, %g, %e, adapters)
 
-An adapter is an expert of a low rank that all tokens of a sequence chose. The copies of the factors are what it saves, and in
-training the gradients of each sequence's copy, so only products with large ones are replaced.
+An adapter is an expert of low rank that all tokens of a sequence chose. The pass saves the copies of the factors and, in
+training, the gradients of each sequence's copy. So it replaces only products with large copies.
 """
 
 from collections.abc import Sequence
@@ -30,20 +30,20 @@ from gossamer.sparsity.experts import routed_linear as _  # noqa: F401  # define
 aten = torch.ops.aten
 
 _COPIED = 4 << 20
-"""Bytes of gathered factors from which on reading them in place is faster: they do not stay in the second-level cache. On one
-thread of an AMD EPYC (znver5), for 1024 features and a rank of 64, 32 sequences of 1 and 32 tokens take 1.4 and 4.1 times as
-long with copies; with a rank of 16, that copies 2 MiB, 1.3 and 0.8 times."""
+"""Least bytes of gathered factors for which reading them in place is faster, because they exceed the second-level cache.
+Measured on one thread of an AMD EPYC (znver5) with 1024 features and 32 sequences: at rank 64, copies take 1.4 times as long
+with 1 token and 4.1 times with 32 tokens a sequence; at rank 16, which copies 2 MiB, 1.3 and 0.8 times."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class ManyAdapters:
-    """Batches of products with gathered factors, and their gradients."""
+    """Replaces batches of products with gathered factors, and their gradients."""
 
     name: ClassVar[str] = "many-adapters"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Replaces the products whose copies are large; a decision for each that was found."""
+        """Replaces the products whose copies are large. Returns a decision for each product with gathered factors."""
         if context.options.schedule != "auto":
             return []
         statics, decisions = context.inputs.match(graph), list[Decision]()
@@ -72,10 +72,10 @@ def _decision(name: str, product: "_Product", pays: bool) -> Decision:
 
 @dataclass(frozen=True)
 class _Product:
-    """bmm(x, gathered): x is [sequences, tokens, columns].
+    """bmm(x, gathered), with x [sequences, tokens, columns].
 
-    factors  [adapters, columns, rows], or [adapters, rows, columns] where they are `turned`
-    ids      [sequences]
+    factors  of all adapters, [adapters, columns, rows], or [adapters, rows, columns] if `turned`
+    ids      the adapter of each sequence, [sequences]
     """
 
     node: fx.Node
@@ -86,7 +86,7 @@ class _Product:
 
     @classmethod
     def at(cls, node: fx.Node) -> "_Product | None":
-        """The product that a node is."""
+        """Returns the product that a node is, else None."""
         if node.target is not aten.bmm.default:
             return None
         x, gathered = arguments(node)
@@ -99,11 +99,11 @@ class _Product:
 
     @property
     def copied(self) -> int | None:
-        """Bytes of the factors that are gathered; None if nobody knows how many sequences there are."""
+        """The bytes of the gathered factors; None if the number of sequences is unknown."""
         return _copied(self.factors, self.ids)
 
     def replace(self) -> None:
-        """Puts the operation in the place of the product."""
+        """Replaces the product by the operation."""
         emit = Emitter(self.node)
         weight = self.factors if self.turned else emit(aten.permute.default, self.factors, [0, 2, 1])
         adapters, rows, columns = map(int, weight.meta["val"].shape)
@@ -118,7 +118,8 @@ class _Product:
 class _Gradient:
     """The gradient of factors: index_put(zeros, [ids], bmm(a, b), True) or index_add, maybe with views between.
 
-    a, b  [sequences, rows, tokens] and [sequences, tokens, columns], whose product may be `turned` before it is added
+    a, b    [sequences, rows, tokens] and [sequences, tokens, columns]
+    turned  whether their product is transposed before it is added
     """
 
     node: fx.Node
@@ -129,7 +130,7 @@ class _Gradient:
 
     @classmethod
     def at(cls, node: fx.Node) -> "_Gradient | None":
-        """The gradient that a node is."""
+        """Returns the gradient that a node is, else None."""
         given = arguments(node)
         if node.target is aten.index_put.default and len(given) == 4 and len(given[1]) == 1 and given[3] is True:
             zeros, (ids,), added, _ = given
@@ -147,11 +148,11 @@ class _Gradient:
 
     @property
     def copied(self) -> int | None:
-        """Bytes of the gradients of each sequence's factors."""
+        """The bytes of the gradients of all sequences' factors; None if the number of sequences is unknown."""
         return _copied(self.node, self.ids)
 
     def replace(self) -> None:
-        """Puts the operation in the place of the sum."""
+        """Replaces the sum by the operation."""
         emit = Emitter(self.node)
         adapters, rows, columns = map(int, self.node.meta["val"].shape)
         sequences, tokens = emit.sizes(self.b, (0, 1))
@@ -164,7 +165,7 @@ class _Gradient:
 
 
 def _experts(emit: Emitter, ids: fx.Node, adapters: int, sequences: Any, tokens: Any) -> fx.Node:
-    """The adapter of each token: [sequences * tokens, 1]. Negative numbers count from the end."""
+    """Returns the adapter of each token, [sequences * tokens, 1]. Negative ids count from the end."""
     last = emit(aten.add.Tensor, ids, adapters)
     ids = emit(aten.where.self, emit(aten.lt.Scalar, ids, 0), last, ids)
     each = emit(aten.expand.default, emit(aten.unsqueeze.default, ids, 1), [sequences, tokens])
@@ -178,7 +179,7 @@ def _copied(factors: fx.Node, ids: fx.Node) -> int | None:
 
 
 def _is_served(value: Tensor, ids: fx.Node) -> bool:
-    """Whether there are kernels for factors like these, taken by such numbers."""
+    """Whether kernels exist for factors and ids of these types and sizes."""
     if value.dim() != 3 or not isinstance(value.shape[0], int):
         return False
     if not value.is_cpu or value.dtype not in _DTYPES or ids.meta["val"].dtype not in (torch.int64, torch.int32):
@@ -187,7 +188,7 @@ def _is_served(value: Tensor, ids: fx.Node) -> bool:
 
 
 def _turned(whole: Sequence[fx.Node]) -> bool | None:
-    """Whether views turn a batch of matrices, the first of these nodes; None if they make something else of it."""
+    """Whether views transpose each matrix of a batch, the first of these nodes. None if they do anything else."""
     shape = whole[0].meta["val"].shape
     layout = follow(Layout.contiguous(shape), list(whole[1:])) if len(shape) == 3 else None
     if layout is None or layout.offset or len(layout.dims) != 3:
@@ -199,7 +200,7 @@ def _turned(whole: Sequence[fx.Node]) -> bool | None:
 
 
 def _gather(node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-    """The matrices and the numbers of those that a node takes, one after the other."""
+    """Returns the matrices and the ids of the ones that a node gathers; (None, None) for other nodes."""
     given = arguments(node)
     if node.target is aten.index.Tensor and len(given[1]) == 1:
         source, ids = given[0], given[1][0]

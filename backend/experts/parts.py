@@ -1,10 +1,9 @@
-"""The products of one expert, whose weights are parts of a parameter or tensors of their own, as those of a list of modules.
+"""Recognises the products of one expert, whose weights are parts of one parameter, or separate tensors as in a list of modules.
 
     mm(%x, t(select(%weight, 0, e)))        part e of a parameter [experts, rows, columns]
-    mm(%x, t(%weight_e))                    a weight of its own
+    mm(%x, t(%weight_e))                    a separate weight
 
-Where the weights are tensors of their own, `weights_of` puts them behind one another. That is a value of the graph, which in
-inference is computed once (run/listed_experts.py).
+`weights_of` concatenates separate weights, as a value of the graph. In inference it is computed once (run/listed_experts.py).
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from gossamer.backend.graph.nodes import arguments, equal_sizes, same
 aten = torch.ops.aten
 
 _MOST = 40
-"""Nodes between the products of an expert that are looked at."""
+"""Most nodes between the products of an expert that `first_parts` visits."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Part:
     """A linear layer of one expert.
 
     node    the result
-    x       what is multiplied
-    weight  [rows, columns], or [columns, rows] where it is `turned`
+    x       the operand
+    weight  [rows, columns], or [columns, rows] if `turned`
     """
 
     node: fx.Node
@@ -42,7 +41,7 @@ class Part:
 
 
 def part_at(result: Any) -> Part | None:
-    """The linear layer whose result a value has."""
+    """Returns the linear layer whose result a value has, else None."""
     node = whole(result)
     args: Any = arguments(node)
     bias: fx.Node | None = None
@@ -58,7 +57,7 @@ def part_at(result: Any) -> Part | None:
 
 
 def first_parts(hidden: fx.Node) -> list[Part]:
-    """The linear layers that a value between two products is computed of, in the order in which it reads them."""
+    """Returns the linear layers that a value between two products is computed from, in the order in which it reads them."""
     pending, seen, found = [hidden], set[fx.Node](), list[Part]()
     while pending and len(seen) < _MOST:
         node = pending.pop()
@@ -74,15 +73,17 @@ def first_parts(hidden: fx.Node) -> list[Part]:
 
 
 def whole(node: Any) -> fx.Node:
-    """A value before views that keep its rows."""
+    """Returns a value before views that keep its last dimension."""
     while (before := path(node)[0]) is not node and equal_sizes(before.meta["val"].shape[-1:], node.meta["val"].shape[-1:]):
         node = before
     return same(node)
 
 
 def weights_of(parts: Sequence[Sequence[Part]], emit: Emitter) -> tuple[fx.Node, fx.Node | None, Pieces] | None:
-    """The weights and biases of all experts, whose parts are given, as [experts, rows, columns] and [experts, rows]; and what
-    they were put together from, nothing where the graph has them so."""
+    """Returns weights [experts, rows, columns], biases [experts, rows], and the pieces of all experts from the parts of each.
+
+    Pieces are empty where the graph has the weights as one value. Returns None if the parts differ in shape or type.
+    """
     each = [part for own in parts for part in own]
     first, several = each[0], len(parts[0])
     shape = first.weight.meta["val"].shape
@@ -106,7 +107,7 @@ def weights_of(parts: Sequence[Sequence[Part]], emit: Emitter) -> tuple[fx.Node,
 
 
 def _parameter(pieces: Sequence[fx.Node]) -> fx.Node | None:
-    """What these are all parts of, in their order."""
+    """Returns the value whose parts, all of them and in order, these nodes are; else None."""
     sources = {arguments(each)[0] if each.target is aten.select.int else None for each in pieces}
     (source, *others) = sources
     if source is None or others or source.meta["val"].shape[0] != len(pieces):
@@ -115,7 +116,7 @@ def _parameter(pieces: Sequence[fx.Node]) -> fx.Node | None:
 
 
 def _stacked(pieces: Sequence[fx.Node], several: int, emit: Emitter) -> fx.Node:
-    """One behind the other, so many to an expert."""
+    """Concatenates pieces, of which `several` belong to each expert."""
     size, *others = pieces[0].meta["val"].shape
     joined = emit(aten.cat.default, list(pieces))
     return emit(aten.view.default, joined, [len(pieces) // several, several * size, *others])

@@ -1,9 +1,9 @@
-"""Products of rows with the weights of their experts, in every spelling that a graph has them in.
+"""Recognises products of rows with the weights of their experts, in both spellings that graphs have.
 
     grouped_mm(%rows, transpose(%w), %ends)                  rows sorted by expert; transformers' own fallback as well
     bmm(index(%w, [%ids]), unsqueeze(%rows, -1))             a copy of the weight for each row, also from einsum
 
-`layout` says where the elements of a value are in a matrix [pairs, width], however the graph has its dimensions.
+A `layout` says where the elements of a value lie in a matrix [pairs, width], whatever dimensions the value has in the graph.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,12 @@ GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """What rows are multiplied from.
+    """The source of the rows that a product multiplies.
 
-    node    x [tokens, width] of `tokens`, else the value that has a row for each pair
-    layout  of that value in [tokens, width], or in [pairs, width]
+    node    the tokens [tokens, width], or a value with a row for each pair
+    tokens  whether `node` has the tokens
+    order   how the rows are sorted
+    layout  of the operand in the matrix [tokens, width], or in [pairs, width]
     """
 
     node: fx.Node
@@ -39,8 +41,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The weights and biases that those of all experts were put together from, expert by expert; none where the graph has them
-    as one value."""
+    """The separate weights and biases of a product, expert by expert; empty where the graph has them as one value."""
 
     weights: tuple[fx.Node, ...] = ()
     biases: tuple[fx.Node, ...] = ()
@@ -51,16 +52,17 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Rows times the weights of their experts.
+    """A product of rows with the weights of their experts.
 
-    node    the result, with the bias if there is one
-    bare    the result without it
-    rows    the operand as the graph has it, [pairs, columns] where it is sorted
-    x       what it is made of, if that is known
-    weight  [experts, rows, columns], or [experts, columns, rows] where it is `turned`
-    routing, order  which expert each row has; no routing where only `ends` are known
-    flat    whether the graph has the rows of operand and result one after the other
-    pieces  what weight and bias were put together from
+    node    the result, including the bias if there is one
+    bare    the result without the bias
+    rows    the operand as the graph has it, [pairs, columns] if it is sorted
+    x       the source of the operand, if it is known
+    weight  [experts, rows, columns], or [experts, columns, rows] if `turned`
+    routing, order  the expert of each row; routing is None if only `ends` are known
+    ends    where the rows of each expert end, if they are sorted
+    flat    whether the rows of operand and result lie one after the other in the graph
+    pieces  the separate weights and biases
     """
 
     node: fx.Node
@@ -78,12 +80,12 @@ class Product:
 
     @property
     def per_token(self) -> bool:
-        """Whether it multiplies the tokens themselves, each for all of its experts."""
+        """Whether the product multiplies the tokens themselves, each with all of its experts."""
         return self.order is None and self.x is not None and self.x.tokens
 
     @property
     def source(self) -> fx.Node:
-        """What is multiplied: the tokens, or the rows of all pairs."""
+        """The operand: the tokens, or the rows of all pairs."""
         return self.x.node if self.x is not None and self.per_token else self.rows
 
     @property
@@ -104,10 +106,10 @@ class Rows:
     """A value that has a row for each pair.
 
     node     the value before views
-    layout   of a value after them, in a matrix [pairs, width]
-    product  that it is the result of, with or without a bias
-    scores   by which the rows of that product were multiplied
-    inputs   products that it is computed from element by element, where it is none itself
+    layout   of the value after views, in a matrix [pairs, width]
+    product  the product whose result it is, with or without a bias
+    scores   the scores that multiplied the rows of this product
+    inputs   the products that it is computed from element by element, if it is no product's result
     """
 
     node: fx.Node
@@ -121,7 +123,9 @@ class Rows:
 
 
 def untransposed(weight: Any) -> tuple[fx.Node, bool]:
-    """The weight of a grouped product, which is [experts, columns, rows], as it is stored, and whether that is so, too."""
+    """Returns the stored weight of a grouped product, which takes [experts, columns, rows], and whether it is stored like that,
+    too.
+    """
     whole = path(weight)
     source = whole[0]
     if source.meta["val"].dim() == 3 and len(whole) > 1:
@@ -134,7 +138,7 @@ def untransposed(weight: Any) -> tuple[fx.Node, bool]:
 
 
 def grouped(node: fx.Node, found: Mapping[fx.Node, Rows]) -> Product | None:
-    """The product with offsets that a node is."""
+    """Returns the grouped product, with offsets, that a node is; else None."""
     rows, weight, *more = node.args
     ends: Any = more[0] if more else node.kwargs.get("offs")
     rest = [*more[1:], *(value for name, value in node.kwargs.items() if name != "offs")]
@@ -152,7 +156,7 @@ def grouped(node: fx.Node, found: Mapping[fx.Node, Rows]) -> Product | None:
         sorted_rows = x is not None and x.order is not None and _is_matrix(x, routing)
         order, x = (x.order, x) if x is not None and sorted_rows else (None, None)
     if order is None:
-        routing = None  # its rows may be any
+        routing = None  # the rows may be in any order
     return Product(node, node, rows, x, stored, turned, None, routing, order, ends)
 
 
@@ -161,7 +165,7 @@ def _is_matrix(x: Operand, routing: Routing) -> bool:
 
 
 def gathered(node: fx.Node, found: Mapping[fx.Node, Rows]) -> Rows | None:
-    """The rows of a batched product with gathered weights that a node is."""
+    """Returns the rows of a batched product with gathered weights that a node is, else None."""
     for place in (0, 1):
         product = _gathered(node, place, found)
         if product is not None:
@@ -170,7 +174,7 @@ def gathered(node: fx.Node, found: Mapping[fx.Node, Rows]) -> Rows | None:
 
 
 def _gathered(node: fx.Node, place: int, found: Mapping[fx.Node, Rows]) -> Rows | None:
-    """The same if the operand at this place has the weights."""
+    """Returns the same if the operand at this place has the weights."""
     sides: Any = node.args
     whole = path(sides[place])
     index = whole[0]
@@ -206,7 +210,7 @@ def _gathered(node: fx.Node, place: int, found: Mapping[fx.Node, Rows]) -> Rows 
 
 
 def _whole(layout: Layout, routing: Routing) -> bool:
-    """Whether experts are those of all pairs, each once, in dimensions of their own or in one."""
+    """Whether a layout has the experts of all pairs, each once, in one or several dimensions."""
     dims = tuple(axis for dim in layout.dims for axis in dim)
     return not layout.offset and same_dims((dims,), routing.rows.dims)
 
@@ -217,7 +221,7 @@ def _is_flat(dims: tuple[Dim, ...]) -> bool:
 
 
 def _of_product(dim: Dim, size: int, step: int, outputs: int) -> Dim | None:
-    """The axes of gathered weights, of so many elements each, as those of the product."""
+    """Returns the axes of gathered weights, of `size` elements each, as axes of the product; None if they do not fit."""
     axes = list[Axis]()
     for axis in dim:
         if equal(axis.stride % size, 0):
@@ -230,7 +234,7 @@ def _of_product(dim: Dim, size: int, step: int, outputs: int) -> Dim | None:
 
 
 def _of_operand(batch: Dim, outputs: int, x: Operand, routing: Routing) -> Dim:
-    """The axes that an operand must have where the product has these: a token serves all of its experts."""
+    """Returns the axes that an operand must have if the product has these. A token is repeated for all of its experts."""
     axes = list[Axis]()
     for axis in batch:
         each = axis.stride // outputs
@@ -246,7 +250,7 @@ def _of_operand(batch: Dim, outputs: int, x: Operand, routing: Routing) -> Dim:
 
 
 def operand(node: Any, routing: Routing, width: int, found: Mapping[fx.Node, Rows]) -> Operand | None:
-    """What the rows of a product are, if it is known."""
+    """Returns the source of the rows of a product, if it is known, else None."""
     whole = path(node)
     rows = found.get(whole[0])
     if rows is not None and rows.routing == routing and rows.width == width:
@@ -256,7 +260,7 @@ def operand(node: Any, routing: Routing, width: int, found: Mapping[fx.Node, Row
 
 
 def _tokens(whole: list[fx.Node], routing: Routing, width: int) -> Operand | None:
-    """The tokens that some views are of: the last value that has a row for each."""
+    """Returns the tokens that these nodes are views of: the last value with one row for each token."""
     for number in range(len(whole) - 1, -1, -1):
         if equal_sizes(whole[number].meta["val"].shape, (routing.tokens, width)):
             layout = follow(Layout.contiguous(whole[number].meta["val"].shape), whole[number + 1 :])
@@ -265,7 +269,7 @@ def _tokens(whole: list[fx.Node], routing: Routing, width: int) -> Operand | Non
 
 
 def _gathered_tokens(whole: list[fx.Node], routing: Routing, width: int) -> Operand | None:
-    """The tokens that some views are of, once for each pair."""
+    """Returns the tokens that these nodes are views of, gathered once for each pair."""
     root = whole[0]
     if root.target is not aten.index.Tensor:
         return None

@@ -1,10 +1,11 @@
-"""A whole mixture of experts with pruned weights as one region: products, activation, and the sum over the experts of a token.
+"""Replaces a whole mixture of experts with pruned weights by one region: products, activation, and the sum over the experts.
 
     %sums = grouped_mm(%sorted, transpose(%gate_up), %ends)
     %each = grouped_mm(silu(%gate) * %up, ...)                 →    %y = gossamer::region([%x, %experts, %scores, ...], "4b1c…")
     %y = sum(view(index(%each * %scores, [%inverse])), [1])
 
-Beside a region for each product, experts that get many tokens have a chain of all three, whose values stay in caches.
+Each product of each expert has a region. Experts that get many tokens also have a chain of their products, whose values stay in
+caches.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ _Add = Callable[..., fx.Node]
 
 
 def is_taken(layer: Layer) -> bool:
-    """Whether a layer can be such a region: one without biases, of tokens on a CPU."""
+    """Whether a layer can be such a region: it has no biases, its weights are one value, and the tokens are on a CPU."""
     products = (layer.up, layer.down)
     return all(product.bias is None and not product.pieces for product in products) and layer.x.meta["val"].is_cpu
 
@@ -47,7 +48,7 @@ def is_taken(layer: Layer) -> bool:
 def put_pruned(
     layer: Layer, up: Judged, down: Judged, statics: Mapping[fx.Node, Static], context: GraphContext
 ) -> list[Decision]:
-    """Replaces a layer whose products are sparse. Returns the decisions about both. CompileError, and nothing is changed."""
+    """Replaces a layer whose products are sparse. Returns the decisions about both. Raises CompileError before any change."""
     parts = [each.built(statics, context) for each in (up, down)]
     chains = _chains(layer, up, down, statics, context)
     leaves = [each.experts[0].weight.leaves for each in (up, down)]
@@ -68,7 +69,7 @@ def put_pruned(
 
 
 def _chains(layer: Layer, up: Judged, down: Judged, statics: Mapping[fx.Node, Static], context: GraphContext) -> list[Built]:
-    """The chain of each expert; none where experts get few tokens, or their products are in no chain. CompileError."""
+    """Returns the chain of each expert; none if experts get few tokens or their products form no chain. Raises CompileError."""
     tokens = up.experts[0].tokens
     if tokens is not None and tokens < MANY:
         return []
@@ -91,7 +92,7 @@ def _chains(layer: Layer, up: Judged, down: Judged, statics: Mapping[fx.Node, St
 def _chain(
     layer: Layer, number: int, products: tuple[Judged, Judged], values: dict[fx.Node, torch.Tensor], made: list[fx.Node]
 ) -> Chain | None:
-    """That of an expert, of nodes that are `made` for it."""
+    """Returns the chain of an expert, or None. Adds nodes for it to the graph and to `made`."""
     emit, count = Emitter(layer.node), layer.up.experts
 
     def add(target: Any, *args: Any, **options: Any) -> fx.Node:
@@ -108,7 +109,7 @@ def _chain(
 
 
 def _parts(layout: str, rows: int) -> list[tuple[int, int, int]]:
-    """Where gates and up begin and end, and their steps."""
+    """Returns (begin, end, step) for the rows of the gate and of up in the first weight."""
     parts = {
         "up": [(0, rows, 1)],
         "halves": [(0, rows // 2, 1), (rows // 2, rows, 1)],
@@ -118,7 +119,7 @@ def _parts(layout: str, rows: int) -> list[tuple[int, int, int]]:
 
 
 def _activated(add: _Add, sums: list[fx.Node], gate: Gate) -> fx.Node:
-    """Adds the operations of an activation."""
+    """Adds the operations of an activation to the graph. Returns its result."""
     function: Any = ACTIVATIONS[gate.activation] if gate.layout == "up" else partial(gated, activation=gate.activation)
     traced = make_fx(function)(*(torch.ones(2, 2, dtype=node.meta["val"].dtype) for node in sums)).graph
     known = dict(zip(traced.find_nodes(op="placeholder"), sums, strict=True))

@@ -1,8 +1,8 @@
-"""Puts the operations of experts where a graph has them written out, with their gradients.
+"""Replaces layers and products of experts by operations, and their gradients by the gradients of these.
 
 gossamer::routed_mlp(%x, %experts, %scores, %gate_up, ..., %down, ..., "silu", "halves", keep)     for a whole layer
 gossamer::listed_mlp(%x, %experts, %scores, [%w1_0, %w3_0, %w2_0, ...], ..., "silu", "halves", ...)     its weights in a list
-gossamer::routed_product(%rows, %ids, %weight, None, %bias)                                       for a product alone
+gossamer::routed_product(%rows, %ids, %weight, None, %bias)                                       for a single product
 """
 
 import operator
@@ -33,10 +33,10 @@ routed_product, routed_outer = torch.ops.gossamer.routed_product.default, torch.
 
 @dataclass(frozen=True)
 class Listed:
-    """How the weights of a layer are computed in inference.
+    """The computation of a layer's weights from pieces, in inference.
 
-    leaves  from what: tensors and sizes
-    key     under which the operation finds how
+    leaves  the tensors and the sizes that it reads
+    key     the key by which the operation finds the computation
     """
 
     leaves: tuple[list[fx.Node], list[fx.Node]]
@@ -44,7 +44,10 @@ class Listed:
 
 
 def listed(layer: Layer, statics: Mapping[fx.Node, Static], verify: Verify) -> Listed | None:
-    """The same of a layer whose weights are pieces; None for one whose graph has them as they are. Raises Refused."""
+    """Returns the computation of a layer's weights from pieces; None if the graph has them as one value.
+
+    Raises Refused if the weights may change at every call.
+    """
     if not (layer.up.pieces or layer.down.pieces):
         return None
     emit, products = Emitter(layer.node), (layer.up, layer.down)
@@ -58,7 +61,7 @@ def listed(layer: Layer, statics: Mapping[fx.Node, Static], verify: Verify) -> L
 
 
 def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | None:
-    """What a joint graph has of a layer's gradients; None in inference. Raises Refused."""
+    """Returns the part of a joint graph that computes a layer's gradients; None in inference. Raises Refused."""
     if joint is None:
         return None
     inputs = list(dict.fromkeys(piece for leaf in _leaves(layer) for piece in leaf))
@@ -68,7 +71,7 @@ def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | Non
 
 
 def _leaves(layer: Layer) -> list[tuple[fx.Node, ...]]:
-    """What has gradients, in the order of the operation's: each operand, or the pieces that it was put together from."""
+    """Returns the values that may have gradients, in the operation's order: each operand, or the pieces that it consists of."""
     found: list[tuple[fx.Node, ...]] = [(layer.x,), (layer.scores,)]
     for product in (layer.up, layer.down):
         found.append(product.pieces.weights or (product.weight,))
@@ -77,7 +80,7 @@ def _leaves(layer: Layer) -> list[tuple[fx.Node, ...]]:
 
 
 def put_layer(layer: Layer, backward: BackwardPart | None, how: Listed | None = None) -> None:
-    """Replaces a layer; by the operation that puts its weights together when they are new, if it is told how."""
+    """Replaces a layer by an operation. With `how`, the operation computes the weights from pieces when these are new."""
     emit = Emitter(layer.node)
     (x, experts, scores), exists = _operands(emit, layer)
     gate, trains = [layer.gate.activation, layer.gate.layout], backward is not None and backward.upstream is not None
@@ -96,19 +99,19 @@ def put_layer(layer: Layer, backward: BackwardPart | None, how: Listed | None = 
 
 
 def put_region(layer: Layer, key: str, leaves: Sequence[fx.Node]) -> None:
-    """Replaces a layer by the region of this key (see run/pruned_mixture.py)."""
+    """Replaces a layer by the region with this key (see run/pruned_mixture.py)."""
     emit = Emitter(layer.node)
     given = _operands(emit, layer)[0]
     layer.node.replace_all_uses_with(_result(emit, layer, emit(region, [*given, *leaves], key)))
 
 
 def _operands(emit: Emitter, layer: Layer) -> tuple[list[fx.Node], fx.Node | None]:
-    """x [tokens, columns], experts and scores [tokens, top]; and which of the experts exist, where some may not."""
+    """Returns x [tokens, columns], experts and scores [tokens, top]; and which of the experts exist, None if all do."""
     _keep_sizes(layer)
     experts = _matrix(emit, layer.routing.experts)
     scores = emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
     exists = None
-    if not layer.routing.all_exist(layer.up.experts):  # others get no rows, so that their tokens get nothing for them
+    if not layer.routing.all_exist(layer.up.experts):  # such experts add nothing to their tokens
         exists = emit(aten.lt.Scalar, experts, layer.up.experts)
         experts = emit(aten.clamp_max.default, experts, layer.up.experts - 1)
         scores = _where(emit, exists, scores)
@@ -116,19 +119,19 @@ def _operands(emit: Emitter, layer: Layer) -> tuple[list[fx.Node], fx.Node | Non
 
 
 def _result(emit: Emitter, layer: Layer, y: fx.Node) -> fx.Node:
-    """What an operation computes, as the graph has it."""
+    """Returns the result of an operation in the shape and type of the layer's result."""
     y = _as(emit, y, layer.node)
     return y if layer.added is None else emit(aten.add.Tensor, layer.added, y)
 
 
 def _tokens(emit: Emitter, layer: Layer) -> fx.Node:
-    """What a layer is given as a matrix."""
+    """Returns the tokens of a layer as a matrix."""
     x = layer.x
     return x if x.meta["val"].dim() == 2 else emit(aten.reshape.default, x, [-1, x.meta["val"].shape[-1]])
 
 
 def _keep_sizes(layer: Layer) -> None:
-    """Has sizes that are read from values of the layer be computed from those of the experts, so that the values can go."""
+    """Computes sizes that are read from values inside of the layer from the sizes of the experts, so that the values can go."""
     inputs = [layer.x, layer.routing.experts, layer.scores]
     for node in between(inputs, layer.node):
         for user in list(node.users):
@@ -139,7 +142,7 @@ def _keep_sizes(layer: Layer) -> None:
 
 
 def _where(emit: Emitter, condition: fx.Node, value: fx.Node) -> fx.Node:
-    """A value where a condition holds, zeros elsewhere."""
+    """Returns a value where a condition is true, zeros elsewhere."""
     return emit(aten.where.self, condition, value, emit(aten.full.default, [], 0.0, dtype=value.meta["val"].dtype))
 
 
@@ -170,7 +173,7 @@ def _put_gradients(layer: Layer, backward: BackwardPart, given: list[Any], kept:
 
 
 def _cut(emit: Emitter, value: fx.Node, pieces: tuple[fx.Node, ...]) -> dict[fx.Node, fx.Node]:
-    """The gradient of each piece that an operand was put together from; of those that serve several experts the sum."""
+    """Returns the gradient of each piece of an operand. A piece that several experts use gets the sum."""
     if len(pieces) == 1:
         return {pieces[0]: value}
     each = emit(aten.reshape.default, value, [len(pieces), -1, *value.meta["val"].shape[2:]])
@@ -182,7 +185,7 @@ def _cut(emit: Emitter, value: fx.Node, pieces: tuple[fx.Node, ...]) -> dict[fx.
 
 
 def _put(emit: Emitter, places: Sequence[fx.Node], value: fx.Node) -> None:
-    """Puts a gradient in the place of the first value that leaves for an operand, and zeros in those that are added to it."""
+    """Replaces the first of the values that add up to an operand's gradient by the gradient, and the others by zeros."""
     first, *others = places
     first.replace_all_uses_with(_as(emit, value, first))
     for other in others:
@@ -195,7 +198,7 @@ def _first(backward: BackwardPart) -> fx.Node:
 
 
 def product_backward(product: Product, joint: JointGraph | None) -> BackwardPart | None:
-    """What a joint graph has of a product's gradients; None in inference. Raises Refused."""
+    """Returns the part of a joint graph that computes a product's gradients; None in inference. Raises Refused."""
     if joint is None:
         return None
     chosen = product.ends if product.routing is None else product.routing.experts
@@ -205,7 +208,10 @@ def product_backward(product: Product, joint: JointGraph | None) -> BackwardPart
 
 
 def _on_the_way(inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> list[fx.Node]:
-    """What is computed of values that have gradients. How rows are sorted is not, and may serve several products."""
+    """Returns the nodes on the way to the output that are computed from `inputs`, the values with gradients.
+
+    Nodes that only sort rows are not among them; they may serve several products.
+    """
     found, reached = list[fx.Node](), set(inputs)
     for node in between([*inputs, chosen], output):
         if not reached.isdisjoint(node.all_input_nodes):
@@ -215,7 +221,7 @@ def _on_the_way(inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> list
 
 
 def put_product(product: Product, backward: BackwardPart | None) -> None:
-    """Replaces a product whose rows lie one after the other."""
+    """Replaces a product whose rows lie one after the other, and its gradients."""
     emit = Emitter(product.node)
     rows = emit(aten.reshape.default, product.source, [-1, product.columns])
     ids, hit = _ids(emit, product)
@@ -230,7 +236,7 @@ def put_product(product: Product, backward: BackwardPart | None) -> None:
 
 
 def _ids(emit: Emitter, product: Product) -> tuple[fx.Node, fx.Node | None]:
-    """The experts of what is multiplied [rows, 1], or [tokens, top]; and which rows have one, where some may have none."""
+    """Returns the experts of the rows, [rows, 1] or [tokens, top]; and which rows have an expert, None if all do."""
     if product.routing is not None and product.per_token:
         return _matrix(emit, product.routing.experts), None
     if product.ends is None:
@@ -267,17 +273,17 @@ def _put_product_gradients(
 
 
 def _stored(emit: Emitter, product: Product) -> fx.Node:
-    """The weight as [experts, rows, columns]."""
+    """Returns the weight as [experts, rows, columns]."""
     return emit(aten.permute.default, product.weight, [0, 2, 1]) if product.turned else product.weight
 
 
 def _matrix(emit: Emitter, node: fx.Node) -> fx.Node:
-    """One number for each token as [tokens, 1]."""
+    """Returns experts [tokens] as [tokens, 1]; a matrix as it is."""
     return emit(aten.unsqueeze.default, node, 1) if node.meta["val"].dim() == 1 else node
 
 
 def _as(emit: Emitter, value: Any, node: fx.Node) -> fx.Node:
-    """A value in the shape and the type of another."""
+    """Returns a value in the shape and the type of another."""
     shape = node.meta["val"].shape
     if not equal_sizes(value.meta["val"].shape, shape):
         value = emit(aten.reshape.default, value, list(shape))
@@ -290,7 +296,7 @@ def _of_type(emit: Emitter, value: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def check(product: Product) -> None:
-    """Raises Refused for what the operations do not compute."""
+    """Raises Refused for devices and types that the operations do not support."""
     x, weight = product.source.meta["val"], product.weight.meta["val"]
     if not x.is_cpu:
         raise Refused("experts are one operation on CPUs only")

@@ -1,10 +1,12 @@
-"""routed-experts: mixtures of experts become one operation, or a sparse region for each expert where these are pruned.
+"""routed-experts: replaces mixtures of experts by one operation, or by a sparse region for each expert if these are pruned.
 
     %sums = grouped_mm(%sorted, transpose(%gate_up), %ends)
     %each = grouped_mm(silu(%gate) * %up, ...)                 →    %y = gossamer::routed_mlp(%x, %experts, %scores, ...)
     %y = sum(view(index(%each * %scores, [%inverse])), [1])
 
-Products that are part of no such layer become gossamer::routed_product. Routers, shared experts and losses stay as they are.
+Products that are not part of such a layer become gossamer::routed_product. Routers, shared experts and losses stay as they are.
+
+layers.py and loops.py find the layers, products.py the products. replace_experts.py and sparse_experts.py replace them.
 """
 
 from collections.abc import Sequence
@@ -33,12 +35,12 @@ from gossamer.dialects.errors import CompileError
 
 
 class RoutedExperts:
-    """Mixtures of experts, and products with the weights of experts."""
+    """Replaces mixtures of experts, and products with the weights of experts."""
 
     name: ClassVar[str] = "routed-experts"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each weight of experts."""
+        """Replaces layers, then other products. Returns a decision for each weight of experts."""
         statics = context.inputs.match(graph)
         stored = StoredProducts(graph, {} if context.exported else statics)
         mixtures = Mixtures(graph)
@@ -74,14 +76,15 @@ class _Taking:
         self._taken: set[fx.Node] = set()
 
     def take_layer(self, layer: Layer) -> None:
-        """Replaces a whole layer, unless its weights are so sparse that their products are regions."""
+        """Replaces a whole layer: by one region if both weights are sparse, else by the operation unless one weight is
+        sparse."""
         products = (layer.up, layer.down)
         if all(map(self._is_sparse, products)) and is_taken(layer) and self._take_pruned(layer):
             return
         if any(self._is_sparse(product) or self._is_loop_of_sparse(product) for product in products):
             return
         if any(product.bare in self._stored for product in products):
-            return  # whose operation is faster than one on all elements
+            return  # stored products are faster than an operation on all elements
         try:
             for product in products:
                 check(product)
@@ -89,7 +92,7 @@ class _Taking:
             backward = layer_backward(layer, self._joint)
             how = None if self._joint is not None else listed(layer, self._statics, self._context.options.verify)
         except Refused:
-            return  # its products are taken one by one
+            return  # take_product handles the products one by one
         ratio = measured_layer(layer, self._statics, self._measuring)
         if self._left(products, ratio):
             return
@@ -98,7 +101,7 @@ class _Taking:
             self._note(product, layer.routing.top, f"{layer.gate.activation}, one operation for the layer", ratio)
 
     def _take_pruned(self, layer: Layer) -> bool:
-        """Replaces a layer whose products are sparse. Returns False if that failed: its products are taken one by one."""
+        """Replaces a layer whose products are sparse. Returns False if that fails; then its products are handled one by one."""
         up, down = (self._pruned[product.bare] for product in (layer.up, layer.down))
         try:
             self.decisions += put_pruned(layer, up, down, self._statics, self._context)
@@ -110,7 +113,7 @@ class _Taking:
         return True
 
     def take_product(self, product: Product) -> None:
-        """Replaces a product that is part of no layer that was taken."""
+        """Replaces a product, unless its layer was replaced."""
         if product.bare in self._taken:
             return
         if self._is_sparse(product):
@@ -134,14 +137,14 @@ class _Taking:
         self._note(product, product.routing.top if product.routing else None, "its product alone", ratio)
 
     def leave_others(self) -> None:
-        """Notes the products with pruned weights that nothing is known of, and why they stay."""
+        """Notes why the remaining products with pruned weights stay dense."""
         for found in self._pruned.values():
             found.forget()
             reason = found.reason or "no kernel for grouped_mm of other than a matrix, with a bias or another type of result"
             self.decisions.append(found.dense(reason))
 
     def _check_gain(self, product: Product) -> None:
-        """Raises Refused where torch is predicted to be as fast, or the reference is asked for."""
+        """Raises Refused if torch is predicted to be as fast, or the option `schedule` is "reference"."""
         if self._context.options.schedule == "reference":
             raise Refused("the option schedule asks for the reference")
         gain, least = predicted_gain(product), self._context.options.min_gain
@@ -153,14 +156,14 @@ class _Taking:
         return found is not None and found.reason is None
 
     def _is_loop_of_sparse(self, product: Product) -> bool:
-        """Whether it is of a loop over pruned experts, each of which may become a region of its own."""
+        """Whether the product belongs to a loop over pruned experts. Each of these may become a separate region."""
         if product.x is not None or self._joint is not None:
             return False
         statics = (main_weight(weight, self._statics) for weight in product.pieces.weights or (product.weight,))
         return any(static is not None and zero_heavy(static.tensor) for static in statics)
 
     def _left(self, products: Sequence[Product], ratio: float | None) -> bool:
-        """Whether products of a few rows stay as they are, since torch was measured to be faster; notes that they do."""
+        """Whether products with a few rows stay as they are, because torch was faster as measured. Notes the decisions."""
         if ratio is None or ratio <= CLEAR or 1 / ratio >= self._context.options.min_gain:
             return False
         reason = "left to torch: the operation was measured to be slower with so few rows"
@@ -170,7 +173,7 @@ class _Taking:
         return True
 
     def _note(self, product: Product, top: int | None, how: str, ratio: float | None) -> None:
-        """The decision about a product that is part of an operation now."""
+        """Notes the decisions about the weights of a product that was replaced."""
         chosen = f", {top} for each token" if top is not None else ""
         reason = f"{product.experts} experts{chosen}, {how}"
         for weight in dict.fromkeys(product.pieces.weights) or (product.weight,):
@@ -180,7 +183,7 @@ class _Taking:
     def _decision(
         self, product: Product, reason: str, format: str | None, weight: fx.Node | None = None, ratio: float | None = None
     ) -> Decision:
-        """The same. `ratio` is the time of the operation over that of torch, if it was measured."""
+        """Returns the decision about a product. `ratio` is the operation's time divided by torch's, if it was measured."""
         weight = weight or product.weight
         pruned = self._pruned.pop(product.bare, None)
         if pruned is not None:

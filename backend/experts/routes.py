@@ -1,12 +1,12 @@
-"""Which expert a row belongs to, and in which order rows are: what a graph says of the experts that tokens chose.
+"""Recognises which expert each row belongs to, and in which order rows are, from the nodes that compute the routing.
 
     %flat = view(%experts, [-1])                      pairs of a token and a slot in their natural order
-    %sort = sort(%flat)                               %sort[0] the same sorted, %sort[1] what sorts them
+    %sort = sort(%flat)                               %sort[0] the sorted experts, %sort[1] the permutation that sorts them
     %ends = cumsum(histc(%sort[0], E, 0, E - 1), 0)   where the rows of each expert end
     floor_divide(%sort[1], top)                       the tokens of sorted rows
-    index_put(%any, [%sort[1]], arange(rows))         what brings sorted rows back
+    index_put(%any, [%sort[1]], arange(rows))         the inverse permutation, which brings sorted rows back
 
-`order` is the node of the sort, None where pairs are in their natural order.
+`order` is the node of the sort; None if pairs are in their natural order.
 """
 
 import operator
@@ -33,7 +33,7 @@ _SCATTERS_ORDER = (aten.scatter.src,)
 class Routing:
     """The experts that tokens chose.
 
-    experts  [tokens, top], or [tokens] of one expert each
+    experts  [tokens, top], or [tokens] with one expert each
     """
 
     experts: fx.Node
@@ -49,11 +49,12 @@ class Routing:
 
     @property
     def pairs(self) -> Size:
-        """How many rows there are: one for each expert of each token."""
+        """The number of rows: one for each expert of each token."""
         return self.tokens * self.top
 
     def all_exist(self, count: int) -> bool:
-        """Whether they are known to be among so many: the largest of so many scores are."""
+        """Whether all chosen experts are known to be below `count`, because they are the places of the largest of `count`
+        scores."""
         root = path(_plain(self.experts))[0]
         if root.target is operator.getitem and root.args[1] == 1:
             root = arguments(root)[0]
@@ -62,13 +63,13 @@ class Routing:
 
     @property
     def rows(self) -> Layout:
-        """All pairs in their natural order."""
+        """The layout of all pairs in their natural order."""
         return Layout.contiguous((self.pairs,))
 
 
 @dataclass(frozen=True)
 class Ids:
-    """The experts of rows, and how their layout is in all of them."""
+    """A value with the expert of each pair: the routing, the order of the pairs, and the value's layout in all pairs."""
 
     routing: Routing
     order: Order
@@ -76,7 +77,7 @@ class Ids:
 
 
 def ids_at(node: Any) -> Ids | None:
-    """What a value says of experts, if it has the expert of each pair."""
+    """Returns the ids that a value has, if it has the expert of each pair, else None."""
     node, views = _plain(node), list[fx.Node]()
     while True:
         whole = path(node)
@@ -106,14 +107,14 @@ def _along_last(node: fx.Node) -> bool:
 
 
 def _plain(node: Any) -> Any:
-    """A value before it was converted."""
+    """Returns a value before conversions of its type."""
     while isinstance(node, fx.Node) and same(node).target in CONVERTS:
         node = same(node).args[0]
     return node
 
 
 def _routing(whole: list[fx.Node]) -> Routing | None:
-    """The last value of some views that has a row for each token."""
+    """Returns the routing of the last value among these views that has a row for each token, else None."""
     integers = (torch.int64, torch.int32)
     for node in reversed(whole):
         value = node.meta["val"]
@@ -125,13 +126,13 @@ def _routing(whole: list[fx.Node]) -> Routing | None:
 
 
 def _is_flat(node: fx.Node, whole: list[fx.Node]) -> bool:
-    """Whether a matrix is a column that was made of what has several."""
+    """Whether a matrix is a single column that was made from a matrix with several columns."""
     before = whole[: whole.index(node)]
     return node.meta["val"].shape[1] == 1 and any(n.meta["val"].dim() == 2 for n in before)
 
 
 def _natural(node: Any) -> Routing | None:
-    """The experts of which a value has all, one after the other."""
+    """Returns the routing of a flat value with the experts of all pairs in their natural order, else None."""
     ids = ids_at(node)
     if ids is None or ids.order is not None or len(ids.layout.dims) != 1 or ids.layout.offset:
         return None
@@ -139,7 +140,7 @@ def _natural(node: Any) -> Routing | None:
 
 
 def sort_of(node: fx.Node, number: int) -> fx.Node | None:
-    """The sort, upwards and of one dimension, that a node is the first or second result of."""
+    """Returns the ascending sort of one dimension whose result `number` a node is, else None."""
     if node.target is not operator.getitem or node.args[1] != number:
         return None
     sort: Any = node.args[0]
@@ -150,18 +151,18 @@ def sort_of(node: fx.Node, number: int) -> fx.Node | None:
 
 
 def order_at(node: Any) -> Order:
-    """The sort whose permutation a value is."""
+    """Returns the sort whose permutation a value is, else None."""
     return sort_of(same(node), 1) if isinstance(node, fx.Node) else None
 
 
 def _only_order(index: fx.Node) -> Order:
-    """The sort by whose permutation a value is read."""
+    """Returns the sort whose permutation is the only index, else None."""
     indices: Any = index.args[1]
     return order_at(indices[0]) if len(indices) == 1 else None
 
 
 def tokens_at(node: Any, routing: Routing) -> tuple[bool, Order]:
-    """Whether a value has the token of each pair, and in which order."""
+    """Returns whether a value has the token of each pair, and the order of the pairs."""
     node = _plain(node)
     if not isinstance(node, fx.Node) or node.meta["val"].dim() != 1:
         return False, None
@@ -178,7 +179,7 @@ def tokens_at(node: Any, routing: Routing) -> tuple[bool, Order]:
 
 
 def _are_tokens(node: Any, routing: Routing) -> bool:
-    """Whether a value counts tokens up, each as often as it has experts."""
+    """Whether a value has the tokens in ascending order, each as often as it has experts."""
     found = match(_BY_TOP, node)
     if found is not None and found["top"] == routing.top:
         return counts_up(found["pairs"])
@@ -192,7 +193,7 @@ def _are_tokens(node: Any, routing: Routing) -> bool:
 
 
 def inverts(node: Any) -> Order:
-    """The sort whose order a value brings back."""
+    """Returns the sort whose inverse permutation a value is, else None."""
     node = same(node)
     if (again := sort_of(node, 1)) is not None:
         return order_at(again.args[0])
@@ -219,7 +220,7 @@ def counts_up(node: Any) -> bool:
 
 
 def ends_at(node: Any, experts: int) -> Ids | None:
-    """The experts of which a value says where the rows of each end, once they are sorted."""
+    """Returns the ids of experts, if a value says where the rows of each expert end after sorting, else None."""
     found = match(_CUMULATED, _plain(node))
     counts = None if found is None else same(_plain(found["counts"]))
     return None if counts is None else apply(_COUNTS, counts, experts)
@@ -245,11 +246,11 @@ _COUNTS = [
     Rule(_call(aten.histc.default)(_ids, Hole("bins"), Hole("low"), Hole("high")), _of_counts),
     Rule(_call(aten.bincount.default)(_ids, None, Hole("bins")), _of_counts),
 ]
-"""What counts the rows of each expert. The first is what models write that torch.compile takes whole."""
+"""Operations that count the rows of each expert. Models that torch.compile traces without a graph break use the first."""
 
 
 def same_dims(one: Any, other: Any) -> bool:
-    """Whether dimensions go through the same values."""
+    """Whether two lists of dimensions go through the same elements."""
     if len(one) != len(other):
         return False
     for a, b in zip(one, other, strict=True):

@@ -1,10 +1,12 @@
-"""Products of tokens, sorted by expert, with weights of experts that are mostly zeros, as sparse kernels.
+"""Replaces products of sorted tokens with pruned weights of experts by sparse regions.
 
     %y = grouped_mm(%x, transpose(%w), %ends)    →    %y = gossamer::region([%x, %ends, %w], "5c01…")
 
-%x is [tokens, k], %w [experts, m, k], %ends says where each expert's tokens end: torch.nn.functional.grouped_mm in the graphs
-of mixtures of experts, and what transformers has in its place where Inductor has none. Each expert is a region as any product
-has one; there are kernels for few and for many tokens, because how many an expert gets is known at run time only.
+%x is [tokens, k] and sorted by expert, %w is [experts, m, k], and %ends says where each expert's tokens end. The product is
+torch.nn.functional.grouped_mm, or the operation that transformers uses where Inductor has none.
+
+Each expert becomes a region, as any product does. It has kernels for few and for many tokens, because the number of an expert's
+tokens is known only at run time.
 """
 
 import warnings
@@ -38,32 +40,32 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Expert(Contraction):
-    """The product of one of several experts, among which the tokens are shared out.
+    """The product of one of several experts, each of which gets a part of the tokens.
 
-    experts  their number
+    experts  the number of experts
     """
 
     experts: int = 1
 
     @property
     def tokens(self) -> int | None:
-        """Of the average expert."""
+        """The tokens of an average expert; None if unknown."""
         tokens = hint(self.x.meta["val"].shape[0])
         return None if tokens is None else -(-tokens // self.experts)
 
     @property
     def dynamic(self) -> bool:
-        """Always."""
+        """Whether the number of tokens may change: always."""
         return True
 
     @property
     def op(self) -> str:
-        """What a user calls it."""
+        """The name of the operation in reports."""
         return "experts"
 
 
 def judged(node: fx.Node, statics: Mapping[fx.Node, Static], context: GraphContext) -> "Judged | None":
-    """What becomes of a grouped product with weights that have zeros; None for others."""
+    """Returns what becomes of a grouped product whose weights have many zeros; None for other products."""
     weight: Any = node.args[1]
     static = main_weight(weight, statics) if weight.meta["val"].dim() == 3 else None
     values = {node: static.tensor for node, static in statics.items()}
@@ -83,7 +85,7 @@ def judged(node: fx.Node, statics: Mapping[fx.Node, Static], context: GraphConte
 
 @dataclass(frozen=True)
 class Seen:
-    """What a report says of the weights of experts; `itemsize` is the bytes of an element."""
+    """The facts about the weights of experts that a report shows. `itemsize` is the bytes of an element."""
 
     name: str
     shape: tuple[int, ...]
@@ -92,13 +94,18 @@ class Seen:
 
     @classmethod
     def of(cls, static: Static) -> "Seen":
-        """Those that are a tensor."""
+        """Returns the facts about weights that are a tensor."""
         return cls(static.name, tuple(static.tensor.shape), density(static.tensor), static.tensor.itemsize)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A grouped product with pruned weights: why it stays dense, or None, and the gain that is predicted."""
+    """A grouped product with pruned weights.
+
+    experts  the product of each expert
+    reason   why it stays dense; None if it becomes sparse
+    gain     how many times faster it is predicted to be
+    """
 
     node: fx.Node
     seen: Seen
@@ -108,16 +115,17 @@ class Judged:
 
     @property
     def weights(self) -> fx.Node:
-        """Those of all experts, [experts, columns, rows]."""
+        """The weights of all experts, [experts, columns, rows]."""
         found: fx.Node = arguments(self.node)[1]
         return found
 
     def dense(self, reason: str) -> Decision:
-        """The decision where it stays as it is."""
+        """Returns the decision to leave it dense."""
         return _decision(self.seen, reason, self.gain, [])
 
     def put(self, statics: Mapping[fx.Node, Static], context: GraphContext) -> Decision:
-        """Replaces it by a region for each expert, or says that one of them failed to compile."""
+        """Replaces the product by a region for each expert. If one fails to compile, warns and leaves it dense, or raises
+        CompileError under `strict`. Returns the decision."""
         leaves = self.experts[0].weight.leaves
         try:
             built = self.built(statics, context)
@@ -132,7 +140,7 @@ class Judged:
         return self.sparse(built)
 
     def built(self, statics: Mapping[fx.Node, Static], context: GraphContext) -> list[Built]:
-        """The region of each expert. CompileError."""
+        """Returns the region of each expert. Raises CompileError if one fails to compile."""
         leaves = self.experts[0].weight.leaves
         name, values = statics[self.experts[0].weight.main].name, [statics[leaf].tensor for leaf in leaves]
         regions = [grow(each, ()) for each in self.experts]
@@ -142,11 +150,11 @@ class Judged:
         ]
 
     def sparse(self, built: list[Built], how: str = "") -> Decision:
-        """The decision where it is regions, and how they are put together."""
+        """Returns the decision for regions. `how` says how they are put together."""
         return _decision(self.seen, None, self.gain, built, how)
 
     def forget(self) -> None:
-        """Takes the nodes of `_experts` out of the graph."""
+        """Removes the nodes that `_experts` added from the graph."""
         for each in self.experts:
             selected = arguments(each.node)[1]
             each.node.graph.erase_node(each.node)
@@ -154,7 +162,7 @@ class Judged:
 
 
 def main_weight(weight: fx.Node, statics: Mapping[fx.Node, Static]) -> Static | None:
-    """The largest static tensor that the weights of experts, or of one, are computed from, if they are from such alone."""
+    """Returns the largest static tensor that weights are computed from; None if they depend on other values, too."""
     static = computed_from(weight.graph, {n: s.tensor for n, s in statics.items()})
     if weight not in static or weight.meta["val"].shape[0] == 0:
         return None
@@ -165,14 +173,14 @@ def main_weight(weight: fx.Node, statics: Mapping[fx.Node, Static]) -> Static | 
             behind.append(each)
         else:
             pending += each.all_input_nodes
-    # A parameter before its mask, and values before their coordinates.
+    # Among tensors of one size, prefer a parameter to its mask, and values to their coordinates.
     order = lambda each: (each.numel(), isinstance(each, torch.nn.Parameter), each.is_floating_point())
     largest = max(behind, key=lambda node: order(statics[node].tensor), default=None)
     return None if largest is None else statics[largest]
 
 
 def _refused(node: fx.Node) -> str | None:
-    """Why this grouped product stays as it is, whatever its weights, None if it need not."""
+    """Returns why a grouped product must stay as it is, whatever its weights; None if it need not."""
     x, _, *more = node.args
     ends = more[0] if more else node.kwargs.get("offs")
     rest = [*more[1:], *(value for name, value in node.kwargs.items() if name != "offs")]
@@ -186,7 +194,7 @@ def _refused(node: fx.Node) -> str | None:
 
 
 def _experts(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> list[Expert]:
-    """The product of each expert with all tokens, as nodes that are to go again."""
+    """Adds the product of each expert with all tokens to the graph, to be removed by `forget`. Returns the products."""
     x, weights = arguments(node)[:2]
     emit, count = Emitter(node), weights.meta["val"].shape[0]
     products = [emit(aten.mm.default, x, emit(*expert_of(weights, number))) for number in range(count)]
@@ -194,7 +202,7 @@ def _experts(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> list[Expert]
 
 
 def expert_at(product: fx.Node, values: dict[fx.Node, torch.Tensor], count: int) -> Expert:
-    """The product of one of so many experts that a node is."""
+    """Returns the product of one of `count` experts that a node is."""
     contraction = contraction_at(product, values)
     assert contraction is not None
     given = {field.name: getattr(contraction, field.name) for field in fields(Contraction)}
@@ -202,7 +210,7 @@ def expert_at(product: fx.Node, values: dict[fx.Node, torch.Tensor], count: int)
 
 
 def _judged(experts: list[Expert], context: GraphContext) -> tuple[str | None, float | None]:
-    """Why the experts stay dense, None if they become sparse, and the gain that is predicted for all of them together."""
+    """Returns why the experts stay dense, None if they become sparse; and the predicted gain for all of them together."""
     judged = [judge(each, context.options) for each in experts]
     refused = next((reason for reason, gain in judged if gain is None), None)
     if refused is not None:
@@ -213,7 +221,7 @@ def _judged(experts: list[Expert], context: GraphContext) -> tuple[str | None, f
 
 
 def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> None:
-    """Puts one call of the region op where the grouped product was."""
+    """Replaces the grouped product by one call of the region op."""
     key = content_hash("experts", *(each.key for each in built))
     region_op.add(key, ExpertRegions(regions_of(built)))
     ends = node.args[2] if len(node.args) > 2 else node.kwargs["offs"]
@@ -223,9 +231,9 @@ def _replace(node: fx.Node, leaves: tuple[fx.Node, ...], built: list[Built]) -> 
 
 
 def regions_of(built: Sequence[Built]) -> tuple[CompiledRegion, ...]:
-    """What runs them."""
+    """Returns the compiled regions."""
     regions = tuple(each.region for each in built if isinstance(each.region, CompiledRegion))
-    assert len(regions) == len(built)  # others are of weights that were reordered
+    assert len(regions) == len(built)  # only reordered weights have other regions
     return regions
 
 

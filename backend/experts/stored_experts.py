@@ -1,12 +1,12 @@
-"""Products with weights of experts that store their nonzeros alone, as the grouped products that passes look for.
+"""Rewrites products with stored nonzeros of experts' weights as grouped products, which the other files of this room recognise.
 
     %y = gossamer::stored_product(%x, %ends, %pos, %crd, %values, ...)
       →
     %w = gossamer::einsum([%pos, %crd, %values])               all elements [experts, rows, columns]
     %y = gossamer::grouped_rows(%x, permute(%w), %ends)
 
-Each expert becomes a region, which packs the weight of this expert. Products that do not become regions are put back as they
-were. So nothing is ever computed from all elements.
+Each expert becomes a region, which packs the weight of this expert. Products that do not become regions are restored
+afterwards. So no product ever runs on all elements.
 """
 
 from collections.abc import Container
@@ -29,7 +29,7 @@ aten, ours = torch.ops.aten, torch.ops.gossamer
 
 
 class StoredProducts:
-    """The products of one graph in inference. It spells them as grouped products, and remembers how they were spelled."""
+    """The stored products of one graph in inference. Rewrites them as grouped products, and remembers the originals."""
 
     def __init__(self, graph: fx.Graph, statics: Container[fx.Node]) -> None:
         found = [] if in_training(graph) else graph.find_nodes(op="call_function", target=ours.stored_product.default)
@@ -45,7 +45,7 @@ class StoredProducts:
         return node in self._was
 
     def put_back(self) -> None:
-        """Spells the products that did not become regions as they were."""
+        """Restores the products that did not become regions."""
         for node, was in self._was.items():
             if not node._erased:
                 node.replace_all_uses_with(was)
@@ -68,7 +68,7 @@ def _format(arrays: list[fx.Node]) -> Format:
 
 
 def stored_sizes(weights: Any) -> tuple[int, int, int] | None:
-    """The sizes [experts, rows, columns] of stored weights, of which the value may be the transposes; None for other values."""
+    """Returns the sizes [experts, rows, columns] of stored weights, also if the value has their transposes; else None."""
     call = call_at(path(weights)[0], ours.einsum.default)
     if call is None or len(call.operands) != 1 or call.operands[0].letters != "emk":
         return None
@@ -77,7 +77,7 @@ def stored_sizes(weights: Any) -> tuple[int, int, int] | None:
 
 
 def expert_of(weights: fx.Node, number: int) -> tuple[Any, ...]:
-    """The operation that gives the weight of one expert, and its arguments."""
+    """Returns the operation that selects the weight of one expert, and its arguments."""
     sizes = stored_sizes(weights)
     if sizes is None:
         return aten.select.int, weights, 0, number
@@ -86,7 +86,7 @@ def expert_of(weights: fx.Node, number: int) -> tuple[Any, ...]:
 
 
 def stored_density(weights: fx.Node) -> float | None:
-    """The share of all elements that stored weights keep; None for other values."""
+    """Returns the density of stored weights; None for other values."""
     sizes = stored_sizes(weights)
     if sizes is None:
         return None

@@ -1,9 +1,10 @@
-"""Experts of transformers that are written as a loop over those that are hit, which Dynamo cannot trace.
+"""Makes Dynamo trace experts of transformers as grouped products. Their eager code loops over the chosen experts, which Dynamo
+cannot trace.
 
     for expert in (one_hot(chosen).sum(...) > 0).nonzero(): ...     →     sort, grouped products, and the sum over experts
 
-transformers has the same layer with grouped products, and chooses by a name: experts_implementation="eager" is the loop. Where
-Dynamo traces for our backend, that name means the products. Eager code and other backends run the loop as ever.
+transformers also has the layer with grouped products. It chooses by the name experts_implementation; "eager" is the loop. While
+Dynamo traces for our backend, "eager" means the products. Eager code and other backends run the loop as before.
 """
 
 import functools
@@ -19,7 +20,7 @@ _TRACED = "grouped_mm"
 
 
 def trace_experts(backend: object) -> None:
-    """Lets Dynamo trace them where it traces for `backend`, as soon as transformers is there."""
+    """Makes Dynamo trace the products when it compiles for `backend`, as soon as transformers is loaded."""
     when_loaded(_MODULE, lambda: _trace(backend))
 
 

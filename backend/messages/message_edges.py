@@ -1,10 +1,10 @@
-"""The edges of attention that is written with gather and scatter, in the words of `edges/spelling.py`.
+"""Recognises the parts of attention that is written with gather and scatter, as the protocol of `edges/spelling.py`.
 
     (q[target] * k[source]).sum(-1)                                          product of queries and keys
     (leaky_relu(q[target] + k[source]) * direction).sum(-1)                  the same with a direction
     zeros.index_add(0, target, x[source] * w)                                sum of w times x
 
-`message_softmax.py` says how w may be spelled.
+`message_softmax.py` has the spellings of the softmax w.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 class MessageEdges:
-    """Those over which an aggregation sums weighted rows. Raises Refused where weights only look like a softmax."""
+    """The edges over which an aggregation sums weighted rows. Raises Refused if the weights only look like a softmax."""
 
     def __init__(self, aggregation: Aggregation, weight: fx.Node, structure: Structure) -> None:
         assert aggregation.gather is not None
@@ -45,7 +45,10 @@ class MessageEdges:
 
     @classmethod
     def of(cls, aggregation: Aggregation, structure: Structure) -> "MessageEdges | None":
-        """Those of an aggregation of rows that are gathered, or of values of edges, times one weight for each edge and head."""
+        """Returns the edges of an aggregation of gathered rows, or of edge values, times one weight for each edge and head.
+
+        Returns None for other aggregations.
+        """
         if not aggregation.plain or is_backward(aggregation.node):
             return None
         if aggregation.message.meta["val"].dtype not in (torch.float32, torch.float64):
@@ -61,16 +64,16 @@ class MessageEdges:
 
     @property
     def forward(self) -> Sum:
-        """The aggregation."""
+        """The aggregation as a weighted sum."""
         result = self.aggregation.node if self._divided is None else self._divided[1]
         return Sum(PerNode(result), PerNode(self._values.x), self._weight)
 
     def gathered(self, node: fx.Node) -> tuple[str, PerNode] | None:
-        """The side whose nodes rows are gathered from."""
+        """Returns the side from whose nodes rows are gathered, and the gathered tensor; None for other nodes."""
         gather = gather_at(node, self._structure)
         if gather is None:
             return None
-        # One edge list, checked once, serves all of them.
+        # All gathers must use this edge list, which is checked once.
         if self.source.is_(gather.index) and as_long(gather.x, self._values.x):
             return "source", PerNode(gather.x)
         if self.target.is_(gather.index) and as_long(gather.x, self.aggregation.node):
@@ -78,7 +81,7 @@ class MessageEdges:
         return None
 
     def product(self, node: fx.Node) -> Product | None:
-        """The product of queries and keys that a sum over the last dimension is."""
+        """Returns the product of queries and keys that a sum over the last dimension is, else None."""
         found = match(self._products, rows_of(node))
         if found is None:
             return None
@@ -91,7 +94,7 @@ class MessageEdges:
         return Product(PerNode(found["queries"]), PerNode(found["keys"]), size, slope, direction)
 
     def _at(self, side: str, of: Hole) -> Pattern:
-        """of[target], or of[source]"""
+        """Returns the pattern of[target] or of[source]."""
 
         def step(node: fx.Node) -> fx.Node | None:
             found = self.gathered(node)
@@ -106,7 +109,7 @@ class MessageEdges:
         return fits and same_dtype(direction, whole) and direction not in self._structure
 
     def softmax(self, node: fx.Node) -> Softmax | None:
-        """What weights are the softmax of by targets."""
+        """Returns the softmax by targets that weights are, else None."""
         return self._divided[0] if self._divided is not None else self._softmaxes.at(node)
 
 
@@ -119,6 +122,6 @@ def _sum_of_last(x: Pattern) -> Pattern:
 
 
 def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The two that a node multiplies, in both orders."""
+    """Yields the two factors of a product, in both orders."""
     if product.target is aten.mul.Tensor and of_tensors(product):
         yield from permutations([same(a) for a in product.args], 2)

@@ -1,12 +1,12 @@
-"""Message passing over edge lists becomes products with a sparse matrix: SpMM forward, SpMM with the transpose backward, and
-SDDMM for the gradients of weights.
+"""Rewrites message passing over edge lists as products with a sparse matrix: SpMM forward, SpMM with the transpose backward,
+and SDDMM for the gradients of weights.
 
     %s = index_select(%h, 0, select(%edge_index, 0, 0))
     %m = mul(view(%norm, [-1, 1]), %s)                       →   gossamer::aggregate(%h, [%edge_index], [], None, n, "3f2a…")
     %y = scatter_add(zeros, 0, expand(…, %edge_index), %m)
 
-All that depends on the structure alone (self loops, degrees, normalised weights) goes with it, and is computed once for an
-edge list, not at every call.
+Values that depend only on the structure, such as self loops, degrees and normalised weights, become part of the operation. It
+computes them once for an edge list, not at every call.
 """
 
 import warnings
@@ -51,10 +51,10 @@ aten = torch.ops.aten
 
 
 class MessagePassing:
-    """Gather and scatter over an edge list become operations on a sparse matrix."""
+    """Rewrites gather and scatter over an edge list as operations on a sparse matrix."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Replaces message passing; the decisions in the order of the graph."""
+        """Replaces message passing. Returns decisions about attention first, then about maxima, then about the others."""
         if not any(n.target in SCATTERS for n in graph.nodes):
             return []
         part_sizes_from_values(graph, context.inputs)
@@ -66,7 +66,7 @@ class MessagePassing:
         rewriting.count(others)
         joint = JointGraph(graph) if in_training(graph) else None
         decisions = [d for node in [each.node for each in others] for d in rewriting.take_attention(node, joint)]
-        graph.eliminate_dead_code()  # what attention was made of
+        graph.eliminate_dead_code()  # removes the parts of attention
         joint = JointGraph(graph) if in_training(graph) else None
         for extreme in _found(graph, structure)[0]:
             decisions += rewriting.take_extreme(extreme, joint)
@@ -81,7 +81,7 @@ class MessagePassing:
 
 
 def _found(graph: fx.Graph, structure: Structure) -> tuple[list[Aggregation], list[Messages]]:
-    """The maxima and minima of a graph, and what else passes messages."""
+    """Returns the maxima and minima of a graph, and all other message passing."""
     extremes, others = list[Aggregation](), list[Messages]()
     for node in graph.nodes:
         aggregation = aggregation_at(node, structure)
@@ -94,7 +94,7 @@ def _found(graph: fx.Graph, structure: Structure) -> tuple[list[Aggregation], li
 
 
 Arguments = tuple[list[Any], str]
-"""The arguments of an operation that say which edge list it takes: leaves and numbers, and in the end the key."""
+"""The arguments of an operation that define its edge list: the leaves and numbers that it is computed from, and the key."""
 
 
 class _Rewriting:
@@ -111,11 +111,11 @@ class _Rewriting:
         self._uses.update(self._sorted_list(each) for each in found)
 
     def _sorted_list(self, found: Messages) -> str:
-        """A name for what has to be sorted."""
+        """Returns a key for the edge list that has to be sorted."""
         return self._structure.cut(*found.edges, None).key
 
     def take(self, found: Messages) -> Decision:
-        """Replaces one piece of message passing, if that pays."""
+        """Replaces one aggregation or edge product, if that is faster. Returns the decision."""
         aggregates = isinstance(found, Aggregation)
         decision = self._judge(found, "aggregation" if aggregates else "edge products", "rows" if aggregates else "sample")
         if decision.sparse:
@@ -126,7 +126,7 @@ class _Rewriting:
         return decision
 
     def take_attention(self, node: fx.Node, joint: JointGraph | None) -> list[Decision]:
-        """Replaces the attention, with its gradients, whose result a node is, if that pays."""
+        """Replaces the attention whose result a node is, with its gradients, if that is faster. Returns the decisions."""
         aggregation = aggregation_at(node, self._structure)
         if aggregation is None:
             return []
@@ -140,13 +140,13 @@ class _Rewriting:
         of = edges.aggregation
         decision = self._judge(of, "graph attention", "edges", found.heads)
         if not decision.sparse:
-            return []  # its parts are judged one by one
+            return []  # `take` decides about its parts one by one
         leaves, key = self._edge_list(*of.edges)
         replace_attention(found, Operation(ops.attend, ops.attend_backward, [*leaves, of.size], [key]), Emitter(node, {}))
         return [decision, *([replace(decision, op="graph attention backward")] if found.trains else [])]
 
     def take_extreme(self, found: Aggregation, joint: JointGraph | None) -> list[Decision]:
-        """Replaces maxima or minima with their gradient, if that pays."""
+        """Replaces maxima or minima with their gradient, if that is faster. Returns the decisions."""
         of, backward, kept = _with_gradient(found, joint)
         decision = self._judge(of, f"{of.kind} aggregation", "edges")
         if not decision.sparse:
@@ -168,7 +168,7 @@ class _Rewriting:
         return [decision, replace(decision, op=f"{decision.op} backward")]
 
     def _judge(self, found: Messages, op: str, schedule: str, heads: int = 0) -> Decision:
-        """Whether it pays; an attention has so many heads, anything else none."""
+        """Returns the decision whether to replace it. `heads` are those of an attention, 0 for other operations."""
         leaves, value = self._structure.cut(found.edges[1]).leaves, found.node.meta["val"]
         gain, sorted_before = gains(found, self._count(found), leaves, self._uses[self._sorted_list(found)], heads)
         reason = self._too_slow(gain, sorted_before)
@@ -186,7 +186,7 @@ class _Rewriting:
     def _decision(
         self, found: Messages, op: str, reason: str, gain: float | None = None, schedule: str | None = None
     ) -> Decision:
-        """What the report says."""
+        """Returns a decision for the report."""
         target = found.edges[1]
         name = " ".join(map(self._inputs.name, self._structure.cut(target).leaves)) or target.name
         count, (rows, columns) = self._count(found), (hint(size) or 0 for size in found.shape)
@@ -196,13 +196,13 @@ class _Rewriting:
         return Decision(name, op, (rows, columns), density, "CSR" if sparse else None, schedule, sparse, reason, gain)
 
     def _count(self, found: Messages) -> int:
-        """About how many edges there are."""
+        """Returns the approximate number of edges."""
         target = found.edges[1]
         sizes = (hint(s) or 0 for leaf in self._structure.cut(target).leaves for s in leaf.meta["val"].shape)
         return hint(target.meta["val"].shape[0]) or max(sizes, default=0)
 
     def _too_slow(self, gain: float, sorted_before: float) -> str | None:
-        """Why a gain is too small, with sorting and without; None if it is not."""
+        """Returns why a gain is too small, from the gains with and without sorting; None if it is large enough."""
         least = self._options.min_gain
         if gain >= least:
             return None
@@ -213,7 +213,7 @@ class _Rewriting:
     def _edge_list(
         self, source: fx.Node | None, target: fx.Node, weight: fx.Node | None = None, mean: bool = False
     ) -> Arguments:
-        """What an edge list, with weights that are known, is computed from, and its key."""
+        """Returns the arguments that define an edge list, with known weights if there are any."""
         expression = self._structure.cut(source, target, weight)
         key = ops.edge_list(expression, self._options.verify, mean)
         return [list(expression.leaves), list(expression.numbers)], key
@@ -223,10 +223,10 @@ class _Rewriting:
         self._replaced[old] = new
 
     def remember(self, graph: fx.Graph) -> None:
-        """Makes values that scatter over the structure alone, such as degrees, be computed when it is new.
+        """Makes values that scatter only over the structure, such as degrees, be computed once for each structure.
 
-        Those of edges that no product takes stay in the graph: to look them up takes longer where edges are few, and where
-        they are others at every call.
+        Values of edges that no product uses stay in the graph. If there are few edges, or they change at every call, looking
+        the values up takes longer than computing them.
         """
         for node in [n for n in graph.nodes if n.op == "call_function" and n in self._structure]:
             value = node.meta["val"]
@@ -268,7 +268,8 @@ class _Rewriting:
 
 
 def _with_gradient(of: Aggregation, joint: JointGraph | None) -> tuple[Aggregation, BackwardPart | None, str]:
-    """An aggregation, of gathered rows or of messages as they are, with its gradient, or why that is not known."""
+    """Returns an aggregation, of gathered rows or else of the messages themselves, with its gradient, and why that is
+    unknown."""
     reason = ""
     for each in (of, replace(of, gather=None)):
         if joint is None:
@@ -285,7 +286,7 @@ def _scaled(node: fx.Node, scale: float, emit: Emitter) -> fx.Node:
 
 
 def _product(factors: Sequence[Factor], emit: Emitter) -> fx.Node | None:
-    """The weights of edges as one tensor."""
+    """Emits the product of the weights of edges. Returns None if there are none."""
     product = None
     for factor in factors:
         node = emit.now(factor.node)

@@ -1,12 +1,17 @@
-"""Message passing as graphs spell it: rows gathered by an edge list, weighted, and summed by an edge list.
+"""Recognises message passing in graphs: rows gathered by an edge list, weighted, and summed by an edge list.
 
     aggregation   scatter_add(zeros, 0, %target, mul(%weight, index_select(%x, 0, %source)))     A @ x        SpMM
     edge products sum(mul(index_select(%a, 0, %target), index_select(%b, 0, %source)), -1)       at edges     SDDMM
     maxima        scatter_reduce(zeros, 0, %target, index_select(%x, 0, %source), "amax", include_self=False)
 
-in every form that eager code, autograd and decompositions give them: `gather`, `index`, `embedding`; `index_add`, `index_put`,
-`scatter_reduce`, `index_reduce`; weights by multiplication or division, for all features or for each head; times a number. The
-table holds forward and backward: a gather's gradient is a scatter, a scatter's a gather, and that of weights an edge product.
+It knows every form that eager code, autograd and decompositions use:
+
+gathers   `index_select`, `index`, `gather`, `embedding`
+scatters  `scatter_add`, `index_add`, `index_put`, `scatter_reduce`, `index_reduce`
+weights   by multiplication or division, one for all features or one for each head, and times a number
+
+The same forms occur in the backward pass: the gradient of a gather is a scatter, the gradient of a scatter is a gather, and the
+gradient of weights is an edge product.
 """
 
 from dataclasses import dataclass
@@ -35,18 +40,18 @@ _KINDS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 EXTREMES = ("max", "min")
 
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
-"""Operations that multiply rows, with numbers as well."""
+"""Operations that multiply rows with weights or numbers."""
 
 
 class EdgeIndex:
-    """An edge list, to be found again in other nodes; None, the edges themselves, is found in none."""
+    """An edge list that can be compared with other nodes. If it is None, for the edges themselves, no node equals it."""
 
     def __init__(self, node: fx.Node | None, structure: Structure) -> None:
         self._structure = structure
         self._known = None if node is None else self._identity(node)
 
     def is_(self, node: fx.Node | None) -> bool:
-        """Whether this is computed in the same way."""
+        """Whether a node computes the same edge list."""
         return node is not None and self._identity(node) == self._known
 
     def _identity(self, node: fx.Node) -> tuple[Any, ...]:
@@ -56,10 +61,10 @@ class EdgeIndex:
 
 @dataclass(frozen=True)
 class Gather:
-    """Rows of a tensor, one an edge.
+    """Rows of a tensor, one for each edge.
 
     x      [nodes, ...]
-    index  the node of each edge, an integer vector up to dimensions of size 1; None if x has a row for each edge itself
+    index  the node of each edge, an integer vector up to dimensions of size 1; None if x itself has a row for each edge
     """
 
     x: fx.Node
@@ -68,7 +73,10 @@ class Gather:
 
 @dataclass(frozen=True)
 class Factor:
-    """What multiplies a message, [edges, ...] with sizes of 1 where all features have the same."""
+    """A factor of a message, [edges, ...], with sizes of 1 where all features have the same factor.
+
+    inverse  whether it divides the message
+    """
 
     node: fx.Node
     inverse: bool = False
@@ -76,16 +84,16 @@ class Factor:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """For each target the sum, mean, maximum or minimum of messages over its edges, times a number.
+    """The sum, mean, maximum or minimum of messages over the edges of each target, times a number.
 
     node     the scatter
     target   the target of each edge
-    gather   where messages come from; None if `message` is no product of gathered rows and weights
-    factors  what gathered rows are multiplied by
-    message  [edges, *trail], what is summed
-    base     what the sums are added to, None for zeros
-    size     number of targets: an integer or a node
-    kind     "sum", "mean", "max" or "min"; all are 0 where there are no edges
+    gather   the gathered rows; None if `message` is no product of gathered rows and weights
+    factors  the weights that multiply the gathered rows
+    message  the summed values, [edges, *trail]
+    base     the tensor that the sums are added to, None for zeros
+    size     the number of targets: an integer or a node
+    kind     "sum", "mean", "max" or "min"; all are 0 for a target without edges
     scale    the number
     """
 
@@ -101,32 +109,32 @@ class Aggregation:
 
     @property
     def edges(self) -> tuple[fx.Node | None, fx.Node]:
-        """The source of each edge, None if edges themselves are, and its target."""
+        """The source of each edge, None if the edges themselves are the sources; and the target of each edge."""
         return self.gather.index if self.gather else None, self.target
 
     @property
     def shape(self) -> tuple[Any, Any]:
-        """The sizes of the matrix that it multiplies with."""
+        """The sizes of the sparse matrix of this product."""
         return self.node.meta["val"].shape[0], self.source.meta["val"].shape[0]
 
     @property
     def plain(self) -> bool:
-        """Whether it is the sum of `message` and nothing more."""
+        """Whether it is only the sum of `message`."""
         return self.base is None and self.kind == "sum" and bool(self.node.kwargs.get("alpha", 1) == 1)
 
     @property
     def source(self) -> fx.Node:
-        """What has the rows that are summed."""
+        """The tensor whose rows are summed."""
         return self.gather.x if self.gather else self.message
 
 
 @dataclass(frozen=True)
 class EdgeProducts:
-    """For each edge, and each head, the dot product of two gathered rows, times a number.
+    """The dot product of two gathered rows for each edge and head, times a number.
 
-    node     the sum
-    product  what is summed
-    kept     the leading dimensions of the sum
+    node     the sum over features
+    product  the elementwise product that is summed
+    kept     the number of leading dimensions that the sum keeps
     scale    the number
     """
 
@@ -145,12 +153,12 @@ class EdgeProducts:
 
     @property
     def shape(self) -> tuple[Any, Any]:
-        """The sizes of the matrix at whose entries the products are."""
+        """The sizes of the sparse matrix that has the products as its entries."""
         return self.left.x.meta["val"].shape[0], self.right.x.meta["val"].shape[0]
 
     @property
     def message(self) -> fx.Node:
-        """What has a row for each edge."""
+        """The tensor with a row for each edge."""
         return self.product
 
 
@@ -158,7 +166,7 @@ Messages = Aggregation | EdgeProducts
 
 
 def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
-    """The gather behind a node, up to views of its rows."""
+    """Returns the gather that a node is, maybe behind views of its rows; else None."""
     node = rows_of(node)
     args: tuple[Any, ...] = node.args
     match node.target:
@@ -180,7 +188,7 @@ def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
 
 
 def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
-    """The aggregation that a node is."""
+    """Returns the aggregation that a node is, else None."""
     args: tuple[Any, ...] = node.args
     match node.target:
         case aten.scatter_add.default | aten.scatter_reduce.two if _first(node, args[1]) and same_shape(args[2], args[3]):
@@ -209,7 +217,7 @@ def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
 
 
 def _has_extremes(node: fx.Node) -> bool:
-    """Whether there are kernels for maxima and minima that a node computes."""
+    """Whether kernels exist for the maxima or minima that a node computes."""
     value = node.meta["val"]
     features = value.shape[1:].numel()
     known = value.dtype in (torch.float32, torch.float64) and value.is_cpu and not is_backward(node)
@@ -217,7 +225,7 @@ def _has_extremes(node: fx.Node) -> bool:
 
 
 def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None:
-    """The edge products that a node is."""
+    """Returns the edge products that a node is, else None."""
     if node.target is not aten.sum.dim_IntList:
         return None
     product = same(node.args[0])
@@ -239,7 +247,10 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
 
 
 def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | None, tuple[Factor, ...], float]:
-    """A message as a product of gathered rows, weights and a number, with the node whose shape they have."""
+    """Returns a message as a product: the node with the product's shape, the gathered rows, the weights, and a number.
+
+    If it is no such product, returns the message itself without rows.
+    """
     root = rows_of(message) if rows_of(message).target in _PRODUCTS else message
     scale, factors = _factors(root)
     for at, factor in enumerate(factors):
@@ -253,7 +264,7 @@ def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | 
 
 
 def _factors(node: fx.Node, inverse: bool = False) -> tuple[float, list[Factor]]:
-    """What a node multiplies, and the number that it multiplies besides."""
+    """Returns the product that a node computes, as a number and factors."""
     node = same(node)
     if node.target not in _PRODUCTS:
         return 1.0, [Factor(node, inverse)]
@@ -269,7 +280,7 @@ def _factors(node: fx.Node, inverse: bool = False) -> tuple[float, list[Factor]]
 
 
 def weighs(factor: fx.Node, root: fx.Node) -> bool:
-    """Whether it is one number an edge, or an edge and head: sizes of the messages first, then 1."""
+    """Whether a factor has one number for each edge, or for each edge and head: first sizes of the messages, then 1."""
     value, of = factor.meta["val"], root.meta["val"]
     if value.dim() != of.dim() or value.dtype != of.dtype or not as_long(factor, root):
         return False
@@ -282,14 +293,14 @@ def weighs(factor: fx.Node, root: fx.Node) -> bool:
 
 
 def zeros_of(base: Any) -> Any:
-    """The first size of a tensor of zeros; None for any other tensor."""
+    """Returns the first size of a tensor of zeros; None for any other tensor."""
     if base.target is aten.zeros.default or (base.target is aten.full.default and base.args[1] == 0):
         return base.args[0][0]
     return None
 
 
 def repeated(index: Any) -> fx.Node | None:
-    """The edge list that an index repeats for every feature, as scatter and gather want it."""
+    """Returns the edge list that an index repeats for every feature, as scatter and gather require; None for other indices."""
     if _is_edge_list(index):
         return index
     source = index.args[0] if index.target in (aten.expand.default, aten.repeat.default) else None
@@ -308,7 +319,7 @@ def _is_edge_list(index: Any) -> bool:
 
 
 def _together(a: Any, b: Any) -> bool:
-    """Whether two tensors are on one device, where indices need not be."""
+    """Whether an index and a tensor are on one device. Torch allows others."""
     return bool(a.meta["val"].device == b.meta["val"].device)
 
 

@@ -1,9 +1,9 @@
-"""The spellings of a softmax by targets, for weights of messages.
+"""Recognises a softmax by targets, in all spellings that weights of messages have.
 
     p / s[target]            p * (1 / s)[target]            exp(z - log(s)[target])            (sum of p * x) / s
 
-Here p is exp(z), or exp(z - m[target]) for any m, and s the sum of p by targets. Where m is the maximum by targets, s is at
-least 1. Then a small number may be beside s, against division by zero.
+Here p is exp(z), or exp(z - m[target]) for any m, and s is the sum of p by targets. If m is the maximum by targets, s is at
+least 1. Then a small number may be added to s, against division by zero, without changing the result.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ from gossamer.backend.messages.message_patterns import EdgeIndex, aggregation_at
 aten = torch.ops.aten
 
 _LEAST = -1e30
-"""What maxima may begin with: below all scores, unless a mask is part of them."""
+"""Largest initial value of maxima that counts as below all scores. Masks may be lower, so they are checked."""
 
 
 class Softmaxes:
-    """The softmaxes by the targets of an edge list."""
+    """Recognises softmaxes by the targets of an edge list."""
 
     def __init__(self, target: EdgeIndex, structure: Structure) -> None:
         self._target, self._structure = target, structure
@@ -45,12 +45,12 @@ class Softmaxes:
         self._quotient = Hole("y") / Behind(rows_of, s)
 
     def at(self, node: fx.Node) -> Softmax | None:
-        """The softmax that weights are. Raises Refused for what only looks like one."""
+        """Returns the softmax that weights are, else None. Raises Refused if they only look like one."""
         found = match(self._weights, node)
         return None if found is None else self._checked(found, node)
 
     def of_quotient(self, result: fx.Node, p: fx.Node) -> tuple[Softmax, fx.Node] | None:
-        """The softmax that weights p become where the sum of messages is divided by s, and that quotient."""
+        """Returns the softmax of weights p if a user divides the sum of messages by s, and that quotient; else None."""
         for user in _users_of_rows(result):
             found = match(self._quotient, user)
             if found is not None and rows_of(found["y"]) is rows_of(result) and rows_of(found["p"]) is p:
@@ -70,7 +70,7 @@ class Softmaxes:
         return Softmax(z, shift)
 
     def _at_targets(self, of: Pattern) -> Pattern:
-        """of[target]"""
+        """Returns the pattern of[target]."""
 
         def step(node: fx.Node) -> fx.Node | None:
             gather = gather_at(node, self._structure)
@@ -79,7 +79,7 @@ class Softmaxes:
         return Behind(step, of)
 
     def _sums(self, of: Pattern) -> Pattern:
-        """The sum of what is `of` edges by targets."""
+        """Returns the pattern for the sums of `of` by targets."""
 
         def step(node: fx.Node) -> fx.Node | None:
             sums = aggregation_at(same(node), self._structure)
@@ -88,7 +88,7 @@ class Softmaxes:
         return Behind(step, of)
 
     def _is_maximum(self, node: fx.Node, of: fx.Node) -> bool:
-        """Whether this is the maximum by targets, so that the exponentials add up to 1 or more."""
+        """Whether a node is the maximum by targets, so that the exponentials add up to 1 or more."""
         if node.target not in (aten.scatter_reduce.two, aten.index_reduce.default) or node.args[4] != "amax":
             return False
         base, dim, index, source = arguments(node)[:4]
@@ -104,7 +104,7 @@ class Softmaxes:
 
 
 def _guarded(s: Pattern) -> Pattern:
-    """Sums, with a number beside them against division by zero or not."""
+    """Returns the pattern for sums, with or without a number against division by zero."""
     clamp = Call((aten.clamp.default, aten.clamp_min.default), (s, Number("floor")))
     return one_of(s + Number("eps"), clamp, s)
 
@@ -115,13 +115,13 @@ def _reciprocal(x: Pattern) -> Pattern:
 
 
 def _is_for_all_edges(value: Any) -> bool:
-    """Whether a tensor has the same for all edges, by broadcasting."""
+    """Whether a tensor has the same values for all edges, by broadcasting."""
     shape = value.meta["val"].shape if isinstance(value, fx.Node) else None
     return shape is not None and (len(shape) == 0 or equal(shape[0], 1))
 
 
 def _users_of_rows(node: fx.Node) -> Iterator[fx.Node]:
-    """What uses the rows of a node, by way of views or not."""
+    """Yields the users of a node's rows, directly or through views."""
     for user in node.users:
         if rows_of(user) is rows_of(node):
             yield from _users_of_rows(user)
@@ -130,5 +130,5 @@ def _users_of_rows(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _numbers(node: fx.Node) -> Iterator[float]:
-    """Those that a node is computed from."""
+    """Returns the numbers among a node's arguments."""
     return (a for a in (*node.args, *node.kwargs.values()) if isinstance(a, int | float))

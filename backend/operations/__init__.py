@@ -1,1 +1,1 @@
-"""Operations on SparseTensors in a graph: folds and fuses them, and puts products in the cheaper order."""
+"""Graph passes on operations of SparseTensors: fold and fuse them, and compute products in the cheaper order."""

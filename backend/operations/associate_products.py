@@ -1,4 +1,4 @@
-"""(A B) C or A (B C), and scales of the smallest matrix: products of dense matrices in the cheaper order.
+"""Computes chains of dense products in the cheaper order, (A B) C or A (B C), and applies scales to the smallest matrix.
 
     %p = mm(%g, %x)         [M, K], K M T                       %h = mm(%x, %v)         [T, R]
     %q = mm(%p, %v)         [M, R]                         →    %q = mm(%g, %h)         [M, R], in (K + M) R T multiply-adds
@@ -6,8 +6,8 @@
     %s = mul(%g, 2.0)       [T, M]                         →    %h = mm(%g, %b)         [T, R]
     %h = mm(%s, %b)         [T, R]                              %q = mul(%h, 2.0)
 
-Gradients of factors come like that: autograd makes the gradient of the whole matrix first. Others that use the first product
-keep it, and then its cost counts in neither order.
+Gradients of factors look like the left side, because autograd first makes the gradient of the whole matrix. If other nodes also
+use the first product, it stays, and neither order's cost includes it.
 """
 
 from collections.abc import Callable
@@ -31,20 +31,20 @@ from gossamer.backend.report.report import Decision
 aten = torch.ops.aten
 
 _GAIN = 1.5
-"""What another order has to be cheaper by, since sums come in another order, too."""
+"""Least factor by which another order must be cheaper. It also adds up in another order, which changes the rounding."""
 _UNKNOWN = 512
-"""A size that nobody knows: rows of tokens, in training."""
+"""Assumed size of an open dimension: the tokens, in training."""
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16)
-"""Types whose range no order of products leaves sooner than another."""
+"""Types with a wide range, so that another order does not overflow sooner. That excludes float16."""
 
 
 class AssociateProducts:
-    """Chains of dense products in the cheaper order."""
+    """Computes chains of dense products in the cheaper order."""
 
     name: ClassVar[str] = "associate-products"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Reorders where that pays; a decision for each product that is not computed any more."""
+        """Reorders products where that is cheaper. Returns a decision for each product that is no longer computed."""
         values, decisions = {node: static.tensor for node, static in context.inputs.match(graph).items()}, []
         for node in list(graph.nodes):
             if node.target is aten.mul.Tensor:
@@ -66,10 +66,10 @@ class AssociateProducts:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A product of two matrices, and one of that with a third.
+    """A product a b, and a second product of its result with a third matrix.
 
-    second    the latter
-    a, b, c   (a b) c if `left`, else c (a b); each may be the transpose of a node
+    second    the node of the second product
+    a, b, c   the factors of (a b) c if `left`, else of c (a b), as (node, whether the factor is its transpose)
     """
 
     second: fx.Node
@@ -79,14 +79,14 @@ class _Pair:
     left: bool
 
     def costs(self, sketch: Callable[[fx.Node], Sketch]) -> tuple[float, float, float]:
-        """Of the first and of the second product as written, and of both in the other order."""
+        """Returns the costs of the first and of the second product as written, and of both together in the other order."""
         a, b, c = (sketch(node).transposed if turned else sketch(node) for node, turned in (self.a, self.b, self.c))
         left, middle, right = (a, b, c) if self.left else (c, a, b)
         first, second = cost_in_order(left, middle, right, self.left)
         return first, second, sum(cost_in_order(left, middle, right, not self.left))
 
     def reorder(self) -> None:
-        """Puts the other order in place."""
+        """Replaces the second product by the other order."""
         emit = Emitter(self.second)
         if self.left:
             result = _mm(emit, self.a, (_mm(emit, self.b, self.c), False))
@@ -96,7 +96,7 @@ class _Pair:
 
 
 def _pairs(first: fx.Node) -> list[_Pair]:
-    """The products that read a product, if nothing else does."""
+    """Returns a pair for each product that reads the first one; nothing if other operations read it, too."""
     found, pending = list[_Pair](), [(user, first, False) for user in first.users]
     a, b = ((node, False) for node in arguments(first))
     while pending:
@@ -120,7 +120,7 @@ def _other(factor: tuple[fx.Node, bool]) -> tuple[fx.Node, bool]:
 
 
 def _move_scale(scaled: fx.Node) -> None:
-    """mm(c x, w) as c mm(x, w), where all that reads c x are products, and these are smaller."""
+    """Rewrites mm(c x, w) as c mm(x, w), if only products read c x, and their results are smaller than x."""
     x, c = arguments(scaled)
     if isinstance(c, fx.Node) or not isinstance(x, fx.Node) or scaled.meta["val"].dtype not in _FLOATS:
         return
@@ -160,7 +160,7 @@ def _mm(emit: Emitter, *factors: tuple[fx.Node, bool]) -> fx.Node:
 
 
 def _sketch(values: dict[fx.Node, torch.Tensor], node: fx.Node) -> Sketch:
-    """That of a matrix: of a weight by its values, of others by their sizes."""
+    """Returns the sketch of a matrix: its sizes and, for a weight, its density."""
     rows, columns = map(_size, node.meta["val"].shape)
     weight = weight_behind(node, values) if node in computed_from(node.graph, values) else None
     return Sketch(rows, columns, 1.0 if weight is None else weight.density)
@@ -172,7 +172,7 @@ def _size(size: Any) -> int:
 
 
 def _decision(first: fx.Node, pairs: list[_Pair], gain: float, inputs: Inputs) -> Decision:
-    """What the report says."""
+    """Returns the decision for the report."""
     names = [name_of(node, inputs) for pair in pairs for node, _ in (pair.c, pair.a, pair.b) if node.op == "placeholder"]
     rows, columns = (_size(size) for size in first.meta["val"].shape)
     reason = f"a product of {rows}x{columns} is not made: the products around it come first"

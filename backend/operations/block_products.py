@@ -1,12 +1,14 @@
-"""Batches of small products in a row, as Monarch matrices have them, become products with sparse weights.
+"""Turns batches of small products that follow each other, as in Monarch matrices, into products with sparse weights.
 
     %h = bmm(permute(view(%x, [T, 32, 16]), [1, 0, 2]), %a)       [32, T, 8]          %h = mm(%x, D(%a))       D(%a) [512, 256]
     %y = bmm(permute(%h, [2, 1, 0]), %b)                          [8, T, 64]     →    %y = mm(%h, D(%b))       D(%b) [256, 512]
     view(permute(%y, [1, 2, 0]), [T, 512])                                            in one kernel
 
-D(%a) is a block diagonal with its rows and columns in another order: that of x, and that in which the result is used. So no
-value is transposed between the products. Following the numbers of a value's elements through all views tells the token and the
-feature of each.
+D(%a) is a block diagonal matrix. Its rows are in the order of x's features, its columns in the order in which the result is
+used. So no value is transposed between the products.
+
+To find these orders, the pass numbers the elements of a value and follows the numbers through all views. A number tells the
+token and the feature of its element.
 """
 
 from collections.abc import Sequence
@@ -36,22 +38,23 @@ aten = torch.ops.aten
 _VIEWS = VIEWS | COPIES | {aten.unsqueeze.default, aten.squeeze.dim, aten.permute.default, aten.transpose.int}
 
 _FEWEST = 64
-"""Tokens from which on one kernel is faster than a batch of products: few tokens are bound by reading the weights."""
+"""Least number of tokens for which one kernel is faster than a batch of products. With fewer, reading the weights takes the
+time."""
 
 _LARGEST = 1 << 23
-"""Elements of a value whose views are followed."""
+"""Most elements of a value whose views the pass follows."""
 
 _PRIMES = ((3, 5, 7, 11, 13), (5, 11, 3, 13, 7))
-"""Two sets of sizes that stand for open ones. Views that mix tokens and features differ for one of them."""
+"""Two sets of sizes that stand for open sizes. Views that mix tokens and features give different orders for the two."""
 
 
 class BlockProducts:
-    """Batches of products with static matrices, at least two in a row."""
+    """Turns batches of products with static matrices into sparse products, where at least two follow each other."""
 
     name: ClassVar[str] = "block-products"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Makes sparse products of those for which that pays; a decision for each batch in a row."""
+        """Makes sparse products of batches where that is faster. Returns a decision for each batch that follows another."""
         if in_training(graph) or context.options.schedule != "auto":
             return []
         statics, written = context.inputs.match(graph), written_by(graph)
@@ -82,14 +85,17 @@ class BlockProducts:
 
 @dataclass
 class _Batch:
-    """Products of values with static matrices, one for each block.
+    """A bmm of a value with static matrices, one for each block.
 
     node      the bmm
-    weight    [blocks, rows, columns], maybe after a transpose: `turned`
+    weight    the static factor, [blocks, rows, columns], or [blocks, columns, rows] if `left`
     left      whether the weight is the left factor
-    root      the value [..., features] that the blocks take their features from: of the batch `before`, its result
-    order     which feature each row of each block takes
-    used      the value that the result is used as, tokens first, and which feature of the result each of its is
+    root      the value [..., features] that the other factor is a view of
+    before    the batch whose result `root` is, if any
+    order     the feature of `root` that each row of each block multiplies
+    used      the last view [tokens, ...] of the result with the order of its features, or None
+    made      the nodes that `emit` added
+    product   the sparse product that `emit` added
     """
 
     node: fx.Node
@@ -104,7 +110,7 @@ class _Batch:
 
     @classmethod
     def at(cls, node: fx.Node, static: set[fx.Node], found: "dict[fx.Node, _Batch]") -> "_Batch | None":
-        """The batch that a bmm is."""
+        """Returns the batch of a bmm; None unless one factor is static and the other a view of features."""
         left, right = arguments(node)
         if (left in static) == (right in static):
             return None
@@ -122,21 +128,21 @@ class _Batch:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Blocks, rows and columns."""
+        """The number of blocks, and the rows and columns of each."""
         count, rows, columns = map(int, self.weight.meta["val"].shape)
         return (count, columns, rows) if self.left else (count, rows, columns)
 
     def natural(self, numbers: Tensor) -> Tensor:
-        """The elements [tokens, blocks x columns] of the result in the layout of the bmm."""
+        """Returns elements [tokens, blocks x columns] of the result in the layout of the bmm's result."""
         count, _, columns = self.sizes
         batches = numbers.view(-1, count, columns).transpose(0, 1)
         return batches.mT if self.left else batches
 
     def _used(self) -> "tuple[fx.Node, _Order] | None":
-        """See `used`: the last such view.
+        """Returns `used`: the last view of the result that keeps tokens together, and its order.
 
-        The kernels for blocks want neighbouring results. So another order is left to torch, unless elementwise work reads it,
-        and then another batch: one kernel has both.
+        The kernels for blocks write neighbouring results. So a view in another order is left to torch, unless elementwise
+        operations read it and then another batch, because one kernel computes all of these.
         """
         best, node, path = None, self.node, list[fx.Node]()
         while len(node.users) == 1 and (user := next(iter(node.users))).target in _VIEWS:
@@ -147,7 +153,7 @@ class _Batch:
         return best
 
     def _order(self, path: Sequence[fx.Node]) -> "_Order | None":
-        """Which feature of the result is at each place of a token after views; None if tokens are mixed."""
+        """Returns the feature of the result at each place of a token after these views; None if they mix tokens."""
         width, orders = self.sizes[0] * self.sizes[2], list[Tensor]()
         for sizes in _PRIMES:
             shape = _sizes(self.node, sizes)
@@ -161,7 +167,7 @@ class _Batch:
         return _radix(orders[0]) if torch.equal(*orders) else None
 
     def emit(self) -> None:
-        """Adds the product to the graph, without a use."""
+        """Adds the sparse product to the graph. Nothing uses it yet."""
         make = Emitter(self.node)
 
         def emit(*args: Any, **options: Any) -> fx.Node:
@@ -191,7 +197,7 @@ class _Batch:
         self.product = emit(aten.mm.default, root, emit(aten.reshape.default, matrix, [count * rows, count * columns]))
 
     def finish(self) -> None:
-        """Has the product take the place of the batch."""
+        """Replaces the batch by the product."""
         assert self.product is not None
         count, _, columns = self.sizes
         if self.used is not None:
@@ -203,13 +209,13 @@ class _Batch:
         self.node.replace_all_uses_with(emit(aten.permute.default, parts, [1, 2, 0] if self.left else [1, 0, 2]))
 
     def undo(self) -> None:
-        """Takes the product out again."""
+        """Removes the product from the graph."""
         for node in reversed(self.made):
             self.node.graph.erase_node(node)
 
 
 def _roots(x: fx.Node, found: dict[fx.Node, _Batch]) -> "list[tuple[fx.Node, _Batch | None]]":
-    """The values that x is a view of, the furthest first, with the batch whose result it is, as it is used."""
+    """Returns the values that x is a view of, the furthest first, each with the batch whose result it is, if any."""
     path, results = [x], {node if batch.used is None else batch.used[0]: batch for node, batch in found.items()}
     while path[-1] not in results and path[-1].target in _VIEWS:
         path.append(path[-1].all_input_nodes[0])
@@ -217,7 +223,7 @@ def _roots(x: fx.Node, found: dict[fx.Node, _Batch]) -> "list[tuple[fx.Node, _Ba
 
 
 def _is_between(node: fx.Node) -> bool:
-    """Whether elementwise work reads a value, and then a batch of products."""
+    """Whether elementwise operations read a value, and a batch of products reads their result."""
     pending, seen = [user for user in node.users if is_elementwise(user)], set[fx.Node]()
     while pending:
         user = pending.pop()
@@ -230,7 +236,7 @@ def _is_between(node: fx.Node) -> bool:
 
 
 def _features(root: fx.Node, before: _Batch | None, x: fx.Node, left: bool) -> "_Order | None":
-    """Which feature of the root each element of x [blocks, tokens, rows] is; None if tokens are mixed."""
+    """Returns the feature of the root for each element of x [blocks, tokens, rows]; None if the views mix tokens."""
     path = list[fx.Node]()
     node = x
     while node is not root:
@@ -265,11 +271,12 @@ def _features(root: fx.Node, before: _Batch | None, x: fx.Node, left: bool) -> "
 
 
 _Order = tuple[list[int], list[int]]
-"""A permutation that transposes dimensions of numbers: their sizes, and the dimensions in the order that sorts the numbers."""
+"""A permutation of features that transposes dimensions: the sizes of the dimensions, and their order that sorts the
+features."""
 
 
 def _radix(numbers: Tensor) -> _Order | None:
-    """The permutation that some numbers, from 0, are; None if it is no transposition of dimensions."""
+    """Returns the permutation that these numbers from 0 form; None if it does not transpose dimensions."""
     sizes, steps, rest = list[int](), list[int](), numbers
     while len(rest) > 1:
         step = int(rest[1] - rest[0])
@@ -287,7 +294,8 @@ def _radix(numbers: Tensor) -> _Order | None:
 
 
 def _rows(found: dict[fx.Node, _Batch]) -> list[list[_Batch]]:
-    """The batches for many tokens, two or more, of which each takes the result of one before, maybe after elementwise work."""
+    """Returns groups of two or more batches for many tokens. Each batch takes the result of an earlier one of its group, maybe
+    after elementwise operations."""
     rows = list[list[_Batch]]()
     for batch in found.values():
         tokens = hints(batch.node.meta["val"].shape)
@@ -306,7 +314,7 @@ def _rows(found: dict[fx.Node, _Batch]) -> list[list[_Batch]]:
 
 
 def _gain(row: Sequence[_Batch], values: dict[fx.Node, Tensor]) -> float | None:
-    """How many times faster sparse products are than batches; None if there is no kernel."""
+    """Returns how many times faster the sparse products are than the batches, predicted; None if there is no kernel."""
     batched, sparse = 0.0, 0.0
     for batch in row:
         assert batch.product is not None
@@ -323,7 +331,7 @@ def _gain(row: Sequence[_Batch], values: dict[fx.Node, Tensor]) -> float | None:
 
 
 def _followed(numbers: Tensor, path: Sequence[fx.Node], sizes: Sequence[int]) -> Tensor | None:
-    """The numbered elements of a value, after views."""
+    """Returns the numbered elements of a value after the views of `path`; None if a shape is unknown."""
     for node in path:
         shape = _sizes(node, sizes)
         if shape is None or shape.numel() != numbers.numel():
@@ -338,7 +346,8 @@ def _followed(numbers: Tensor, path: Sequence[fx.Node], sizes: Sequence[int]) ->
 
 
 def _sizes(node: fx.Node, sizes: Sequence[int]) -> torch.Size | None:
-    """The shape of a value, with these sizes for its open ones; None if it is too large, or of other sizes."""
+    """Returns the shape of a value with these sizes in place of its symbols; None if it is too large or depends on more
+    symbols."""
     found = list[int]()
     for size in node.meta["val"].shape:
         if isinstance(size, int):

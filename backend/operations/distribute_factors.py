@@ -1,11 +1,11 @@
-"""x (S + U V) becomes x S + (x U) V, where S is a sparse weight and U V has a low rank.
+"""Rewrites x (S + U V) as x S + (x U) V, where S is a sparse weight and U V has a low rank.
 
     %w = add(%s, mm(%u, %v))                    %p = mm(%x, %s)                    sparse
     %y = mm(%x, %w)                        →    %q = mm(mm(%x, %u), %v)            rank x (rows + columns) multiply-adds a token
                                                 %y = add(%p, %q)
 
-The sum has no zeros, and was dense. Its parts are what `sparse-weights` computes in one kernel. A sum may have several sparse
-terms and several low ranks, with signs and factors: those of merged adapters.
+The sum S + U V has no zeros, so without this pass it stays dense. The pass `sparse-weights` then computes the parts in one
+kernel. A sum may have several sparse terms and several low ranks, with signs and factors, as merged adapters have.
 """
 
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ _AS_WRITTEN = "x (S + U V) as written: S is too dense, or changes at every step"
 
 
 class DistributeFactors:
-    """Products with a sparse weight and a low rank beside it get both parts apart."""
+    """Splits products with a sum of a sparse weight and a low rank into one product for each part."""
 
     name: ClassVar[str] = "distribute-factors"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Splits the products for which that pays; a decision for each that has such a weight."""
+        """Splits products where that is faster. Returns a decision for each product with such a sum."""
         statics, written = context.inputs.match(graph), written_by(graph)
         values = {node: static.tensor for node, static in statics.items() if node not in written}
         decisions = []
@@ -59,7 +59,7 @@ class DistributeFactors:
 
 @dataclass(frozen=True)
 class _LowRank:
-    """A term of a sum: two factors, and the scale of their product."""
+    """A term of a sum: the product of two narrow factors, times a scale."""
 
     first: fx.Node
     second: fx.Node
@@ -67,7 +67,7 @@ class _LowRank:
 
     @classmethod
     def at(cls, term: fx.Node, scale: float) -> "_LowRank | None":
-        """That of a term; None for others."""
+        """Returns the low rank that a term is; None for other terms."""
         if term.target is not aten.mm.default:
             return None
         first, second = arguments(term)
@@ -77,19 +77,20 @@ class _LowRank:
 
     @property
     def rank(self) -> int:
-        """Columns of the first factor."""
+        """The columns of the first factor."""
         return int(self.first.meta["val"].shape[1])
 
 
 @dataclass
 class _Split:
-    """A product with a sum.
+    """A product of x with a sum.
 
-    node        the product, of `x`
-    shape       of the sum; `transposed`: x is multiplied with its transpose
-    others      the terms that may be sparse, and their factors
-    low         the other terms
-    made        what `distribute` has added
+    node        the product
+    shape       shape of the sum
+    transposed  whether x is multiplied with the transpose of the sum
+    others      the terms that are not low ranks and may be sparse, each with its factor
+    low         the terms of low rank
+    made        the nodes that `distribute` added
     """
 
     node: fx.Node
@@ -102,7 +103,7 @@ class _Split:
 
     @classmethod
     def at(cls, node: fx.Node) -> "_Split | None":
-        """The sum that a product multiplies with on its right."""
+        """Returns the split of a product; None unless its right factor is a sum with low ranks and other terms."""
         *_, x, w = arguments(node)
         turned = False
         while w.target in (aten.permute.default, aten.t.default):
@@ -118,11 +119,14 @@ class _Split:
 
     @property
     def rank(self) -> int:
-        """That of all low ranks together."""
+        """The rank of all low ranks together."""
         return sum(each.rank for each in self.low)
 
     def distribute(self, values: dict[fx.Node, torch.Tensor], names: dict[fx.Node, str]) -> tuple[str, float | None]:
-        """Adds the parts to the graph, without a use; the name of the sparse one, and the gain, None if there is no kernel."""
+        """Adds the parts to the graph; nothing uses them yet.
+
+        Returns the name of the sparse weight, and the predicted gain; None for the gain if there is no kernel.
+        """
         emit = self._emit(Emitter(self.node))
         scaled = lambda value, scale: value if scale == 1 else emit(aten.mul.Tensor, value, scale)
         (sparse, *more) = [scaled(*each) for each in self.others]
@@ -162,18 +166,18 @@ class _Split:
         return made
 
     def finish(self) -> None:
-        """Has the sum of the parts take the place of the product."""
+        """Replaces the product by the sum of the parts."""
         self.node.replace_all_uses_with(self.sum)
 
     def undo(self) -> None:
-        """Takes the parts out again."""
+        """Removes the parts from the graph."""
         for node in reversed(self.made):
             self.node.graph.erase_node(node)
         self.made = []
 
 
 def _terms(value: fx.Node, scale: float = 1.0) -> list[tuple[fx.Node, float]]:
-    """The terms of a sum of matrices of one type, and their factors; a value that is no sum is its only term."""
+    """Returns the terms of a sum of matrices of one type, each with its factor. A value that is no sum is its own only term."""
     given = arguments(value)
     if value.target in (aten.add.Tensor, aten.sub.Tensor):
         alike = all(isinstance(each, fx.Node) and same_shape(each, value) and same_dtype(each, value) for each in given)

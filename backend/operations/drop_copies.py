@@ -1,10 +1,10 @@
-"""drop-copies: copies that stand in joint graphs for writing into a view in place, and have the values of their source.
+"""drop-copies: turns copies into new memory into clones. Joint graphs have such copies for writes into a view in place.
 
     %s = new_empty_strided(%g, [12, 70, 70], [4900, 70, 1])
     %c = copy(%s, %g)                                             →    %c = clone(%g)
 
-The gradient of `scores += bias` is copied so twice. All other passes look through clones, and Inductor makes none it can do
-without.
+Autograd copies the gradient of `scores += bias` twice like this. All other passes look through clones, and Inductor removes
+needless ones.
 """
 
 import torch
@@ -20,10 +20,10 @@ aten = torch.ops.aten
 
 
 class DropCopies:
-    """A copy into memory of the same type and sizes is a clone of its source."""
+    """Replaces a copy into memory of the same type and sizes by a clone of its source."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """No decision: nothing is made sparse here."""
+        """Returns no decisions, because this pass makes nothing sparse."""
         changed = False
         for node in graph.find_nodes(op="call_function", target=aten.copy.default):
             into, source = node.args[:2]

@@ -1,11 +1,11 @@
-"""Products of a few rows with large dense weights, in graphs of which Gossamer runs a part: the dense layers of a model that
-writes text token by token.
+"""Runs products of a few rows with large dense weights by our own kernel, in graphs that have other operations of ours. These
+are the dense layers of a model that generates text token by token.
 
     %y = mm(%x, permute(%w, [1, 0]))                             →    %y = gossamer::region([%x, %w], "9a41…")
     %y = addmm(%b, %x, permute(%w, [1, 0]))                      →    %y = add(gossamer::region(...), %b)
 
-Such a product reads its weight once, which takes all of the time. Libraries read it at half of the memory's speed on some
-processors, so both ways are measured (see measuring/few_rows_times.py). What is added stays with Inductor.
+Reading the weight takes all the time of such a product. On some processors, libraries read it at half the memory's speed. So
+both ways are measured (see measuring/few_rows_times.py). Inductor computes the addition.
 """
 
 import torch
@@ -25,15 +25,15 @@ from gossamer.sparsity.experts.kernels import one_expert
 aten = torch.ops.aten
 
 MOST_ROWS = 8
-_BYTES = 256 << 10  # of the weight, at least: the call takes longer than torch's own
+_BYTES = 256 << 10  # least bytes of the weight; for smaller ones, our call takes longer than torch's
 _TYPES = (torch.float32, torch.bfloat16)
 
 
 class FewRowProducts:
-    """Dense products of a few rows are read by the kernel for experts."""
+    """Replaces dense products of a few rows by the kernel for experts."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Replaces those that are measured to be faster, in inference; a decision for each of these."""
+        """Replaces the products that are faster as measured, in inference. Returns a decision for each of these."""
         if in_training(graph) or not any(map(is_ours, graph.nodes)):
             return []
         statics = context.inputs.match(graph)
@@ -64,7 +64,7 @@ class FewRowProducts:
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """x [rows, columns] and the weight [outputs, columns] of a product that the kernel is made for."""
+    """Returns x [rows, columns] and the weight [outputs, columns] of a product that the kernel can compute, else None."""
     if node.target is aten.mm.default:
         x, factor = arguments(node)
     elif node.target is aten.addmm.default and not node.kwargs:

@@ -1,9 +1,9 @@
-"""Values of sparse tensors that depend on constants alone are computed when those are new, not at every call.
+"""Computes values of sparse tensors that depend only on constants once, not at every call.
 
     %s = gossamer::sample([A, %d]);  %n = mul(%a, %s)             %n = gossamer::structure([%pos, %crd, %a, …], …)
     %y = gossamer::einsum([%pos, %crd, %n, %x])              →    %y = gossamer::einsum([%pos, %crd, %n, %x])
 
-So D^-1/2 A D^-1/2 costs nothing, degrees included, as long as A is the same: its arrays are compared by memory and version.
+So D^-1/2 A D^-1/2, degrees included, takes no time as long as A is the same. Addresses and versions of its arrays tell.
 """
 
 from math import prod
@@ -25,10 +25,10 @@ ours = torch.ops.gossamer
 
 
 class FoldValues:
-    """What depends on constants alone is computed once."""
+    """Replaces values that depend only on constants by remembered ones."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each that is folded."""
+        """Folds the values. Returns a decision for each."""
         if not any(node.target in (ours.sample.default, ours.einsum.default) for node in graph.nodes):
             return []
         structure = Structure.of(graph, context.inputs)
@@ -52,13 +52,14 @@ class FoldValues:
 
 
 def _source(expression: Expression) -> fx.Node | None:
-    """The first call in it that is worth it: one that goes over the entries of a sparse tensor."""
+    """Returns the first call in an expression that makes folding worthwhile: one that goes over the entries of a sparse
+    tensor."""
     targets = (ours.sample.default, ours.einsum.default)
     return next((node for node in expression.evaluate.graph.nodes if node.target in targets), None)
 
 
 def _belongs_to_sparse(leaf: fx.Node, inputs: Inputs) -> bool:
-    """Whether this is an array of a SparseTensor that needs no gradient: others change from call to call."""
+    """Whether an input is an array of a SparseTensor that needs no gradient. Other inputs change from call to call."""
     desc = leaf.meta.get("desc")
     if not isinstance(desc, SubclassGetAttrAOTInput):
         return False

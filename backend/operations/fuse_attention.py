@@ -1,11 +1,11 @@
-"""SDDMM, softmax and SpMM on one pattern become one operation, in the inference or the joint graph.
+"""Fuses SDDMM, softmax and SpMM on one pattern into one operation, in the inference or the joint graph.
 
     %s = gossamer::sample([%pos, %crd, %a, %q, %k])               %r = gossamer::attend_edges(%pos, %crd, %v, …, %q, %k, …)
     %p = gossamer::softmax(%pos, scale * %s)                 →    %y = %r[0]
     %y = gossamer::einsum([%pos, %crd, dropout(%p), %v])
     and with them: gradients of %v, %q, %k, …                →    gossamer::attend_edges_backward(…)
 
-`edges/attention.py` says what counts as attention.
+`edges/attention.py` defines which expressions are attention.
 """
 
 import torch
@@ -28,10 +28,10 @@ ours = torch.ops.gossamer
 
 
 class FuseAttention:
-    """SDDMM, softmax and SpMM become one operation, with their gradients."""
+    """Fuses SDDMM, softmax and SpMM, and their gradients, into one operation."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each softmax that a product follows."""
+        """Fuses attention. Returns a decision for each softmax that a product follows."""
         if not any(node.target is ours.softmax.default for node in graph.nodes):
             return []
         joint = JointGraph(graph) if in_training(graph) else None
@@ -54,7 +54,7 @@ class FuseAttention:
 
 
 def _attention(call: Call, joint: JointGraph | None) -> Attention | None:
-    """The attention that a product ends. Raises Refused for one that stays as it is."""
+    """Returns the attention whose last operation is this product. Raises Refused if it cannot be fused."""
     rows = call.sparse[0].rows if len(call.sparse) == len(call.dense) == 1 else None
     if rows is None or call.node.meta["val"].device.type != "cpu":
         return None
@@ -75,7 +75,7 @@ def _reason(found: Attention) -> str:
 
 
 def _decision(call: Call, inputs: Inputs, reason: str, schedule: str | None) -> Decision:
-    """What the report says about an attention."""
+    """Returns the decision about an attention for the report."""
     pattern = call.sparse[0]
     assert pattern.format is not None and pattern.rows is not None
     sizes = tuple(map(hint, pattern.rows.sizes))

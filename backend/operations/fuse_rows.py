@@ -1,10 +1,10 @@
-"""Products of SparseTensors with dense matrices take the elementwise work that follows them into their kernel.
+"""Fuses the elementwise operations after products of SparseTensors with dense matrices into the products' kernels.
 
     %y = gossamer::einsum([%pos, %crd, %a, %x])                   %r = gossamer::region([%pos, %crd, %a, %x, %b], "3f2a…")
     %z = relu(add(%y, %b))                                   →
 
-Grown as the regions of static weights (`regions.epilogue`), in the inference or the joint graph: what backward needs of the
-steps in between stays outside, so that relu is taken and gelu, whose gradient needs what it is of, is not.
+The pass grows a region as for static weights (`regions.epilogue`), in the inference or the joint graph. In a joint graph,
+values that the backward pass needs stay outside. So relu is fused, but gelu is not, because its gradient needs its input.
 """
 
 import warnings
@@ -41,10 +41,11 @@ _SCHEDULE = "rows"
 
 
 class FuseRows:
-    """Products take the elementwise work after them into their kernel."""
+    """Fuses elementwise operations after products into the products' kernels."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each; a product that fails to compile warns and stays, or raises CompileError under `strict`."""
+        """Fuses products. Returns a decision for each. If a kernel fails to compile, warns and leaves the product as it is, or
+        raises CompileError under `strict`."""
         if context.options.schedule == "reference":
             return []
         decisions = []
@@ -70,7 +71,7 @@ class FuseRows:
 class _Product:
     """A product with its epilogue.
 
-    members  the nodes that it takes, in order; the first is the product, and the last the only one that others use
+    members  the nodes of the region, in order; the first is the product, and only the last has users outside
     """
 
     call: Call
@@ -79,7 +80,7 @@ class _Product:
 
     @classmethod
     def at(cls, node: fx.Node) -> "_Product | None":
-        """The product that a node computes, if there are kernels for it."""
+        """Returns the product of a node with its epilogue; None if there are no kernels for it."""
         call = call_at(node, ours.einsum.default)
         product = None if call is None else RowProduct.of(call.spec)
         if call is None or product is None or product.vector or product.y_across:
@@ -95,18 +96,18 @@ class _Product:
         return found if product.direct or found._movable() else None
 
     def _movable(self) -> bool:
-        """Whether the matrix can be brought into rows, with integers of 32 bits."""
+        """Whether the matrix can be converted to rows with 32-bit indices."""
         matrix = self.call.sparse[0]
         sizes = (*matrix.sizes, matrix.values.meta["val"].shape[0])
         return all(isinstance(size, int) for size in sizes) and sizes[2] <= LARGE and max(sizes) < 1 << 31
 
     @property
     def count(self) -> int:
-        """Number of elementwise operations."""
+        """The number of elementwise operations."""
         return sum(not is_identity(node) for node in self.members[1:])
 
     def compiled(self, name: str, dump: Dump | None) -> tuple[str, GatheredRegion]:
-        """The region under its key. CompileError, or DeviceError where there are no kernels."""
+        """Returns the region and its key. Raises CompileError, or DeviceError if the device has no kernels."""
         node, matrix = self.members[0], self.call.sparse[0]
         widths = [array.meta["val"].dtype.itemsize * 8 for array in matrix.arrays[:2]] if self.product.direct else [32, 32]
         self._body = GatherBody(node)
@@ -128,7 +129,7 @@ class _Product:
         known = device.recall(request) if dump is None else None
         if known is not None:
             return known
-        from gossamer.backend.regions.importer import import_body  # torch-mlir's front end takes half a second to load
+        from gossamer.backend.regions.importer import import_body  # imported here because torch-mlir takes half a second
         from gossamer.passes.framework.origins import printed
 
         contract = printed(import_body(body, 0, format))
@@ -137,7 +138,7 @@ class _Product:
         return device.compile(contract, _SCHEDULE, stages, request)
 
     def replace(self, key: str) -> None:
-        """Puts the region where its output is."""
+        """Replaces the members by the region."""
         output = self.members[-1]
         emit = Emitter(output, {})
         extras = [read_as(extra, extra.node, emit) for extra in self._body.extras]
@@ -147,7 +148,7 @@ class _Product:
             output.graph.erase_node(member)
 
     def decision(self, name: str, kernel: str) -> Decision:
-        """What the report says about it; `kernel` is the key of its kernel."""
+        """Returns the decision for the report. `kernel` is the key of the region's kernel."""
         matrix = self.call.sparse[0]
         assert matrix.format is not None
         kept = "" if self.product.direct else ", on a sorted copy that is kept"

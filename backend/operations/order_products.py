@@ -1,12 +1,12 @@
-"""(A X) W or A (X W): the products with a sparse matrix and a dense one that follow each other, in the cheaper order.
+"""Computes the products of a sparse matrix A and dense matrices X and W in the cheaper order: (A X) W or A (X W).
 
     %d = mm(%x, %w)                                              %z = gossamer::einsum([A, %x])
     %y = gossamer::einsum([A, %d])                         ↔     %y = mm(%z, %w)
     %b = gossamer::einsum([Aᵀ, %g])                              %gx = gossamer::einsum([Aᵀ, mm(%g, %wᵀ)])
     %gx = mm(%b, %wᵀ);  %gw = mm(%xᵀ, %b)                        %gw = mm(%zᵀ, %g)
 
-What A costs grows with the columns that it is multiplied with: those of x on the right, those of x w on the left. In training
-the right side does without the second of these products if x needs no gradient, as the features of a graph do not.
+The cost of A grows with the number of columns that it multiplies: those of x w on the left, those of x on the right. In
+training, the right side does not need the second product with A if x needs no gradient, such as the features of a graph.
 """
 
 from dataclasses import dataclass
@@ -29,18 +29,18 @@ from gossamer.backend.report.report import Decision
 aten, ours = torch.ops.aten, torch.ops.gossamer
 
 _GATHERED = 12.0
-"""What an element of a row that A gathers costs, in multiply-adds of a dense product."""
+"""Cost of an element of a row that A gathers, in multiply-adds of a dense product."""
 _GAIN = 1.1
-"""What another order has to be cheaper by."""
+"""Least factor by which the other order must be cheaper."""
 
 
 class OrderProducts:
-    """(A X) W and A (X W) come in the cheaper order."""
+    """Computes (A X) W and A (X W) in the cheaper order."""
 
     name: ClassVar[str] = "order-products"
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Reorders where that pays; a decision for each pair of products."""
+        """Reorders products where that is cheaper. Returns a decision for each pair of products."""
         if not graph.find_nodes(op="call_function", target=ours.einsum.default):
             return []
         joint = JointGraph(graph) if in_training(graph) else None
@@ -64,11 +64,11 @@ class OrderProducts:
 
 @dataclass(frozen=True, eq=False)
 class _Gradients:
-    """The gradients of a pair.
+    """The gradients of a pair in a joint graph.
 
-    upstream        g, that of the result
+    upstream        g, the gradient of the result
     transpose       a call that multiplies with Aᵀ
-    into_x, into_w  the nodes that are the gradients of the factors
+    into_x, into_w  the nodes that compute the gradients of the factors
     """
 
     upstream: fx.Node
@@ -81,8 +81,9 @@ class _Gradients:
 class _Pair:
     """A product with a sparse matrix and one with a dense matrix, one after the other.
 
-    sparse, dense  the products; `aggregates_first` says that the sparse product is the first of them
-    x, w           what is multiplied
+    sparse, dense     the products
+    aggregates_first  whether the sparse product is the first one: (A x) w
+    x, w              the dense factors
     """
 
     sparse: Call
@@ -93,7 +94,7 @@ class _Pair:
 
     @classmethod
     def at(cls, node: fx.Node) -> "_Pair | None":
-        """The pair whose second product a forward node is."""
+        """Returns the pair whose second product is this forward node, else None."""
         if is_backward(node):
             return None
         call = _aggregation(node, forward=True)
@@ -112,11 +113,14 @@ class _Pair:
 
     @property
     def _products(self) -> tuple[fx.Node, fx.Node]:
-        """The nodes of both, the first one first."""
+        """The nodes of the first and the second product."""
         return (self.sparse.node, self.dense) if self.aggregates_first else (self.dense, self.sparse.node)
 
     def gradients(self, joint: JointGraph | None) -> _Gradients | None:
-        """What a joint graph has of them. Raises Refused if the graph needs what another order would not compute."""
+        """Returns the gradients in the joint graph; None if there are none.
+
+        Raises Refused if the graph needs values that the other order would not compute.
+        """
         first, second = self._products
         if joint is None:
             if users(first) != [second]:
@@ -133,7 +137,7 @@ class _Pair:
         raise Refused("its gradient has no product with the transpose of A")
 
     def costs(self, gradients: _Gradients | None) -> tuple[float, float]:
-        """Of transforming first, and of aggregating first, in multiply-adds."""
+        """Returns the costs of A (x w), which transforms first, and of (A x) w, which aggregates first, in multiply-adds."""
         entries = hint(self.sparse.sparse[0].values.meta["val"].shape[0])
         rows, columns = (hint(size) for size in self._sizes())
         narrow, wide = self.x.meta["val"].shape[1], self.w.meta["val"].shape[1]
@@ -150,7 +154,7 @@ class _Pair:
         return rows.sizes if rows.row == letter else (rows.sizes[1], rows.sizes[0])
 
     def reorder(self, gradients: _Gradients | None) -> None:
-        """Exchanges the two products, and their gradients."""
+        """Exchanges the two products, and rewrites their gradients."""
         _, second = self._products
         emit = Emitter(second)
         if self.aggregates_first:
@@ -167,7 +171,7 @@ class _Pair:
         second.replace_all_uses_with(result)
 
     def _transform_gradients(self, gradients: _Gradients) -> None:
-        """Those of A (X W): b = Aᵀ g, b Wᵀ and Xᵀ b."""
+        """Writes the gradients of A (X W): b Wᵀ and Xᵀ b, with b = Aᵀ g."""
         emit = Emitter(min(_transposed(node) or node for node in (*gradients.into_x, *gradients.into_w)))
         b = _times(emit, gradients.transpose, gradients.upstream)
         for node in gradients.into_x:
@@ -176,7 +180,7 @@ class _Pair:
             _put(node, (self.x, True), (b, False))
 
     def _aggregate_gradients(self, gradients: _Gradients, aggregated: fx.Node) -> None:
-        """Those of (A X) W with z = A X: Aᵀ (g Wᵀ) and zᵀ g."""
+        """Writes the gradients of (A X) W: Aᵀ (g Wᵀ) and zᵀ g, with z = A X."""
         for node in gradients.into_x:
             emit = Emitter(node)
             transposed = emit(aten.permute.default, self.w, [1, 0])
@@ -186,7 +190,7 @@ class _Pair:
             _put(node, (aggregated, True), (gradients.upstream, False))
 
     def choice(self, better: bool, costs: tuple[float, float], gradients: _Gradients | None, inputs: Inputs) -> Decision:
-        """What the report says about the order."""
+        """Returns the decision about the order for the report."""
         narrow, wide = self.x.meta["val"].shape[1], self.w.meta["val"].shape[1]
         aggregates = self.aggregates_first != better
         form, columns = ("(A X) W", narrow) if aggregates else ("A (X W)", wide)
@@ -196,7 +200,7 @@ class _Pair:
         return self.decision(inputs, f"{form}{now}: A is multiplied with {columns} columns{training}", gain)
 
     def decision(self, inputs: Inputs, reason: str, gain: float | None = None) -> Decision:
-        """What the report says."""
+        """Returns a decision for the report."""
         matrix = self.sparse.sparse[0]
         rows, columns = (hint(size) for size in self._sizes())
         assert matrix.format is not None
@@ -206,7 +210,9 @@ class _Pair:
 
 
 def _aggregation(node: fx.Node, forward: bool) -> Call | None:
-    """A product of a sparse matrix in rows and a dense one: "ij,jk->ik" forward, "ij,ik->jk" backward."""
+    """Returns a node's product of a sparse matrix in rows and a dense one, "ij,jk->ik" forward or "ij,ik->jk" backward; else
+    None.
+    """
     call = call_at(node, ours.einsum.default)
     if call is None or len(call.sparse) != 1 or len(call.dense) != 1:
         return None
@@ -224,7 +230,7 @@ def _same_matrix(a: Call, b: Call) -> bool:
 
 
 def _times(emit: Emitter, call: Call, dense: fx.Node) -> fx.Node:
-    """The call with another dense matrix."""
+    """Emits the call with another dense matrix."""
     arrays, sizes, spec = arguments(call.node)
     old = call.dense[0].values
     at = sum(operand.operand.arrays for operand in call.operands[: call.operands.index(call.dense[0])])
@@ -235,7 +241,7 @@ def _times(emit: Emitter, call: Call, dense: fx.Node) -> fx.Node:
 
 
 def _mm(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The factors of mm, or of addmm without scales."""
+    """Returns the factors of mm, or of addmm without scales; None for other nodes."""
     if node.target is aten.mm.default:
         return arguments(node)
     if node.target is aten.addmm.default and not node.kwargs:
@@ -244,7 +250,7 @@ def _mm(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _transposed(node: fx.Node) -> fx.Node | None:
-    """What a matrix is the transpose of."""
+    """Returns the matrix whose transpose a node is; None for other nodes."""
     node = same(node)
     if node.target is aten.t.default or (node.target is aten.permute.default and list(arguments(node)[1]) == [1, 0]):
         return same(arguments(node)[0])
@@ -252,7 +258,7 @@ def _transposed(node: fx.Node) -> fx.Node | None:
 
 
 def _put(place: fx.Node, *factors: tuple[fx.Node, bool]) -> None:
-    """Puts a product of two matrices, some of them transposed, where a node was, laid out as it."""
+    """Replaces a node by a product of two matrices, some of them transposed. The result has the node's layout in memory."""
     inner = _transposed(place)
     if inner is not None:
         place, factors = inner, tuple((factor, not across) for factor, across in reversed(factors))

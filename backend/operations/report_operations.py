@@ -1,4 +1,4 @@
-"""What the report says about the operations on SparseTensors that a graph ends up with: format, schedule, loop order."""
+"""Reports the operations on SparseTensors that the final graph has: format, schedule, loop order."""
 
 import torch
 from torch import fx
@@ -22,11 +22,11 @@ ours = torch.ops.gossamer
 
 
 class ReportOperations:
-    """Changes nothing: says what operations on SparseTensors there are in the end."""
+    """Reports the operations on SparseTensors in the final graph. Changes nothing."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """A decision for each einsum of several operands that was taken apart while torch traced it, and one for each call of
-        gossamer::einsum and gossamer::sample, in the order of the graph."""
+        """Returns a decision for each einsum of several operands that was split while torch traced it. Then returns one for
+        each call of gossamer::einsum and gossamer::sample, in the order of the graph."""
         found = [_order(note) for note in take_notes()]
         for node in graph.nodes:
             einsum, sample = call_at(node, ours.einsum.default), call_at(node, ours.sample.default)
@@ -42,7 +42,7 @@ def _order(note: NotedOrder) -> Decision:
 
 
 def name_of(structure: fx.Node, inputs: Inputs) -> str:
-    """What a user calls the sparse tensor that has this array; what is computed has the name of its node."""
+    """Returns the user's name for the sparse tensor with this array. A computed array has the name of its node."""
     node = same(structure)
     return inputs.name(node) if node.op == "placeholder" else node.name
 
@@ -64,7 +64,7 @@ def _stored_by_rows(product: RowProduct | RowSample) -> bool:
 
 
 def _schedule(call: Call, build: Build, product: RowProduct | RowSample | None, dtype: torch.dtype) -> str:
-    """The schedule of the kernel, which is compiled now if it is not yet."""
+    """Returns the schedule of the kernel. Compiles the kernel if it is not compiled yet."""
     spec: Spec = call.spec
     if isinstance(product, RowSample) and product.over_tokens and call.node.meta["val"].device.type == "cpu":
         return "tokens"
@@ -79,7 +79,7 @@ def _schedule(call: Call, build: Build, product: RowProduct | RowSample | None, 
 
 
 def _is_in_blocks(call: Call, product: RowProduct | RowSample | None, inputs: Inputs) -> bool:
-    """Whether it is the gradient of a weight whose entries are known to be whole blocks."""
+    """Whether the call is the gradient of a weight whose entries are known to form whole blocks."""
     if not isinstance(product, RowSample) or not product.over_tokens or not _stored_by_rows(product):
         return False
     positions, coordinates = (inputs.value(same(array)) for array in call.sparse[0].arrays[:2])
@@ -90,7 +90,7 @@ def _is_in_blocks(call: Call, product: RowProduct | RowSample | None, inputs: In
 
 
 def _loops(call: Call, product: RowProduct | RowSample | None) -> list[str]:
-    """The letters in the order of the loops, outermost first."""
+    """Returns the letters of the loops, outermost first."""
     if product is None:
         return list(dense_result_order(tuple([operand.operand for operand in call.operands])))
     own = call.sparse[0].letters

@@ -1,4 +1,4 @@
-"""The edges of attention that is written with operations on SparseTensors, in the words of `edges/spelling.py`.
+"""Recognises the parts of attention that is written with operations on SparseTensors, as the protocol of `edges/spelling.py`.
 
     %s = gossamer::sample([%pos, %crd, %a, %q, %k])               product of queries and keys, or rows that are gathered
     %w = gossamer::softmax(%pos, %z)                              softmax of %z
@@ -24,7 +24,7 @@ class SparseEdges:
         self.rows = rows
 
     def gathered(self, node: fx.Node) -> tuple[str, PerNode] | None:
-        """The side that a sampled vector belongs to."""
+        """Returns the side, "target" or "source", of a sampled vector, and the vector; None for other nodes."""
         call = self._sample(node)
         if call is None or len(call[0]) != 1 or len(call[0][0].letters) != 1:
             return None
@@ -32,7 +32,7 @@ class SparseEdges:
         return "target" if vector.letters == rows.row else "source", PerNode(vector.values)
 
     def product(self, node: fx.Node) -> Product | None:
-        """The sampled product of two matrices."""
+        """Returns the sampled product of two matrices that a node is, else None."""
         call = self._sample(node)
         if call is None or len(call[0]) != 2 or any(len(matrix.letters) != 2 for matrix in call[0]):
             return None
@@ -47,13 +47,13 @@ class SparseEdges:
         return Product(_per_node(by[rows.row], rows.row), _per_node(by[rows.column], rows.column), size)
 
     def softmax(self, node: fx.Node) -> Softmax | None:
-        """The softmax of rows that a node is."""
+        """Returns the softmax over rows that a node is, else None."""
         if node.target is not ours.softmax.default or node.args[2] or same(node.args[0]) is not self.rows.positions:
             return None
         return Softmax(same(node.args[1]))
 
     def sum_of(self, call: Call) -> Sum | None:
-        """The sum over the entries of each row that a product of the pattern with a matrix is."""
+        """Returns a product of the pattern with a matrix as a sum over the entries of each row; None for other calls."""
         if len(call.sparse) != 1 or len(call.dense) != 1:
             return None
         pattern, (matrix,), result = call.sparse[0], call.dense, call.spec.result.letters
@@ -66,7 +66,7 @@ class SparseEdges:
         return Sum(PerNode(call.node, result[-1] == rows.row), _per_node(matrix, rows.column), same(pattern.values))
 
     def _sample(self, node: fx.Node) -> tuple[list[Given], Rows] | None:
-        """What is sampled at this pattern, with the letters of that call."""
+        """Returns the dense operands that a node samples at this pattern, and the letters of the call; None for other nodes."""
         call = call_at(same(node), ours.sample.default)
         rows = None if call is None else call.operands[0].rows
         if call is None or rows is None or rows.pattern != self.rows.pattern:
@@ -75,5 +75,5 @@ class SparseEdges:
 
 
 def _per_node(matrix: Given, letter: str) -> PerNode:
-    """A matrix whose dimension of this letter is nodes."""
+    """Returns a matrix with one row for each node, or a column if the dimension with this letter is its second one."""
     return PerNode(matrix.values, len(matrix.letters) == 2 and matrix.letters[1] == letter)

@@ -1,11 +1,12 @@
-"""Products of tall dense matrices with narrow ones, in graphs of sparse operations: the features of all nodes times a weight.
+"""Runs products of tall dense matrices with narrow ones by our own kernel, in graphs with sparse operations. Such a product
+multiplies the features of all nodes with a weight.
 
     %d = mm(%x, %w)                                              →    %d = gossamer::tall_product(%x, %w)
     %d = addmm(%b, %x, %w)                                       →    %d = add(gossamer::tall_product(%x, %w), %b)
 
-Libraries that pack both factors are made for square ones: here some take up to 2.5 times as long as the schedule `tall`, and as
-long as the rest of a graph neural network. Others do not, so both are measured (see measuring/tall_times.py). What is added
-stays with Inductor, which fuses it with what follows.
+Libraries that pack both factors are made for square ones. Here some take up to 2.5 times as long as the schedule `tall`, and as
+long as all other operations of a graph neural network. Others are as fast, so both ways are measured
+(see measuring/tall_times.py). Inductor computes the addition, and fuses it with the operations that follow.
 """
 
 import torch
@@ -25,18 +26,19 @@ from gossamer.sparsity.operations.tall_product import tall_kernel
 
 aten = torch.ops.aten
 
-_ROWS = 1024  # of the tall factor, at least
-_COLUMNS = 256  # of the narrow one, at most
-_BYTES = 256 << 10  # of the narrow one, at most: half of a second-level cache
+_ROWS = 1024  # least rows of the tall factor
+_COLUMNS = 256  # most columns of the narrow factor
+_BYTES = 256 << 10  # most bytes of the narrow factor: half of a second-level cache
 _TYPES = (torch.float32, torch.float64)
 _TURNS = (aten.permute.default, aten.t.default, aten.transpose.int)
 
 
 class TallProducts:
-    """Dense products between sparse ones get the schedule for tall matrices."""
+    """Gives dense products in graphs with sparse operations the schedule for tall matrices."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """Replaces all of them, if the graph has an operation on sparse tensors or edge lists; a decision for each."""
+        """Replaces the products that are faster as measured, if the graph has an operation on sparse tensors or edge lists.
+        Returns a decision for each tall product."""
         if not any(map(_is_sparse_operation, graph.nodes)):
             return []
         decisions = []
@@ -70,14 +72,15 @@ class TallProducts:
 
 
 def _is_sparse_operation(node: fx.Node) -> bool:
-    """Whether a node is one of ours, be it with what follows it, and no region of a static weight."""
+    """Whether a node is an operation of ours on sparse tensors or edge lists, maybe with an epilogue. A region of a static
+    weight is not."""
     if node.target is region_op.region:
         return isinstance(region_op.find(arguments(node)[1]), GatheredRegion)
     return is_ours(node)
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Those of a product of two matrices, to which another may be added."""
+    """Returns the factors of mm, or of addmm without scales; None for other nodes."""
     if node.target is aten.mm.default:
         x, w = arguments(node)
         return x, w
@@ -88,7 +91,7 @@ def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _is_tall(x: fx.Node, w: fx.Node) -> bool:
-    """Whether the product is one that the schedule is made for."""
+    """Whether the schedule `tall` is made for a product of these factors."""
     tall, narrow = x.meta["val"], w.meta["val"]
     if not (tall.is_cpu and tall.dtype in _TYPES and tall.dtype is narrow.dtype):
         return False

@@ -1,12 +1,12 @@
-"""tangent-sizes: gradients that a joint graph is given have the sizes of the results that they belong to.
+"""tangent-sizes: gives results of a joint graph and their incoming gradients (tangents) the same names of sizes.
 
     %v: f32[6*u6] = …                      %v: f32[6*u2] = …
     %tangents_1: f32[6*u2]           →     %tangents_1: f32[6*u2]
     return (%v, …)                         return (%v, …)
 
-AOTAutograd asks twice what a function returns. Sizes that are known at run time only get other names each time, and torch takes
-two names for one by what Dynamo saw of a size. It does not see what stays inside of an operation on SparseTensors; and Inductor
-would not know what u2 is where it is given 6*u2 gradients.
+AOTAutograd traces a function twice to find out what it returns. Sizes that are known only at run time get new names each time.
+Torch unifies the names of sizes that Dynamo saw, but Dynamo does not see sizes inside of an operation on SparseTensors. Without
+this pass, Inductor could not compute u2 from an input with 6*u2 gradients.
 """
 
 from typing import Any
@@ -27,10 +27,10 @@ from gossamer.runtime.torch_internals import (
 
 
 class TangentSizes:
-    """Sizes of results that differ from those of their gradients in names alone get the names of these."""
+    """Renames sizes of results as those of their gradients, if they differ only in names."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
-        """No decision: nothing is made sparse here."""
+        """Returns no decisions, because this pass makes nothing sparse."""
         tangents = {_result_of(node.meta.get("desc")): node for node in graph.nodes if is_tangent(node)}
         output = graph.output_node()
         results: Any = output.args[0]
@@ -43,7 +43,7 @@ class TangentSizes:
 
 
 def _result_of(desc: Any) -> Any:
-    """How AOTAutograd calls the result whose gradient an input is."""
+    """Returns AOTAutograd's description of the result whose gradient an input is, None for other inputs."""
     if isinstance(desc, SubclassGetAttrAOTInput):
         return SubclassGetAttrAOTOutput(_result_of(desc.base), desc.attr)
     return desc.output if isinstance(desc, TangentAOTInput) else None
@@ -54,7 +54,7 @@ def _shape(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _rename(own: Any, given: Any) -> None:
-    """Has the symbols of one size be called as those of the other, in the order in which both were made."""
+    """Renames the symbols of one size as those of the other, if the sizes are then equal. Matches symbols by their age."""
     ours, others = (free_unbacked_symbols(each.expr) for each in (own, given))
     names = dict(zip(_by_age(ours - others), _by_age(others - ours), strict=False))
     if names and own.expr.xreplace(names) == given.expr:

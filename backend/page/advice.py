@@ -1,4 +1,4 @@
-"""What to change to win more: sentences that follow from the decisions, each with the weights that it is about.
+"""Derives advice from the decisions of a report: what the user can change to gain more, each with the weights that it is about.
 
 [{"title": "Prune further", "text": "42 % of classifier.weight are zeros. From 55 % on ...", "weights": [...], "gain": 1.4}]
 """
@@ -11,11 +11,11 @@ _UNPRUNED = ("it has no zeros", "it has hardly any zeros")
 _TOO_DENSE, _TOO_SMALL = "too dense for a gain", "too small for a gain"
 _FAILED = "it failed to compile"
 _CLOSE = 0.1
-"""Predicted gains so near the wanted one may be wrong."""
+"""Share of the wanted gain within which a predicted gain counts as close, so that measuring it may change the decision."""
 
 
 def advice_for(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The advice for a report, as `page_data` has it; the most useful first."""
+    """Returns the advice for a report as `page_data` has it, the most useful first."""
     return [*_breaks(report), *_gradients(report), *_zeros(report), *_failures(report), *_measure(report), *_ends(report)]
 
 
@@ -99,7 +99,7 @@ def _measure(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _ends(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Where kernels end that are followed by another one."""
+    """Yields advice for each reason why kernels end, if there are at least two kernels."""
     ends: dict[str, list[Mapping[str, Any]]] = {}
     for each in report["decisions"]:
         if each["sparse"] and each["details"] and each["details"]["end"]:

@@ -1,4 +1,4 @@
-"""The loops of a kernel that multiply, counted from its assembly: what one iteration loads, multiplies and stores.
+"""Finds the loops that multiply in a kernel's assembly, and counts what one iteration loads, multiplies and stores.
 
 # broadcast: inner loop, 8 multiply-adds        the label that dumps have (labelled.py)
 .LBB0_84:                                       {"label": ".LBB0_84", "first": 939, "last": 976, "depth": 5,
@@ -19,7 +19,8 @@ _NO_READ = re.compile(r"lea\w*|prefetch\w*|nop\w*|j\w+|call\w*|ret\w*")
 
 
 def hot_loops(assembly: str) -> list[dict[str, Any]]:
-    """The labelled loops, those with the most multiply-adds in the deepest nest first. Lines are counted from 1."""
+    """Returns the labelled loops: the deepest first, and among these the one with the most multiply-adds. Lines count from
+    1."""
     lines, found = assembly.split("\n"), list[dict[str, Any]]()
     for at, line in enumerate(lines):
         if _LABEL.match(line):
@@ -28,7 +29,7 @@ def hot_loops(assembly: str) -> list[dict[str, Any]]:
 
 
 def _loop(lines: list[str], first: int) -> dict[str, Any]:
-    """The loop whose header begins at this index: up to the jump back to it."""
+    """Returns the loop whose header begins at this index. It ends at the jump back to the header."""
     name = (_BLOCK.match(lines[first]) or [None, ""])[1]
     depth, last = 1, first
     counts = dict.fromkeys(("loads", "multiplies", "stores", "instructions", "vectors"), 0)
@@ -46,7 +47,7 @@ def _loop(lines: list[str], first: int) -> dict[str, Any]:
 
 
 def _count(name: str, operands: str, counts: dict[str, int]) -> None:
-    """Adds an instruction of AT&T syntax, where the destination comes last; a prefetch is no load."""
+    """Counts an instruction in AT&T syntax, where the destination comes last. A prefetch does not count as a load."""
     counts["instructions"] += 1
     counts["multiplies"] += bool(_MULTIPLY.fullmatch(name))
     counts["vectors"] += bool(re.search(r"%[xyz]mm", operands))

@@ -1,5 +1,5 @@
 "use strict";
-// Panel 3: two stages of a kernel side by side. A line knows the lines of other stages that it comes from.
+// Panel 3: shows two stages of a kernel side by side. A line knows the lines of other stages that it comes from.
 
 const Code = (() => {
   const kernels = DATA.kernelList;
@@ -18,7 +18,7 @@ const Code = (() => {
     return texts.get(stage.code);
   }
 
-  // Lines count from 0 here, in the data from 1. What all stages have in common are lines of the contract IR.
+  // Lines count from 0 here, and from 1 in the data. Lines of the contract IR link all stages: "common" lines.
   const stageNamed = (name) => kernel.stages.find((each) => each.stage === name);
 
   async function commonLines(stage, line) {
@@ -90,7 +90,7 @@ const Code = (() => {
       ? el("button", { title: line, "data-command": line, onclick: (event) => copied(event.target, line) }, "Copy as a command") : el("span"));
   }
 
-  // Rows of both listings, lines that are equal beside each other; long runs of them are folded.
+  // Sets the rows of both listings, with equal lines side by side. Long runs of equal lines are folded.
   function compare() {
     const [left, right] = sides.map((each) => each.listing);
     if (!differences) { for (const side of [left, right]) side.setRows(null); return; }
@@ -187,8 +187,8 @@ const Code = (() => {
     open(kernels.find((each) => !each.graph) || kernels[0]);
   }
 
-  // Both listings show two stages that follow each other, of those that changed something: the right one moves on, or back
-  // if the left one stands before it already.
+  // Shows two consecutive stages among those that changed something. The right listing moves forward; or back, if the left one
+  // already shows the stage before it.
   async function step(direction) {
     const changed = kernel.stages.map((stage, at) => [stage, at]).filter(([stage]) => !stage.same && stage.code !== null).map(([, at]) => at);
     const [left, right] = sides.map((each) => kernel.stages.indexOf(each.stage));

@@ -1,12 +1,16 @@
-"""What the schedules of a report are and cost, in the words of the files that lower them."""
+"""Describes the schedules of a report with the docstrings of the files that lower them."""
 
 import inspect
 from collections.abc import Iterable
 
 
 def family_notes(schedules: Iterable[str]) -> dict[str, dict[str, str]]:
-    """For each schedule of products what it does and how its cycles are predicted; others are left out."""
-    from gossamer.passes.schedules.families import FAMILIES  # with MLIR behind it
+    """Returns what each schedule of products does, and how its cycles are predicted. Leaves other schedules out.
+
+    The text after the first ": " of the module's docstring, up to the first empty line, says what it does. The docstring of the
+    family's `cycles` says how they are predicted.
+    """
+    from gossamer.passes.schedules.families import FAMILIES  # imports MLIR
 
     notes = dict[str, dict[str, str]]()
     for name in sorted({part for each in schedules for part in each.split(", ")}):

@@ -1,5 +1,5 @@
 "use strict";
-// Below the tree: how the calls lead to each other. A box is a sparse call, what lies between such calls, or a folded module.
+// Below the tree: the graph of calls. A box is a sparse call, the dense code between such calls, or a folded module.
 
 const Flow = (() => {
   const flows = DATA.flows || [];
@@ -17,7 +17,7 @@ const Flow = (() => {
   const decisions = (part) => part.weights.map((name) => decided.get(name)).filter(Boolean);
   const module = (name) => name.replace(/\.(parametrizations\..*|weight|bias|weight_orig|weight_mask)$/, "");
 
-  // The module of a part: that of its weights, otherwise of what it computes.
+  // The module of a part: the module of its weights, or else the module that it computes.
   const path = (part) => {
     const weights = decisions(part).length ? decisions(part).map((each) => each.name) : part.weights;
     return weights.length ? shared(weights.map(module)) : part.module;
@@ -28,7 +28,7 @@ const Flow = (() => {
     return names.length > 1 ? `${names[0]} … ${names.at(-1)}` : "";
   };
 
-  // The modules that a part folds into, from outside inwards. What is backward has modules of its own.
+  // The modules that a part folds into, from the outermost to the innermost. Backward parts have separate modules.
   const prefixes = (part) => {
     const steps = [part.backward && "backward", ...path(part).split(".")].filter(Boolean);
     return part.kind === "input" || part.kind === "output" ? [] : steps.map((_, at) => steps.slice(0, at + 1).join("."));
@@ -41,7 +41,7 @@ const Flow = (() => {
     return flow.map((part, at) => prefixes(part).find((each) => each && held.get(each) > 1 && !open.has(each)) ?? `#${at}`);
   }
 
-  // Unfolds modules from outside inwards as long as the picture stays small.
+  // Unfolds modules, outermost first, as long as the picture stays small.
   function unfold(flow) {
     const open = new Set();
     for (;;) {
@@ -87,7 +87,7 @@ const Flow = (() => {
     return { name, title, about, kind, folded, gain, lines, width, height: lines.length > 1 ? 42 : 26, weights };
   }
 
-  // The end of a path says more than its start, the start of a list more than its end.
+  // Shortens a text: a path keeps its end, a list keeps its start.
   const cut = (text, start) => (text.length <= 46 ? text : start ? `${text.slice(0, 45)}…` : `…${text.slice(-45)}`);
 
   const matches = (node) => query && `${node.title} ${node.about} ${node.weights.map((each) => each.name).join(" ")}`.toLowerCase().includes(query);

@@ -1,5 +1,5 @@
 "use strict";
-// What stands beside the code of a kernel: its hot loops, the terms of the cost model, and its place in the roofline.
+// Below the code of a kernel: its hot loops, the terms of the cost model, and its place in the roofline.
 
 const Kernel = (() => {
   function loops(stage, jump) {

@@ -1,5 +1,5 @@
 "use strict";
-// The text of a stage: only the lines in view are in the page, so that a million lines scroll as well as ten.
+// Shows the text of a stage. Only the lines in view are elements of the page, so that a million lines scroll as fast as ten.
 
 hljs.registerLanguage("mlir", () => ({
   name: "MLIR",
@@ -37,7 +37,7 @@ class Listing {
     new ResizeObserver(() => this.draw()).observe(this.view);
   }
 
-  // Shows a text. Rows are lines by default; a difference gives others: {line, mark} or {fold: [lines]} or {}.
+  // Shows a text. By default a row is a line. For differences, rows are {line, mark}, {fold: [lines]} or {}.
   show(text, kind, rows = null) {
     this.lines = text.split("\n");
     if (this.lines.at(-1) === "") this.lines.pop();
@@ -80,7 +80,7 @@ class Listing {
     return this.cache.get(line);
   }
 
-  // Ticks beside the text, where related lines and hot loops are.
+  // Draws ticks beside the text, at related lines and hot loops.
   mark() {
     const total = this.rows.length || 1, ticks = new Map();
     for (const [first, last] of this.hot) {
@@ -102,7 +102,7 @@ class Listing {
     this.mark();
   }
 
-  // The first of some lines that is in a hot loop, else the first.
+  // Returns the first of these lines that is in a hot loop, or else the first line.
   foremost(lines) {
     const sorted = [...lines].sort((a, b) => a - b);
     return sorted.find((line) => this.hot.some(([first, last]) => line >= first && line <= last)) ?? sorted[0];
@@ -136,7 +136,7 @@ class Listing {
     else if (event.key === "ArrowLeft" || event.key === "ArrowRight") { emit("other-listing", this, event.key); }
   }
 
-  // The next line after the selected one that has a text.
+  // Returns the next line after `from` that contains the query, or null.
   find(query, from) {
     const count = this.lines.length;
     for (let step = 1; step <= count; step++) {

@@ -1,5 +1,5 @@
 "use strict";
-// Panel 1: the modules of the model as a tree that folds, each weight with its verdict, and what to change.
+// Panel 1: shows the modules of the model as a tree, each weight with its decision, and advice.
 
 const Model = (() => {
   const decisions = DATA.decisions;
@@ -26,14 +26,14 @@ const Model = (() => {
       return node.all;
     };
     gather(root);
-    const open = (node, budget, outermost = true) => {  // what all weights lie in is open, such as "bert"
+    const open = (node, budget, outermost = true) => {  // a module that contains all weights, such as "bert", is open
       node.open = outermost || node.all.length <= budget;
       for (const child of node.children.values()) open(child, budget, outermost && node.children.size === 1);
     };
     open(root, decisions.length <= 24 ? Infinity : 6);
   }
 
-  // A module with a single child is one row with it: "self.query.weight".
+  // Merges a module with its only child into one row: "self.query.weight".
   function merge(node) {
     for (const [key, child] of [...node.children]) {
       let only = child;

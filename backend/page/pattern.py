@@ -1,6 +1,6 @@
-"""Where the nonzeros of a matrix lie, as small data for pictures: density, rows, blocks, groups, and shares of threads.
+"""Summarises where the nonzeros of a matrix lie, for pictures: density, rows, blocks, groups, and shares of threads.
 
-A matrix of any size gives a few kilobytes. A NaN is a nonzero.
+The result has a few kilobytes for a matrix of any size. A NaN counts as a nonzero.
 """
 
 import base64
@@ -20,21 +20,21 @@ _BINS = 32
 BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 _GROUPS = ((1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (2, 16), (4, 16), (8, 16))
 _NEARLY = 0.95
-"""Share of groups from which on a pattern n:m counts as nearly found."""
+"""Least share of groups that fit a pattern n:m for it to count as nearly found."""
 
 _CHANCE = 20
-"""Groups beyond n:m to expect by chance, for a pattern that holds to be none by chance."""
+"""A pattern that all groups fit counts as found if chance alone would give at least so many groups that do not fit."""
 
 _MOST_ELEMENTS = 1 << 26
-"""Elements up to which the places of nonzeros are spread into a mask."""
+"""Most elements of a matrix for which a mask is made from the places of its nonzeros."""
 
 Array = np.ndarray[Any, Any]
 
 
 def pattern_of(weight: torch.Tensor, threads: int) -> dict[str, Any] | None:
-    """The pictures of a dense tensor; one of more than two dimensions is a matrix with a row for each entry of the first.
+    """Returns the pictures of a dense tensor. Of more than two dimensions, all but the first are flattened into columns.
 
-    None if it is empty or has one dimension.
+    Returns None if the tensor is empty or has one dimension.
     """
     if weight.numel() == 0 or weight.dim() < 2:
         return None
@@ -42,7 +42,8 @@ def pattern_of(weight: torch.Tensor, threads: int) -> dict[str, Any] | None:
 
 
 def pattern_of_places(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int], threads: int) -> dict[str, Any] | None:
-    """The pictures of a matrix of this shape with nonzeros in these places. Blocks and groups are left out of a large one."""
+    """Returns the pictures of a matrix of this shape with nonzeros in these places. A large matrix gets no blocks and
+    groups."""
     if not (shape[0] and shape[1]):
         return None
     r, c = rows.cpu().numpy(), columns.cpu().numpy()
@@ -81,7 +82,7 @@ def _facts(shape: tuple[int, ...], picture: dict[str, Any], rows: Array, columns
 
 
 def _picture(cells: Array) -> dict[str, Any]:
-    """Densities of the cells of a grid, a byte each, base64: 255 for a full one, 0 only for one without nonzeros."""
+    """Returns the densities of the cells of a grid in base64, one byte each: 255 for a full cell, 0 only for an empty one."""
     levels = np.clip(np.round(cells * 255), 0, 255).astype(np.uint8)
     levels[(cells > 0) & (levels == 0)] = 1
     text = base64.b64encode(levels.tobytes()).decode()
@@ -89,7 +90,7 @@ def _picture(cells: Array) -> dict[str, Any]:
 
 
 def _histogram(counts: Array) -> dict[str, Any]:
-    """How many lines have how many nonzeros, in bins of equal width from `low` on, and the least, mean and most."""
+    """Returns a histogram of nonzeros in a line, in bins of equal width from `low` on, with the least, mean and most."""
     low, high = int(counts.min()), int(counts.max())
     width = max(1, -(-(high - low + 1) // _BINS))
     bins = np.bincount((counts - low) // width)
@@ -97,9 +98,9 @@ def _histogram(counts: Array) -> dict[str, Any]:
 
 
 def _fill(bits: Array, nonzeros: int) -> list[list[float]]:
-    """For each height and width of `BLOCKS` the share of nonzeros in the aligned blocks that have any.
+    """Returns, for each height and width of `BLOCKS`, the density of the aligned blocks that have nonzeros.
 
-    `bits` has a bit for each element, and whole blocks of the largest size.
+    `bits` has one bit for each element, and is padded to whole blocks of the largest size.
     """
     table = list[list[float]]()
     for height in BLOCKS:
@@ -116,13 +117,13 @@ def _fill(bits: Array, nonzeros: int) -> list[list[float]]:
 
 @cache
 def _occupied(width: int) -> Array:
-    """For each byte how many of its parts of so many bits have a bit."""
+    """Returns, for each byte, how many of its parts of `width` bits are not zero."""
     parts = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).reshape(256, -1, width)
     return parts.any(2).sum(1)
 
 
 def _groups(mask: Array, density: float) -> list[dict[str, Any]]:
-    """For each n:m the share of groups along rows that have at most n nonzeros, and the share that chance would give."""
+    """Returns, for each n:m, the share of groups along rows with at most n nonzeros, and the share that chance would give."""
     found = list[dict[str, Any]]()
     for size in sorted({m for _, m in _GROUPS}):
         whole = mask[:, : mask.shape[1] // size * size]
@@ -143,7 +144,7 @@ def _groups(mask: Array, density: float) -> list[dict[str, Any]]:
 
 
 def _shares(rows: Array, threads: int) -> dict[str, Any]:
-    """Nonzeros of each thread: with equally many rows, and cut where nonzeros are equally many."""
+    """Returns the nonzeros of each thread, if all get equally many rows, and if all get about equally many nonzeros."""
     total, count = rows.cumsum(), max(1, min(threads, rows.size))
     ends = np.searchsorted(total, np.linspace(0, total[-1], count + 1)[1:-1])
     even, balanced = np.array_split(rows, count), np.split(rows, ends)

@@ -1,6 +1,6 @@
-"""A report as one HTML file, which needs nothing else: styles, scripts, data and the code of every stage are in it.
+"""Writes a report as one self-contained HTML file: styles, scripts, data and the code of every stage are in it.
 
-The code is compressed, each stage by itself, and the page unpacks what is looked at.
+The code of each stage is compressed separately. The page unpacks a stage when the user looks at it.
 """
 
 import base64
@@ -36,11 +36,11 @@ _SCRIPTS = (
 )
 _COMMON_JS = ("core", "python", "llvm")  # parts of highlight.js
 _MOST_BYTES = 4_500_000
-"""Of all code in a page. Beyond that the largest stages between the first and the last are left out."""
+"""Most bytes of all code in a page. Beyond it, the largest stages between the first and the last are left out."""
 
 
 def write_index(folder: Path) -> Path | None:
-    """Writes index.html into the folder of a dump, from what is there; its path, or None if nothing was reported there."""
+    """Writes index.html into the folder of a dump, from its content. Returns the path, or None if it has no report."""
     report = saved.read(folder)
     if report is None:
         return None
@@ -50,7 +50,7 @@ def write_index(folder: Path) -> Path | None:
 
 
 def render(report: Mapping[str, Any], kernels: Sequence[dict[str, Any]], folder: str = "") -> str:
-    """The page for a report as `data_of` has it, and kernels as `kernels_in` has them, from a folder that commands name."""
+    """Returns the page for a report as `data_of` has it, and for kernels from `kernels_in`. Commands in it name `folder`."""
     blobs = [[_packed(stage) for stage in kernel["stages"]] for kernel in kernels]
     shown = _within(blobs, _MOST_BYTES)
     data = {
@@ -89,7 +89,7 @@ def render(report: Mapping[str, Any], kernels: Sequence[dict[str, Any]], folder:
 
 
 def _numbered(kernels: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> list[tuple[int, dict[str, Any], int]]:
-    """The stages of a kernel, each with the number of its code in the page."""
+    """Returns the stages of a kernel, each with the number of its code in the page."""
     start = 0
     for kernel in kernels:
         if kernel is wanted:
@@ -106,14 +106,16 @@ def _stage(stage: Mapping[str, Any], code: int, shown: bool) -> dict[str, Any]:
 
 
 def _packed(stage: Mapping[str, Any]) -> str:
-    """The text and the origins of a stage: raw deflate, base64."""
+    """Returns the text and the origins of a stage, compressed with raw deflate, in base64."""
     text = json.dumps({"text": stage["text"], "origins": stage["origins"]}, separators=(",", ":"))
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     return base64.b64encode(packer.compress(text.encode()) + packer.flush()).decode()
 
 
 def _within(blobs: Sequence[Sequence[str]], most: int) -> set[int]:
-    """The numbers of the stages that fit into so many bytes: the first and the last before others, and small before large."""
+    """Returns the numbers of the stages that fit into `most` bytes. The first and the last stages take precedence, then small
+    ones.
+    """
     order, number = list[tuple[bool, int, int]](), 0
     for group in blobs:
         for at, blob in enumerate(group):
@@ -128,7 +130,7 @@ def _within(blobs: Sequence[Sequence[str]], most: int) -> set[int]:
 
 
 def _libraries() -> str:
-    """The libraries, each in the form that it comes in; highlight.js is a module of CommonJS."""
+    """Returns the code of the libraries. highlight.js is a CommonJS module, so it is wrapped."""
     texts = [_text(f"vendor/highlight-{name}.js") for name in _COMMON_JS]
     core, *languages = [f"(function(module) {{\n{text}\nreturn module.exports; }})({{}})" for text in texts]
     lines = [f"window.hljs = {core};"]

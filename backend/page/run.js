@@ -1,5 +1,5 @@
 "use strict";
-// Panel 4: where the time of a call goes, if the report was saved with a profile.
+// Panel 4: shows where the time of a call goes, if the report was saved with a profile.
 
 const Run = (() => {
   const run = DATA.run;

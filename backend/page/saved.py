@@ -1,4 +1,4 @@
-"""The reports of a dump folder: each compilation adds a line of JSON, and all lines together are one report.
+"""Keeps the reports of a dump folder. Each compilation adds a line of JSON; all lines together are one report.
 
 {"training": false, "decisions": [...], "patterns": {...}, ...}       reports.jsonl, a line for each graph or `explain`
 """
@@ -25,7 +25,9 @@ def add(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """All reports of a folder as one, None if there are none. Of decisions about the same use of a weight the last counts."""
+    """Returns all reports of a folder as one; None if there are none. Of decisions about the same use of a weight, the last
+    counts.
+    """
     reports = list(_lines(folder / REPORTS))
     if not reports:
         return None
@@ -53,7 +55,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kernels(decisions: Any) -> int:
-    """The regions and operations that kernels run; different ones may share a kernel."""
+    """Returns the number of regions and operations that kernels run. Several may share a kernel."""
 
     def key(d: Mapping[str, Any]) -> Any:
         return (d["details"] or {}).get("region") or tuple(d["kernels"]) or (d["op"], d["format"], d["schedule"])

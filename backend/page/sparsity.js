@@ -1,16 +1,16 @@
 "use strict";
-// Panel 2: where the nonzeros of each weight lie.
+// Panel 2: shows where the nonzeros of each weight lie.
 
 const Sparsity = (() => {
   const names = Object.keys(DATA.patterns);
   let selected = names[0] || null, query = "";
 
-  // What all names begin with, up to a dot, is left out below the small pictures.
+  // The captions of the small pictures leave out the prefix that all names share.
   const steps = names.map((name) => name.split(".").slice(0, -1));
   const same = names.length > 1 ? steps[0].findIndex((step, at) => steps.some((other) => other[at] !== step)) : 0;
   const short = (name) => name.split(".").slice(Math.max(0, same)).join(".").replace(/\.weight$/, "");
 
-  // The density of each cell as a canvas; empty cells have the colour of the ground.
+  // Returns a canvas with the density of each cell. Empty cells have the colour of the background.
   function picture(pattern, size) {
     const { height, width, levels } = pattern.picture;
     const bytes = Uint8Array.from(atob(levels), (char) => char.charCodeAt(0));

@@ -1,7 +1,7 @@
-"""The dumped stages of each kernel, in order, from the folder that `dump_ir` names.
+"""Reads the dumped stages of each kernel, in order, from the folder that `dump_ir` names.
 
-in     0013_weight_cse.mlir, 0014_weight_fuse-epilogue.mlir, ..., and stages.jsonl, which says what each file is
-out    for each kernel its name and its stages: file, pass, the file before, text, and where its lines come from
+in     0013_weight_cse.mlir, 0014_weight_fuse-epilogue.mlir, ..., and stages.jsonl, which describes each file
+out    the name of each kernel and its stages: file, pass, the file before, text, and the origins of its lines
 """
 
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 STAGES = "stages.jsonl"
-"""The file of a dump that has a line of JSON for each other file."""
+"""The file of a dump with a line of JSON for each other file."""
 
 _FIRST = ("before", "fx", "contract")
-"""Stages with which a graph or a kernel may begin."""
+"""The stages that may be the first of a graph or a kernel."""
 
 
 def kernels_in(folder: Path) -> list[dict[str, Any]]:
-    """The graphs and kernels of a dump, in the order in which they were compiled; none if nothing was noted there."""
+    """Returns the graphs and kernels of a dump, in the order in which they were compiled."""
     groups = list[dict[str, Any]]()
     current = dict[str, dict[str, Any]]()
     for note in _notes(folder):

@@ -1,10 +1,10 @@
 "use strict";
-// What all panels share: elements, numbers, the data of the report, and events between panels.
+// Shared by all panels: elements, numbers, the data of the report, and events between panels.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 
-// An element: el("td", {class: "number"}, "12"); children are elements or texts, and null is left out.
+// Makes an element: el("td", {class: "number"}, "12"). Children are elements or texts; null is left out.
 const el = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
@@ -18,13 +18,13 @@ function filled(made, attributes = {}, children = []) {
   return made;
 }
 
-// Puts children in the place of what an element has.
+// Replaces the children of an element.
 function put(parent, ...children) {
   parent.replaceChildren();
   filled(parent, {}, children);
 }
 
-// A text in which `names` are code.
+// Returns a text with `names` in backquotes as code.
 const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? el("span", { class: "code-text" }, part) : part));
 
 const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
@@ -49,19 +49,19 @@ function micros(us) {
 
 const gainText = (gain) => (gain === null ? "" : `${number(gain, 2)}×`);
 
-// A colour for a gain: the more the stronger; below 1 it is a loss.
+// Returns the colour class of a gain. The colour is stronger for larger gains; gain-0, below 1, is a loss.
 function gainClass(gain) {
   if (gain === null) return "gain-none";
   const limits = [1, 1.1, 2, 4, 8];
   return `gain-${limits.filter((limit) => gain >= limit).length}`;
 }
 
-// Events: a weight was chosen in one panel, the others follow.
+// Events between panels, for example when the user chooses a weight.
 const listeners = {};
 const on = (event, act) => (listeners[event] ??= []).push(act);
 const emit = (event, ...details) => (listeners[event] || []).forEach((act) => act(...details));
 
-// A horizontal bar with a label and a figure; share of the whole width.
+// Returns a horizontal bar with a label and a figure. `share` is the part of the whole width.
 function bar(label, share, figure, kind = "", title = null) {
   return el("div", { class: "bar-row", title },
     el("span", { class: "bar-label" }, label),

@@ -1,5 +1,5 @@
 "use strict";
-// The detail of a weight: why it is sparse or dense, the schedules that competed, and the zeros that it would need.
+// Shows the details of a weight: why it is sparse or dense, the schedules that competed, and the zeros that it would need.
 
 const Weight = (() => {
   function contenders(details, decision) {

@@ -1,4 +1,4 @@
-"""Clocks around the graphs of a model, the operations in them, their machine code, and what they pack."""
+"""Times the compiled graphs of a model, the operations in them, their machine code, and their packing of weights."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gossamer.runtime.watching.calls import Function, Kind
 
 @dataclass(slots=True)
 class Call:
-    """One call of an operation: when it began and ended, and how long machine code and packing took of it, in nanoseconds."""
+    """One call of an operation: when it began and ended, and how long machine code and packing took in it; in nanoseconds."""
 
     operation: str
     start: int
@@ -22,9 +22,12 @@ class Call:
 
 @dataclass
 class Round:
-    """One call of the model: when it began, when its forward pass ended, and then its backward pass, if there is one.
+    """One call of the model; all times are in nanoseconds.
 
-    graphs  nanoseconds in the compiled graphs of the forward pass
+    start    when the call began
+    forward  when its forward pass ended
+    end      when its backward pass ended, if there is one
+    graphs   time in the compiled graphs of the forward pass
     """
 
     start: int = 0
@@ -35,13 +38,13 @@ class Round:
 
 
 Seen = Callable[[str, tuple[Any, ...], Any], None]
-"""Is told the name of an operation, what it was given, and what it returned."""
+"""Called with the name of an operation, its arguments, and its result."""
 
 
 class Clock:
-    """Takes the times of one thread's calls. `wrap` is for `watching`.
+    """Times the calls of one thread. Pass `wrap` to `watching`.
 
-    seen  is told of each operation; None if times matter
+    seen  called after each operation; None while times matter
     """
 
     def __init__(self) -> None:
@@ -51,11 +54,11 @@ class Clock:
         self._outside = self._open
 
     def wrap(self, kind: Kind, name: str, function: Function) -> Function:
-        """The function with a clock."""
+        """Returns the function with a clock around it."""
         return self._operation(name, function) if kind == "operation" else self._inside(kind, function)
 
     def graph(self, function: Function) -> Function:
-        """A compiled graph with a clock."""
+        """Returns a compiled graph with a clock around it."""
 
         def timed(*given: Any) -> Any:
             if self._depth or threading.get_ident() != self._thread:
@@ -98,7 +101,7 @@ class Clock:
                 taken = perf_counter_ns() - start
                 if kind == "kernel":
                     call.kernel += taken
-                else:  # a kernel that packs counts as packing
+                else:  # kernels that run while packing count as packing
                     call.packing, call.kernel = call.packing + taken, kernels
 
         return timed

@@ -1,4 +1,4 @@
-"""What `gossamer.profile` returns: the time of each part of a call, as data and as a table of 100 columns."""
+"""Defines the result of `gossamer.profile`: the time of each part of a call, as data and as a table of 100 columns."""
 
 import io
 import json
@@ -48,7 +48,7 @@ class Part:
 
     @property
     def call_us(self) -> float:
-        """What the call takes besides machine code and packing: finding the region, checking the weight, memory for results."""
+        """The time besides machine code and packing: finding the region, checking the weight, and memory for results."""
         return max(0.0, self.us - self.kernel_us - self.packing_us)
 
 
@@ -77,13 +77,13 @@ class Profile:
     events: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
 
     def data(self) -> dict[str, Any]:
-        """The profile as JSON can hold it."""
+        """Returns the profile as JSON values."""
         found = {name: value for name, value in vars(self).items() if name not in ("parts", "events")}
         parts = [{**asdict(each), "call_us": each.call_us} for each in self.parts]
         return {**found, "parts": parts, "machine": this_machine()}
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes a trace of one call for chrome://tracing or Perfetto. OSError if the file cannot be written."""
+        """Writes a trace of one call for chrome://tracing or Perfetto. Raises OSError if the file cannot be written."""
         Path(path).write_text(json.dumps({"traceEvents": list(self.events)}), encoding="utf-8")
 
     def __str__(self) -> str:
@@ -99,7 +99,12 @@ def of_rounds(
     guards_us: float,
     events: Sequence[Mapping[str, Any]],
 ) -> Profile:
-    """The profile of calls with clocks, whose operations were named in one of them, beside the time of calls without clocks."""
+    """Returns the profile of calls.
+
+    us, backward_us  time of calls without clocks
+    rounds           calls with clocks; those with other operations than `operations` are left out
+    moved            for each operation, what its call moved
+    """
     same = [each for each in rounds if [call.operation for call in each.calls] == list(operations)]
     parts = [_part(moved[n], [each.calls[n] for each in same], same) for n in range(len(moved))] if same else []
     outside = _median(each.forward - each.start - each.graphs for each in same or rounds)
@@ -123,7 +128,7 @@ def _median(nanoseconds: Any) -> float:
 
 
 def _text(profile: Profile) -> str:
-    """The table, and what it says in words."""
+    """Returns the summary and the table as text."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False)
     console.print(_summary(profile))
     if not profile.whole:
@@ -136,7 +141,7 @@ def _text(profile: Profile) -> str:
 
 
 def in_time(us: float) -> str:
-    """Microseconds in a unit that fits."""
+    """Returns microseconds as text, in a unit that fits."""
     return f"{us / 1e6:.3g} s" if us >= 1e6 else f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} us"
 
 

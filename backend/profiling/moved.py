@@ -1,4 +1,4 @@
-"""What a call of an operation reads, writes and multiplies, and how fast this machine could at best."""
+"""Finds out what a call of an operation reads, writes and multiplies, and the least time that this machine needs for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ _REGIONS = ("region", "chain")
 
 @dataclass(frozen=True)
 class Moved:
-    """A call of an operation.
+    """The traffic of a call of an operation.
 
-    label        what profiles call it
+    label        the name of the call in profiles
     weights      bytes of parameters and buffers that it reads, as they are packed
-    activations  bytes of what else it reads, and of its results
-    least_us     microseconds that this machine takes at least for that, as it was calibrated; None if nobody knows
+    activations  bytes of other tensors that it reads, and of its results
+    least_us     the least time that this machine needs, in microseconds, by its calibration; None if it is unknown
     dense        whether torch computes it, because its weight has lost its zeros or is written to at every call
     """
 
@@ -38,7 +38,7 @@ class Moved:
 
 
 def moved(operation: str, given: Sequence[Any], result: Any) -> Moved:
-    """What a call with these arguments and this result has moved."""
+    """Returns the traffic of a call with these arguments and this result."""
     operands, results, label = list(tensors_in(given)), list(tensors_in(result)), OPERATIONS[operation].called(given)
     region = region_op.find(given[1]) if operation in _REGIONS else None
     if isinstance(region, CompiledRegion):
@@ -63,10 +63,11 @@ def _by_region(label: str, region: CompiledRegion, operands: list[Tensor], resul
 def _least_us(
     region: CompiledRegion, variant: Variant, operands: Sequence[Tensor], results: Sequence[Tensor], size: int
 ) -> float | None:
-    """The roofline: all products at the speed of the best dense one, or reading and writing if that takes longer."""
+    """Returns the roofline in microseconds: all products at the speed of the best dense one, or the memory traffic if that
+    takes longer; None if it is unknown."""
     x = operands[0]
     if not x.is_cpu or type(region.layout) not in (Matrices, Images) or not variant.weights or not size:
-        return None  # in attention there is more to multiply than weights
+        return None  # attention multiplies more than weights
     products = 0
     for weight in variant.weights:
         matrix = run(weight.packings.evaluate, operands[weight.statics])

@@ -1,4 +1,4 @@
-"""A call as a trace of torch.profiler's, with a track of the model's modules beside it.
+"""Traces a call with torch.profiler, and adds a track with the model's modules.
 
 track "modules"     encoder ─ layer.0 ─ output.dense          from the first kernel call of a module to its last
                           ↘ an arrow
@@ -26,9 +26,9 @@ Event = Mapping[str, Any]
 
 
 def traced(call: Callable[[], object], labels: Container[str]) -> list[Event]:
-    """The events of one call, in which operations have these labels."""
+    """Returns the events of one call, with a track of modules for the operations that have these labels."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what the machine cannot trace
+        warnings.simplefilter("ignore")  # the profiler warns of things that this machine cannot trace
         for _ in range(2):  # the first call under a profiler takes longer
             with profile(activities=[ProfilerActivity.CPU]) as found:
                 call()
@@ -42,19 +42,19 @@ def traced(call: Callable[[], object], labels: Container[str]) -> list[Event]:
 
 
 def guards_us(events: Sequence[Event]) -> float:
-    """The time of Dynamo's checks before compiled code."""
+    """Returns the time of Dynamo's checks before compiled code, in microseconds."""
     return float(sum(each["dur"] for each in events if each.get("ph") == "X" and each.get("name") == _GUARDS))
 
 
 def module_path(label: str) -> list[str]:
-    """The names of the module that a label says, from the outermost one on; none where it says no module."""
+    """Returns the path of the module in a label, outermost first; empty if the label has no module."""
     operation, _, rest = label.partition(" of ")
     named = rest if rest and " " not in operation else label
     return [] if operation == "region" or named in OPERATIONS else re.split("[:, ]", named)[0].split(".")
 
 
 def _modules(ranges: Sequence[Event]) -> Iterator[Event]:
-    """The track: a slice for each module, nested as they are, and an arrow from the innermost one to each range."""
+    """Yields the track: a slice for each module, nested like the modules, and an arrow from the innermost one to each range."""
     if not ranges:
         return
     yield {"ph": "M", "name": "process_name", "pid": _TRACK, "args": {"name": _TRACK}}

@@ -1,1 +1,1 @@
-"""What layers of experts need when they run: which tokens an expert gets, and its activation."""
+"""Functions that layers of experts call when they run: they find the tokens of each expert, and compute its activation."""

@@ -1,6 +1,6 @@
-"""What an expert does between its products, by the name of its activation and the layout of its first weight.
+"""Computes what an expert does between its products, from the name of its activation and the layout of its first weight.
 
-hidden = activation(gate) * up        layouts "halves" (rows of gates, then those of up) and "interleaved" (in turns)
+hidden = activation(gate) * up        layouts "halves" (first all rows of gate, then all of up) and "interleaved" (in turns)
 hidden = activation(up)               layout "up"
 """
 
@@ -25,12 +25,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 CLAMPED = "clamped_swiglu"
-"""gate * sigmoid(1.702 gate) * (up + 1), gate at most 7 and up from -7 to 7: that of gpt-oss."""
+"""gate * sigmoid(1.702 gate) * (up + 1), with gate clamped to at most 7 and up to -7 … 7: the activation of gpt-oss."""
 ALPHA, LIMIT = 1.702, 7.0
 
 
 def check_activation(activation: str, layout: str) -> None:
-    """ArgumentError for names that are not known."""
+    """Raises ArgumentError for unknown names, and for a combination that does not exist."""
     known = (*ACTIVATIONS, CLAMPED)
     if activation not in known:
         raise ArgumentError(f"unknown activation {activation!r} of experts, there are {', '.join(known)}")
@@ -41,7 +41,7 @@ def check_activation(activation: str, layout: str) -> None:
 
 
 def activated(sums: Tensor, activation: str, layout: str) -> Tensor:
-    """[..., hidden] of the sums [..., rows of the first weight]."""
+    """Returns [..., hidden] from the first product's sums [..., rows of the first weight]."""
     if layout == "up":
         return ACTIVATIONS[activation](sums)
     gate, up = sums.chunk(2, -1) if layout == "halves" else (sums[..., ::2], sums[..., 1::2])
@@ -49,7 +49,7 @@ def activated(sums: Tensor, activation: str, layout: str) -> Tensor:
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """[..., hidden] of gates and what they are multiplied with."""
+    """Returns [..., hidden] from gates and the values that they multiply."""
     if activation == CLAMPED:
         gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
         return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
@@ -57,5 +57,5 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def hidden_size(rows: int, layout: str) -> int:
-    """Of experts whose first weight has so many rows."""
+    """Returns the hidden size of experts whose first weight has so many rows."""
     return rows if layout == "up" else rows // 2

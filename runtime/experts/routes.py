@@ -1,6 +1,6 @@
-"""Which tokens an expert gets: the slots of a layer, sorted by their expert.
+"""Sorts the slots of a layer by their expert, to find the tokens of each expert.
 
-A token has `top` slots, one for each expert that it chose: slot s belongs to token s // top.
+A token has `top` slots, one for each expert that it chose. Slot s belongs to token s // top.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,9 @@ from torch import Tensor
 from gossamer.dialects.errors import ArgumentError
 
 Sort = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
-"""Of keys [n] of int32 or int64 below a number: where those of each begin in sorted order [number + 1], and which key each is
-there [n], both int64; None for keys in order."""
+"""sort(keys, number) sorts keys [n], int32 or int64, from 0 to number - 1. Returns two int64 tensors: where each key begins in
+sorted order [number + 1], and the index of each sorted key [n]; None in place of the latter if the keys are already in
+order."""
 
 
 @dataclass(frozen=True)
@@ -33,32 +34,35 @@ class Routes:
 
     @classmethod
     def of(cls, experts: Tensor, count: int, sort: Sort) -> "Routes":
-        """Of the experts [tokens, top] that tokens chose among `count`. ArgumentError for one that does not exist."""
+        """Returns the routes of the experts [tokens, top] that tokens chose among `count` experts.
+
+        Raises ArgumentError if an expert does not exist.
+        """
         check_experts(experts, count)
-        keys = experts.reshape(-1).contiguous()  # kernels read it by address: of an expanded one, that is a view
+        keys = experts.reshape(-1).contiguous()  # kernels read addresses; reshape of an expanded tensor may be a view
         positions, order = sort(keys if keys.dtype == torch.int32 else keys.long(), count)
         return cls(positions, torch.arange(keys.numel(), device=keys.device) if order is None else order, experts.shape[1])
 
     @cached_property
     def tokens(self) -> Tensor:
-        """[slots]: whose each slot of the order is."""
+        """[slots]: the token of each slot in `order`."""
         return self.order // self.top
 
     @cached_property
     def experts(self) -> Tensor:
-        """[slots]: the expert of each slot of the order."""
+        """[slots]: the expert of each slot in `order`."""
         counts = self.positions.diff()
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=self.order.numel())
 
     def hit(self) -> Iterator[tuple[int, int, int]]:
-        """Each expert that some token chose, and where its slots begin and end in the order."""
+        """Yields (expert, begin, end) for each expert that some token chose: its slots are order[begin:end]."""
         for expert, (begin, end) in enumerate(pairwise(self.positions.tolist())):
             if end > begin:
                 yield expert, begin, end
 
 
 def check_experts(experts: Tensor, count: int) -> None:
-    """ArgumentError unless all are from 0 to count - 1; it names the first token that chose another."""
+    """Raises ArgumentError unless all experts are from 0 to count - 1. It names the first token that chose another one."""
     if not experts.numel():
         return
     least, most = map(int, experts.aminmax())

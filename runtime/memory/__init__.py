@@ -1,1 +1,1 @@
-"""Memory for arrays: huge pages for large ones, and pages of earlier results for new results."""
+"""Memory for arrays: huge pages for large arrays, and memory of earlier results for new results."""

@@ -1,5 +1,5 @@
-"""Arrays on huge pages: a kernel that streams megabytes of a weight at every call is slowed down by looking up small pages, and
-the first write to each small page takes longer than what is written."""
+"""Puts arrays on huge pages. With small pages, address look-ups slow down a kernel that streams megabytes of a weight at every
+call. And the page fault at the first write to a page takes longer than writing its bytes."""
 
 import ctypes
 import sys
@@ -15,15 +15,17 @@ _MADV_HUGEPAGE = 14  # linux/mman.h
 
 
 def placed(arrays: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Copies of one-dimensional arrays one after the other, each on a cache line of its own, as far as whole huge pages can be
-    asked for; small arrays, and those of other systems than Linux, as they are."""
+    """Returns copies of the arrays in one piece of memory on huge pages. Each begins on a new cache line.
+
+    Returns the arrays themselves if together they are smaller than a huge page, on GPUs, and on systems other than Linux.
+    """
     sizes = [-(-array.nbytes // _CACHE_LINE) * _CACHE_LINE for array in arrays]
     whole = sum(sizes) // _HUGE * _HUGE
     if not whole or sys.platform != "linux" or any(array.device.type != "cpu" for array in arrays):
         return arrays
     memory = torch.empty(sum(sizes) + _HUGE, dtype=torch.uint8)
     at = -memory.data_ptr() % _HUGE
-    # An advice: where it is refused, small pages do.
+    # madvise may refuse; then the memory has small pages.
     ctypes.CDLL(None).madvise(ctypes.c_void_p(memory.data_ptr() + at), ctypes.c_size_t(whole), _MADV_HUGEPAGE)
     copies = []
     for array, size in zip(arrays, sizes, strict=True):
@@ -33,7 +35,8 @@ def placed(arrays: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def large_empty(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A contiguous tensor on the CPU whose elements are anything. NumPy asks for huge pages, torch does not."""
+    """Returns an uninitialised, contiguous CPU tensor. Its memory is NumPy's, because NumPy asks for huge pages and torch does
+    not."""
     if not prod(sizes):
         return torch.empty(tuple(sizes), dtype=dtype)
     memory = np.empty(prod(sizes) * dtype.itemsize, dtype=np.uint8)
@@ -41,5 +44,5 @@ def large_empty(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> tor
 
 
 def large_zeros(sizes: Sequence[int]) -> torch.Tensor:
-    """Such a tensor of zeros, f32."""
+    """Returns such a tensor of f32 zeros."""
     return torch.from_numpy(np.zeros(tuple(sizes), dtype=np.float32))

@@ -1,10 +1,10 @@
-"""Memory for results: what earlier results have given up, still mapped, in place of fresh pages.
+"""Reuses the memory of earlier results for new results, because these pages are still mapped.
 
-A fresh page costs a page fault and its clearing: for a large result of a graph kernel more than the kernel. glibc hands
-blocks above 32 MiB back to the system as soon as they are free, so they are kept here instead.
+A fresh page takes a page fault and clearing. For a large result of a graph kernel, that takes longer than the kernel. glibc
+returns blocks above 32 MiB to the system as soon as they are free, so this file keeps them instead.
 
-Every result has a storage of its own, so that nobody who remembers an earlier one in the same place takes it for that. As that
-of a tensor from NumPy it cannot grow, which torch says where `resize_` or a larger `out=` asks for it.
+Every result has its own storage. So code that remembers an earlier result in the same memory does not confuse the two. Like the
+storage of a tensor from NumPy, it cannot grow: torch says so if `resize_` or a larger `out=` asks for it.
 """
 
 import mmap as mapping
@@ -22,27 +22,28 @@ from torch import Tensor
 
 _MADV_HUGEPAGE: int | None = getattr(mapping, "MADV_HUGEPAGE", None)  # Linux
 LEAST = 1 << 18
-"""Bytes; smaller blocks mostly stay mapped anyway, and are had for less."""
+"""Bytes of the smallest block that is kept. Smaller ones mostly stay mapped anyway, and torch allocates them faster."""
 _MOST = 512 << 20  # bytes kept for later
-_HUGE = 2 << 20  # bytes of a huge page: kernels that read columns here and there look up 512 times fewer pages
+_HUGE = 2 << 20  # bytes of a huge page; kernels that read scattered columns look up 512 times fewer pages
 
 
 class _Kept:
-    """Blocks that nobody uses any more, by size; the size that was asked for last comes last."""
+    """Free blocks, by size. The size that was requested last comes last."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, as the child of a fork has to: the thread that had the lock, in the middle of its work, is not there."""
+        """Resets everything. The child of a fork needs this: a thread that held the lock at the fork does not exist there."""
         self._free: dict[int, list[mmap]] = {}
         self._size = 0
         self._lent: dict[int, tuple[weakref.ref[memoryview], mmap]] = {}
-        self._returned: deque[mmap] = deque()  # when what was taken dies, which may be anywhere
+        self._returned: deque[mmap] = deque()  # blocks of results that died, possibly in the middle of `take`
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
-        """A block of this many bytes or up to 1/8 more, in use as long as what is returned lives."""
+        """Returns a block of at least this many bytes, and at most 1/8 more. It is in use as long as the returned object
+        lives."""
         step = 1 << max(PAGESIZE.bit_length() - 1, size.bit_length() - 4)
         size = -(-size // step) * step
         with self._lock:
@@ -55,7 +56,7 @@ class _Kept:
         if block is None:
             block = _mapped(size)
         taken = memoryview(block)
-        watched = weakref.ref(taken, self._give_back)  # a third of the time of weakref.finalize
+        watched = weakref.ref(taken, self._give_back)  # takes a third of the time of weakref.finalize
         self._lent[id(watched)] = watched, block
         return taken
 
@@ -64,7 +65,7 @@ class _Kept:
         if lent is None:
             return
         self._returned.append(lent[1])
-        if self._lock.acquire(blocking=False):  # else who has it, maybe this thread, or the next one will collect the block
+        if self._lock.acquire(blocking=False):  # otherwise the holder, or the next `take`, collects it
             try:
                 self._collect()
             finally:
@@ -100,12 +101,12 @@ os.register_at_fork(after_in_child=_kept.forget)
 
 
 def block(size: int) -> memoryview | bytearray:
-    """Uninitialised memory of at least so many bytes."""
+    """Returns uninitialised memory of at least so many bytes."""
     return bytearray(size) if size < LEAST else _kept.take(size)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised, contiguous CPU tensor."""
+    """Returns an uninitialised, contiguous CPU tensor."""
     size = prod(shape) * dtype.itemsize
     if size < LEAST:
         return torch.empty(shape, dtype=dtype)
@@ -113,5 +114,5 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def empty_like(x: Tensor, *shape: int) -> Tensor:
-    """The same of the type of another, which is faster for small ones."""
+    """Returns such a tensor with the dtype of `x`. For small tensors this is faster than `empty`."""
     return x.new_empty(*shape) if prod(shape) * x.itemsize < LEAST else empty(shape, x.dtype)

@@ -1,1 +1,1 @@
-"""Other libraries: actions for the moment that they are loaded, and memory that is given back after their use."""
+"""Deals with other libraries: runs actions when they are loaded, and gives their memory back after use."""

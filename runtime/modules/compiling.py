@@ -1,5 +1,7 @@
-"""torch.compiler.is_compiling() in all that runs while Dynamo compiles a frame, also in what it does not trace, such as
-__torch_function__ of fake tensors. From torch 2.13 on, it is true there by itself.
+"""Makes torch.compiler.is_compiling() true in all code that runs while Dynamo compiles a frame.
+
+That includes code that Dynamo does not trace, such as __torch_function__ of fake tensors. Torch 2.13 and newer do this
+themselves.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +11,7 @@ from typing import Any
 
 
 def hold(handler: Any, flags: Any) -> None:
-    """Has the flag be true within what `handler`, Dynamo's of callbacks, puts around a compilation."""
+    """Sets the flag within the context that `handler`, Dynamo's handler of callbacks, puts around each compilation."""
     handler.install_callbacks = partial(_within, flags, handler.install_callbacks)
 
 

@@ -1,8 +1,8 @@
-"""Memory that compiling leaves behind, given back to the system: a model is compiled once and runs for long.
+"""Gives memory back to the system after a compilation, because a model is compiled once and then runs for long.
 
-heap        MLIR and LLVM free hundreds of thousands of small pieces; glibc keeps what lies between those still in use
-libraries   two thirds of a hundred megabytes of each compiler's code and tables have been read. Nobody has written to those
-            pages, so that they are read again from their files, mostly from memory, should something be compiled again
+heap        MLIR and LLVM free hundreds of thousands of small pieces; glibc keeps those between pieces still in use
+libraries   each compiler has read two thirds of its hundred megabytes of code and tables. Nobody has written to these pages, so
+            the next compilation reads them again from their files, mostly from the system's cache
 """
 
 import ctypes
@@ -11,26 +11,28 @@ import sys
 from collections.abc import Iterator
 
 _LIBRARIES = {"llvmlite.binding": "libllvmlite", "torch_mlir._mlir_libs": "libTorchMLIRAggregateCAPI"}
-"""By the modules that load them, which never unload them."""
+"""The libraries, by the module that loads them. They are never unloaded."""
 
 _MADV_DONTNEED = 4  # linux/mman.h
 
 
 def give_back() -> None:
-    """To be called when a graph or a kernel has been compiled: takes 2 ms. Does nothing on other systems than Linux."""
+    """Call this after a graph or a kernel was compiled. Takes 2 ms. Does nothing on systems other than Linux."""
     if sys.platform != "linux":
         return
     system = ctypes.CDLL(None)
     if hasattr(system, "malloc_trim"):  # glibc
         system.malloc_trim(0)
     for start, end in _places(tuple(library for module, library in _LIBRARIES.items() if module in sys.modules)):
-        # An advice: where it is refused, the pages stay.
+        # madvise may refuse; then the pages stay.
         system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
 @functools.cache
 def _places(libraries: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """What is untouched of libraries that are loaded: they stay where they are, and Linux takes 10 ms and more to tell."""
+    """Returns the unmodified address ranges of loaded libraries. Cached: they do not move, and Linux takes 10 ms or more to
+    list them.
+    """
     try:
         with open("/proc/self/smaps") as file:
             return tuple(_untouched(file, libraries))
@@ -39,9 +41,9 @@ def _places(libraries: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _untouched(smaps: Iterator[str], libraries: tuple[str, ...]) -> Iterator[tuple[int, int]]:
-    """Where libraries lie in memory that holds what their files do: it may not be written to, and no page of it ever was.
+    """Yields the address ranges of libraries whose memory equals their files: read-only, and no page was ever written to.
 
-    One that was written to before it was protected, as the loader does, has pages that are in no file.
+    The loader writes to some ranges before it protects them. Their pages are in no file, so Linux counts them as "Anonymous".
     """
     here: tuple[int, int] | None = None
     for line in smaps:

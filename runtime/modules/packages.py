@@ -1,8 +1,8 @@
-"""A warning where AOTInductor makes a package of a pruned model that was not exported by us.
+"""Warns when AOTInductor makes a package of a pruned model that `gossamer.export` did not export.
 
     torch._inductor.aoti_compile_and_package(torch.export.export(model, inputs))
 
-Such a package is compiled by Inductor alone: it never asks a backend.
+Inductor compiles such a package alone, without Gossamer, because AOTInductor never calls a backend.
 """
 
 import functools
@@ -17,7 +17,7 @@ _MOST_NAMES, _LEAST_ELEMENTS, _ZEROS = 3, 256, 0.1
 
 
 def watch_packages(inductor: Any) -> None:
-    """Has `aot_compile` of torch._inductor, which makes them, warn of pruned weights."""
+    """Makes `aot_compile` of torch._inductor, which makes packages, warn of pruned weights."""
     original = getattr(inductor, "aot_compile", None)
     if original is None or hasattr(original, _MARK):
         return

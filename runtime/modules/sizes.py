@@ -1,7 +1,7 @@
-"""What is known of sizes. Outside of graphs they are numbers, and torch's symbols, with SymPy, need not be loaded.
+"""Compares sizes that may be symbols, without loading torch's symbols and SymPy. Outside of graphs, sizes are plain numbers.
 
-known_true(a == b)       whether it holds whatever symbols stand for
-guard_or_true(a == b)    likewise, but true where that is not known
+known_true(a == b)       whether the sizes are equal for all values of the symbols
+guard_or_true(a == b)    the same, but also true if that is unknown
 """
 
 from collections.abc import Callable
@@ -12,6 +12,6 @@ guard_or_true: Callable[[Any], bool] = bool
 
 
 def take(known: Callable[[Any], bool], guard: Callable[[Any], bool]) -> None:
-    """To be called once there may be symbols, with torch's own functions."""
+    """Installs torch's own functions. Called when torch's module of symbols is loaded."""
     global known_true, guard_or_true
     known_true, guard_or_true = known, guard

@@ -1,6 +1,6 @@
-"""What is to be done once a module of torch or of another library is loaded, without loading it.
+"""Runs actions as soon as a module of torch or of another library is loaded, without loading it.
 
-torch._dynamo and torch._inductor take seconds and a hundred megabytes. Who computes without torch.compile needs neither.
+torch._dynamo and torch._inductor take seconds and a hundred megabytes. Programs without torch.compile need neither.
 """
 
 import sys
@@ -14,9 +14,9 @@ _begun: set[str] = set()  # modules that were being loaded when something began 
 
 
 def when_loaded(name: str, action: Callable[[], Any]) -> None:
-    """Does it now if the module is loaded, else right after it has been.
+    """Runs the action now if the module is loaded, else right after it is loaded.
 
-    If the module is being loaded, as where its own imports lead here, it is done when the next module is looked for.
+    If the module is just being loaded, for example because its own imports lead here, the action runs at the next import.
     """
     if name in sys.modules and not _is_being_loaded(name):
         action()
@@ -38,7 +38,7 @@ def _do(name: str) -> None:
 
 
 class _Finder:
-    """Finds modules that are waited for as Python does by itself, and has their loader do what waits."""
+    """Finds modules with waiting actions as Python itself does, and makes their loader run these actions."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

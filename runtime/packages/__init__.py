@@ -1,1 +1,1 @@
-"""What packages of compiled models say of themselves."""
+"""The metadata of packages of compiled models."""

@@ -1,10 +1,10 @@
-"""The inputs that a package takes: a note in its metadata, with which gossamer.load_package checks each call.
+"""Describes the inputs of a package in its metadata. gossamer.load_package checks each call with this note.
 
     torch.export of model(x) with x: float32 [batch, 256]   →   {"name": "x", "dtype": "float32", "order": [0, 1],
                                                                  "sizes": [{"symbol": "s0", "low": 0, "high": 64}, 256]}
 
-AOTInductor's code reads what it gets. A tensor of other sizes would make it read past the end, and one of other strides would
-give wrong numbers.
+AOTInductor's code does not check its inputs. It would read past the end of a tensor of other sizes, and give wrong numbers for
+a tensor with other strides.
 """
 
 import json
@@ -18,23 +18,24 @@ from gossamer.dialects.errors import ArgumentError
 
 KEY = "gossamer_inputs"
 _UNBOUNDED = 1 << 62
-_SMALL = 2  # torch.export gives open sizes this lower bound, too, and its programs take smaller ones
+_SMALL = 2  # torch.export's lower bound of open sizes; its programs also take smaller sizes
 
 
 def described(graph: fx.Graph) -> str:
-    """The note on the tensors among the inputs of an exported graph."""
+    """Returns the note on the tensor inputs of an exported graph."""
     values = ((node.name, node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))
     return json.dumps([_input(name, value) for name, value in values if isinstance(value, Tensor)])
 
 
 class PackageInputs:
-    """What the note of a package says of its inputs."""
+    """The inputs of a package, as its note describes them."""
 
     def __init__(self, note: str) -> None:
         self._inputs: list[dict[str, Any]] = json.loads(note)
 
     def checked(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs of a call in the strides that the code reads. ArgumentError if their number, types or sizes are others."""
+        """Returns the inputs of a call with the strides that the code expects. Raises ArgumentError if their number, types,
+        devices or sizes do not fit."""
         if len(given) != len(self._inputs):
             named = ", ".join(each["name"] for each in self._inputs)
             raise ArgumentError(f"the model was exported with {len(self._inputs)} tensors ({named}), and gets {len(given)}")
@@ -51,7 +52,7 @@ def _input(name: str, value: Tensor) -> dict[str, Any]:
 
 
 def _is_contiguous_in(value: Tensor, order: Sequence[int]) -> bool:
-    """Whether a tensor is contiguous with its dimensions in this order; open sizes are compared as expressions."""
+    """Whether a tensor is contiguous with its dimensions in this order. Compares open sizes as expressions."""
     wanted: Any = 1
     for d in reversed(order):
         if str(value.stride(d)) != str(wanted) and str(value.shape[d]) != "1":
@@ -91,7 +92,7 @@ def _fits(wanted: int | Mapping[str, Any], found: int, sizes: dict[str, int]) ->
 
 
 def _told(wanted: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    """An input in words, with the sizes that symbols have in this call."""
+    """Returns an input in words, with the sizes that symbols have in this call."""
     sizes_told, ranges = list[str](), list[str]()
     for size in wanted["sizes"]:
         if isinstance(size, int):

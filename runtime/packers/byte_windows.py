@@ -1,7 +1,7 @@
-"""The arrays of the packing `ByteWindows`: which nonzeros a line takes, and which window of columns it looks at.
+"""Makes the arrays of the packing `ByteWindows`: which nonzeros go into each line, and which window of columns each line reads.
 
-All strips are cut at once, line by line. A row that has few nonzeros where others have many runs ahead of them, by as much as a
-window is wide; so a strip takes a fifth fewer lines than if each window were finished before the next one.
+All strips are cut into lines at once. Where a row has fewer nonzeros than others, its next nonzeros may run ahead, within the
+window. So a strip takes a fifth fewer lines than if it finished each window before the next one.
 """
 
 import numpy as np
@@ -16,9 +16,10 @@ _NONE = np.iinfo(np.int32).max  # past the last nonzero of a row
 def fill(
     packing: ByteWindows, nonzero: torch.Tensor, places: torch.Tensor, nowhere: int
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Positions, windows, order and places of a matrix [M, K], and where each value lies in it; arguments as in `packers.Rows`.
+    """Returns positions, windows, order and places of a matrix [M, K], and the source of each value; arguments as in
+    `fill.Rows`.
 
-    Of two orders of the rows, that one is taken whose strips have fewer lines.
+    Tries two orders of the rows, and takes the one whose strips have fewer lines.
     """
     m, r, together = nonzero.shape[0], packing.rows, packing.TOGETHER
     row, column = (each.numpy() for each in nonzero.nonzero().unbind(1))
@@ -45,7 +46,8 @@ def fill(
 
 
 def _orders(packing: ByteWindows, nonzero: torch.Tensor, counts: np.ndarray) -> list[np.ndarray]:
-    """Of the rows: the given one, or, where they may be sorted, by what they need everywhere and in all."""
+    """Returns orders of the rows to try: the given one; or, if they may be sorted, by their steps in each piece, and by
+    length."""
     if not packing.sorted:
         return [np.arange(len(counts))]
     (m, k), wide = nonzero.shape, packing.COLUMNS
@@ -55,13 +57,13 @@ def _orders(packing: ByteWindows, nonzero: torch.Tensor, counts: np.ndarray) -> 
 
 
 def _cut(packing: ByteWindows, columns: np.ndarray, order: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The order, the window of each line of each strip (-1 behind its last one), and the slot of each row's nonzeros in its
-    strip: four for each line."""
+    """Returns the order, the window of each line of each strip (-1 after its last line), and the slot of each row's nonzeros in
+    the strip. A line has four slots for each row."""
     r, together, step = packing.rows, packing.TOGETHER, packing.STEP
     columns, last = columns[order], max(0, -(-(width - packing.COLUMNS) // step))
     rows, turns = np.arange(len(order))[:, None], np.arange(together)
     slots, windows = np.zeros(columns.shape, np.int32), list[np.ndarray]()
-    done = np.zeros(len(order), np.int64)  # nonzeros of each row that have a line
+    done = np.zeros(len(order), np.int64)  # nonzeros of each row that are in a line already
     while True:
         next_ones = done[:, None] + turns
         given = columns[rows, next_ones]

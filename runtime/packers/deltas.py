@@ -1,4 +1,4 @@
-"""The arrays of `Deltas`: rows by length, cut into parts for lanes, with the distances between nonzeros."""
+"""Makes the arrays of the packing `Deltas`: rows by length, cut into parts for lanes, with the distances between nonzeros."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from gossamer.dialects.gpu_packings import Deltas
 
 
 def fill(packing: Deltas, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:
-    """The arrays of a matrix [M, K] but for its values, and where each value lies in it; arguments as in `packers.Rows`."""
+    """Returns the arrays of a matrix [M, K] except the values, and the source of each value; arguments as in `fill.Rows`."""
     m, high, entries = nonzero.shape[0], packing.ROWS, packing.ENTRIES
     row, column = nonzero.nonzero(as_tuple=True)
     is_first = pad(row[1:] != row[:-1], (1, 0), value=True)[: len(row)]
@@ -19,7 +19,7 @@ def fill(packing: Deltas, nonzero: Tensor, places: Tensor, nowhere: int) -> tupl
     by_length = pad(lengths[order], (0, -m % high))
     steps = (-(-by_length[::high] // (packing.PARTS * entries))).clamp(min=1)
 
-    # Entries row by row, the longest first; a nonzero is the last of those that belong to it.
+    # Entries row by row, the longest first. The zeros that bridge a long distance come before their nonzero.
     width = int(steps.max()) * packing.PARTS * entries
     at = order.argsort()[row], stored.cumsum(0) - 1 - (lengths.cumsum(0) - lengths)[row]
     distances = ((torch.arange(width) < by_length[:, None]) * packing.longest).to(torch.uint8)
@@ -41,13 +41,13 @@ def fill(packing: Deltas, nonzero: Tensor, places: Tensor, nowhere: int) -> tupl
 
 
 def _shares(packing: Deltas, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """The first step of each warp in each slice, and how many it has."""
+    """Returns the first step of each warp in each slice, and the number of its steps."""
     bounds = torch.arange(packing.WARPS + 1) * steps[:, None] // packing.WARPS
     return bounds[:, :-1], bounds.diff()
 
 
 def _parts(packing: Deltas, steps: Tensor, first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """For each step of each slice: the slice, and which 16 entries of a row each of its lanes has, [steps, PARTS]."""
+    """Returns, for each step of each slice, the slice, and which 16 entries of a row each lane has, [steps, PARTS]."""
     slice_ = torch.arange(len(steps)).repeat_interleave(steps)
     step = torch.arange(len(slice_)) - (steps.cumsum(0) - steps)[slice_]
     warp = ((step + 1) * packing.WARPS - 1) // steps[slice_]
@@ -56,7 +56,7 @@ def _parts(packing: Deltas, steps: Tensor, first: Tensor, count: Tensor) -> tupl
 
 
 def _words(packing: Deltas, distances: Tensor) -> Tensor:
-    """Distances as the kernel reads them."""
+    """Returns the distances as the kernel reads them: int32 words of 4 or 8 bits each."""
     if packing.bits == 4:
         low, high = distances.view(*distances.shape[:3], 2, 2, 4).unbind(4)
         distances = low | high << 4

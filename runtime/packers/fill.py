@@ -1,4 +1,8 @@
-"""The arrays of each kind of packing, from the positions of the nonzeros."""
+"""Makes the arrays of each kind of packing from the places of the nonzeros: `fill`, which `runtime.packing.pack` calls.
+
+Each kind has a function below, or a file beside this one. It returns the arrays without the values, and `source`: for each
+value, its index in the flat dense matrix, or `nowhere` for zeros that only fill up.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,10 +37,10 @@ _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 @dataclass(frozen=True)
 class Rows:
-    """The matrix to pack, rows first however it is stored.
+    """The matrix to pack, with its rows first even if the dense tensor is stored transposed.
 
     nonzero  [M, K] of bool
-    places   [M, K], where each element lies in the stored tensor, row-major
+    places   [M, K], the index of each element in the flat dense tensor
     """
 
     nonzero: torch.Tensor
@@ -44,12 +48,12 @@ class Rows:
 
     @cached_property
     def counts(self) -> torch.Tensor:
-        """Nonzeros of each row."""
+        """The number of nonzeros of each row."""
         return self.nonzero.sum(1)
 
     @property
     def nowhere(self) -> int:
-        """The source of what is stored to fill up."""
+        """The source of zeros that only fill up."""
         return self.places.numel()
 
 
@@ -57,9 +61,9 @@ Fill = Callable[[Any, Rows], tuple[list[torch.Tensor], torch.Tensor]]
 
 
 def fill(packing: Packing, dense: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The arrays of a packing of `dense` but for the values, and the sources of these (see `packing.Packed`).
+    """Returns the arrays of a packing of `dense` except the values, and the sources of the values (see `packing.Packed`).
 
-    Raises FormatError for what is no matrix, and for one that does not fit the packing.
+    Raises FormatError if `dense` is no matrix, or does not fit the packing.
     """
     if dense.ndim != 2:
         raise FormatError(f"{packing} stores matrices, the shape is {tuple(dense.shape)}")
@@ -72,7 +76,7 @@ def fill(packing: Packing, dense: torch.Tensor) -> tuple[list[torch.Tensor], tor
 
 
 def checked(packing: Packing, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The arrays of a packing but for the values in their widths. FormatError for positions that do not fit."""
+    """Returns the arrays (without the values) in the packing's widths. Raises FormatError for positions that do not fit."""
     components = packing.components()[: -packing.coded]
     for array, component in zip(arrays, components, strict=True):
         if component.name == "positions" and array.numel() and int(array.max()) >= 1 << component.bits - 1:
@@ -82,7 +86,7 @@ def checked(packing: Packing, arrays: Sequence[torch.Tensor]) -> list[torch.Tens
 
 
 def positions(counts: torch.Tensor) -> torch.Tensor:
-    """Where each of the consecutive pieces of these lengths begins, and the last one ends."""
+    """Returns where each piece begins, for consecutive pieces with these lengths, and where the last one ends."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
@@ -114,7 +118,8 @@ def _quads(packing: Quads, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor
 
 
 def _panels_of_blocks(rows: Rows, r: int, c: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The blocks of each row of r x c blocks, panel by panel: how many, which of its panel each is, and its places [r, c]."""
+    """Returns, for rows of r x c blocks, panel by panel: the number of blocks in each, each block's number in its panel, and
+    its places [r, c]."""
     m, k = rows.nonzero.shape
     edges, panels = (0, -k % width, 0, -m % r), -(-k // width)
     cut = (-(-m // r), r, panels, width // c, c)
@@ -134,16 +139,16 @@ def _padded(packing: Padded, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
     (begins, coordinates), at = padded(packing, positions(torch.bincount(line, minlength=panels * m)), column)
     source = rows.places.new_full((int(begins[-1]),), rows.nowhere)
     panel, row = divided(line, m)
-    down, across = rows.places.stride()  # it counts in one of two orders
+    down, across = rows.places.stride()  # places count row by row, or column by column
     source[at] = row * down + (panel * width + column) * across
     return [begins, coordinates], source
 
 
 def padded(packing: Padded, starts: torch.Tensor, column: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The arrays of a `Padded` but for the values, and where each entry is there.
+    """Returns the arrays of a `Padded` except the values, and the place of each entry in them.
 
-    starts  where the entries of each row of a panel begin, panel by panel, and the last ones end
-    column  that of each entry, within its panel
+    starts  where the entries of each row of each panel begin, panel by panel, and where the last ones end
+    column  the column of each entry, within its panel
     """
     counts = starts.diff()
     filled = -(-counts // packing.GROUP) * packing.GROUP
@@ -216,14 +221,14 @@ def _groups(packing: Groups, rows: Rows) -> tuple[list[torch.Tensor], torch.Tens
 
 
 def _vnnimap(packing: VnniMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Strips of rows, filled up to whole blocks: lines of the pairs of 16 rows."""
+    """Returns the arrays of strips of rows, padded to whole blocks, as lines of the pairs of 16 rows."""
     (m, k), r, c = rows.nonzero.shape, packing.rows, packing.COLUMNS
     cut = (-(-m // r), r // 16, 16, -(-k // c) * c // 2, 2)
     return _map(rows, (r, c), 32, lambda matrix: matrix.reshape(cut).permute(0, 3, 1, 2, 4))
 
 
 def _tile_map(packing: TileMap, rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Strips of 16 rows, filled up to whole tiles: the rows of the tiles."""
+    """Returns the arrays of strips of 16 rows, padded to whole tiles, as rows of tiles."""
     (m, k), r, c = rows.nonzero.shape, packing.rows, packing.columns
     cut = (-(-m // r), r, -(-k // c), c)
     return _map(rows, (r, c), c, lambda matrix: matrix.reshape(cut).transpose(1, 2))
@@ -232,7 +237,8 @@ def _tile_map(packing: TileMap, rows: Rows) -> tuple[list[torch.Tensor], torch.T
 def _map(
     rows: Rows, block: tuple[int, int], width: int, in_order: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """A bit for each element, `width` of them in a mask, of a matrix that is filled up to whole blocks and put in order."""
+    """Returns positions and masks of a matrix that is padded to whole blocks and brought `in_order`. A mask has `width` bits,
+    one for each element."""
     (m, k), (r, c) = rows.nonzero.shape, block
     nonzero, places = (
         in_order(torch.nn.functional.pad(matrix, (0, -k % c, 0, -m % r), value=value))

@@ -1,4 +1,5 @@
-"""The arrays of `Fragments` and `QuadFragments`: of every panel the masks, where their values begin, and the values."""
+"""Makes the arrays of the packings `Fragments` and `QuadFragments`: for each panel, its masks, where their values begin, and
+the values."""
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from gossamer.dialects.gpu_packings import Fragments
 
 
 def fill(packing: Fragments, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:
-    """Positions, masks and offsets of a matrix [M, K], and where each value lies in it; arguments as in `packers.Rows`."""
+    """Returns positions, masks and offsets of a matrix [M, K], and the source of each value; arguments as in `fill.Rows`."""
     bits = _by_mask(packing, nonzero, False).any(-1)
     masks = (bits << torch.arange(bits.shape[-1])).sum(-1)
     counts = bits.sum(-1)
@@ -24,7 +25,7 @@ def fill(packing: Fragments, nonzero: Tensor, places: Tensor, nowhere: int) -> t
 
 
 def _by_mask(packing: Fragments, matrix: Tensor, filled: int) -> Tensor:
-    """[panels, masks of a panel, bits, neighbours]: the elements of a matrix in the order of the packing."""
+    """Returns the elements of a matrix in the order of the packing, as [panels, masks of a panel, bits, neighbours]."""
     rows, columns, lines, width = packing.ROWS, packing.COLUMNS, packing.LINES, packing.neighbours
     edges = (0, -matrix.shape[1] % columns, 0, -matrix.shape[0] % rows)
     padded = pad(matrix, edges, value=filled)

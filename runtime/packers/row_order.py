@@ -1,23 +1,23 @@
-"""Which rows of a matrix make a strip, where strips take as many steps as the fullest of their rows."""
+"""Orders the rows of a matrix into strips, for packings whose strips take as many steps as the fullest of their rows."""
 
 import numpy as np
 import torch
 
-_CHOICE = 256  # rows that a strip chooses from: with more of them it takes longer, and gains nothing
+_CHOICE = 256  # rows that a strip chooses from; more take longer, and gain nothing
 
 
 def alike(needed: torch.Tensor, height: int) -> torch.Tensor:
-    """The rows [M] in an order in which each `height` of them, a strip, need like numbers of steps.
+    """Returns an order of the rows [M] in which consecutive `height` rows, a strip, need similar numbers of steps.
 
-    `needed` has the steps of each row in each of the pieces that rows are cut into, [M, pieces]; a strip takes in each piece
-    what the fullest of its rows needs. From the fullest row on, that row is added which makes the strip take fewest more.
+    `needed`, [M, pieces], has the steps of each row in each piece of columns. In each piece, a strip takes the steps of its
+    fullest row. A strip begins with the fullest row left. Then the row that adds the fewest steps joins it, and so on.
     """
     steps = needed.numpy().astype(np.int32)
     total = steps.sum(1)
     left, order = np.argsort(-total, kind="stable"), list[np.ndarray]()
     while len(left):
         choice, strip = steps[left[:_CHOICE]], steps[left[0]].copy()
-        # Of rows that make it take as many, the fuller one.
+        # Between rows that add as many steps, take the fuller one.
         cost = -total[left[:_CHOICE]] / (1 + total[left[0]])
         taken = [0]
         cost[0] = np.inf

@@ -1,9 +1,12 @@
-"""The arrays of the packings `TwoFour` and `Vnm`: of every 4 columns the 2 that are stored, their places as a warp wants them.
+"""Makes the arrays of the packings `TwoFour` and `Vnm`: for every 4 columns, which 2 are stored, in the order that a warp
+reads.
 
 A warp multiplies 64 rows by 32 columns at a time, as four tiles of 16 rows. Row g (or g + 8) of tile i is row 8 g + 2 i (or
-8 g + 2 i + 1) of the 64, so that the results of lanes 4 g to 4 g + 3 are neighbours. A word of metadata serves lane 4 g + q of
-a pair p of tiles: tile 2 p + q / 2, columns 0 to 15 or, for odd q, 16 to 31; its low half is for row g, the high one for row
-g + 8. The words lie by 64 rows, 32 columns, pair and lane. (PTX ISA, Matrix Fragments for sparse mma.m16n8k32.)
+8 g + 2 i + 1) of the 64, so that the results of lanes 4 g to 4 g + 3 are neighbours.
+
+A word of metadata belongs to lane 4 g + q and a pair p of tiles. It describes tile 2 p + q / 2, columns 0 to 15 for even q and
+16 to 31 for odd q. Its low half is for row g, its high half for row g + 8. The words are ordered by 64 rows, 32 columns, pair
+and lane. (PTX ISA, Matrix Fragments for sparse mma.m16n8k32.)
 """
 
 import torch
@@ -15,9 +18,9 @@ from gossamer.dialects.gpu_packings import TwoFour, Vnm
 
 
 def fill(packing: TwoFour, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:
-    """The metadata of a matrix [M, K], and where each value lies in it; arguments as in `packers.Rows`.
+    """Returns the metadata of a matrix [M, K], and the source of each value; arguments as in `fill.Rows`.
 
-    FormatError if a group of four has more than two nonzeros.
+    Raises FormatError if a group of four has more than two nonzeros.
     """
     m, k = nonzero.shape
     edges = (0, -k % packing.COLUMNS, 0, -m % packing.ROWS)
@@ -37,9 +40,9 @@ def fill(packing: TwoFour, nonzero: Tensor, places: Tensor, nowhere: int) -> tup
 
 
 def fill_selected(packing: Vnm, nonzero: Tensor, places: Tensor, nowhere: int) -> tuple[list[Tensor], Tensor]:
-    """Which columns each strip of rows has, and the arrays of `fill` of these columns.
+    """Returns the columns that each strip of rows stores, and the arrays of `fill` for these columns.
 
-    FormatError if a strip has nonzeros in more than 4 columns of a group, or a row has more than two there.
+    Raises FormatError if a strip has nonzeros in more than 4 columns of a group, or a row has more than two there.
     """
     m, k = nonzero.shape
     strip, group = packing.rows, packing.group

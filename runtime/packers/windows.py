@@ -1,9 +1,9 @@
-"""The arrays of the packing `Windows`: which step of which window each nonzero goes into.
+"""Makes the arrays of the packing `Windows`: which step of which window each nonzero goes into.
 
-A nonzero of block b can go into window b, whose first block that is, or into window b - 1, whose second block it is. From left
-to right, a window takes as many steps as its fullest row needs to finish the first block; rows that need fewer take nonzeros
-of the second block ahead. So rows even out over the blocks: of 16 lanes, two thirds of the places are used at a density of
-10 %, nine tenths at 50 %.
+A window spans two blocks of columns. Block b is the first block of window b, and the second block of window b - 1, so its
+nonzeros can go into either. From left to right, a window takes as many steps as its fullest row needs to finish the first
+block. Rows that need fewer steps take nonzeros of the second block ahead. So rows even out over the blocks: with 16 lanes,
+nonzeros use two thirds of the places at a density of 10 %, and nine tenths at 50 %.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _VALID = 128
 
 
 def fill(packing: Windows, nonzero: torch.Tensor, places: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Bounds, origins and places of a matrix [M, K], and where each value lies in it; `places` as in `packers.Rows`."""
+    """Returns bounds, origins and places of a matrix [M, K], and the source of each value; `places` as in `fill.Rows`."""
     lanes = packing.lanes
     m, k = nonzero.shape
     nonzero = torch.nn.functional.pad(nonzero, (0, -k % lanes, 0, -m % lanes))
@@ -26,11 +26,11 @@ def fill(packing: Windows, nonzero: torch.Tensor, places: torch.Tensor) -> tuple
     threes, twos = _runs(steps)
     in_group = 3 * threes.sum(1) + 2 * twos.sum(1)
     first = in_group.cumsum(0) - in_group
-    # A piece is the part of a row in a block. Its first nonzeros go into the window before, the rest into its own.
+    # A piece is the part of a row in a block. Its first nonzeros go into the previous window, the others into its own.
     flat = steps.flatten()
     slots = (flat.cumsum(0) - flat).view(groups, 1, blocks)
     own = slots - ahead
-    before = (slots + begins).roll(1, 2)  # nothing of a row's first piece goes there
+    before = (slots + begins).roll(1, 2)  # unused for a row's first piece
     lane = torch.arange(lanes, dtype=torch.int32).view(1, lanes, 1).expand(groups, lanes, blocks)
     taken, own, before, lane = (_repeated(each, counts) for each in (ahead, own, before, lane))
     element = nonzero_places(nonzero, places.dtype)
@@ -54,12 +54,12 @@ def fill(packing: Windows, nonzero: torch.Tensor, places: torch.Tensor) -> tuple
 
 
 def _repeated(of_piece: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """What belongs to each piece of a row, for each of its nonzeros."""
+    """Returns a value for each nonzero, from a value for each piece of a row."""
     return torch.from_numpy(np.repeat(of_piece.flatten().numpy(), counts.numpy()))
 
 
 def _order(threes: torch.Tensor, twos: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-    """The step that each slot of the windows [group, window] is: the runs of 3 of a group come before its runs of 2."""
+    """Returns the step of each slot of the windows [group, window]. The runs of 3 of a group come before its runs of 2."""
     of_run = torch.stack([3 * threes, 2 * twos], 2)
     ends = of_run.transpose(1, 2).flatten(1).cumsum(1).view(len(threes), 2, threes.shape[1]).transpose(1, 2)
     begins = ends - of_run + first.view(-1, 1, 1)
@@ -69,8 +69,12 @@ def _order(threes: torch.Tensor, twos: torch.Tensor, first: torch.Tensor) -> tor
 
 
 def _steps(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """From the nonzeros of each [group, lane, block]: the steps of each [group, window]; how many of them go into the window
-    before; and at which slot of each [group, lane, window] those of its second block begin."""
+    """Returns three arrays from the number of nonzeros of each [group, lane, block].
+
+    steps   [group, window], the steps of a window
+    ahead   [group, lane, block], how many nonzeros of a block go into the previous window
+    begins  [group, lane, window], the slot at which the nonzeros of the second block begin
+    """
     groups, lanes, blocks = counts.shape
     steps, ahead = counts.new_zeros(groups, blocks), counts.new_zeros(groups, lanes, blocks + 1)
     following = torch.nn.functional.pad(counts, (0, 1))
@@ -84,6 +88,6 @@ def _steps(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def _runs(steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs of 3 and of 2 that make up each number of steps, none of which is 1."""
+    """Returns how many runs of 3 and of 2 make up each number of steps. No number may be 1."""
     twos = (-steps) % 3
     return (steps - 2 * twos) // 3, twos

@@ -1,1 +1,1 @@
-"""What profiles need of the runtime: names of tensors, and calls that can be watched at no cost otherwise."""
+"""Support for profiles: names of tensors, and calls that profilers can watch. Unwatched calls take no longer."""

@@ -1,11 +1,11 @@
-"""Calls that somebody may watch: for a time, what they run is put into something else. Otherwise, they cost what they cost.
+"""Lets profilers watch calls: for a time, it replaces the functions that are called. Unwatched calls take no longer.
 
-with watching(wrap):            every function below is wrap(kind, name, function) meanwhile
+with watching(wrap):            replaces each function below by wrap(kind, name, function)
 
 kind         name               function
-operation    region, einsum     what an operation of ours runs, called by code of Inductor's or by torch's dispatcher
+operation    region, einsum     computes an operation of ours; Inductor's code or torch's dispatcher calls it
 kernel                          machine code
-packing                         what makes or renews something that later calls find again, such as a packed weight
+packing                         makes or renews something that later calls find again, such as a packed weight
 """
 
 import threading
@@ -20,10 +20,10 @@ Wrap = Callable[[Kind, str, Function], Function]
 
 
 class Watchable(Protocol):
-    """What calls a function that it keeps."""
+    """An object that keeps a function and calls it."""
 
     def watch(self, wrap: Wrap | None) -> None:
-        """Calls what `wrap` returns from now on; with None, the function itself again."""
+        """Makes the object call the result of `wrap` from now on; with None, the function itself again."""
         ...
 
 
@@ -34,7 +34,7 @@ _wrap: Wrap | None = None
 
 
 def watchable(called: _Watchable) -> _Watchable:
-    """Has `watching` reach this, as long as it lives: a `Watchable`, or a function with such an attribute."""
+    """Registers an object for `watching`, as long as it lives: a `Watchable`, or a function with an attribute `watch`."""
     with _lock:
         _known.add(called)
         if _wrap is not None:
@@ -43,13 +43,13 @@ def watchable(called: _Watchable) -> _Watchable:
 
 
 def watched(kind: Kind, function: Function) -> Function:
-    """The function, or what it is put into now. For calls that are rare."""
+    """Returns the function, or the function that replaces it now. For rare calls, which need no registration."""
     return function if _wrap is None else _wrap(kind, "", function)
 
 
 @contextmanager
 def watching(wrap: Wrap) -> Iterator[None]:
-    """Puts all functions that can be watched into something else. One block at a time."""
+    """Replaces all functions that can be watched while the block runs. Only one block can run at a time."""
     with _lock:
         _set(wrap)
         try:

@@ -1,4 +1,4 @@
-"""The names of parameters and buffers, for what calls are called in profiles. No tensor is kept alive, or renamed in copies."""
+"""Remembers the names of parameters and buffers, to name calls in profiles. Keeps no tensor alive; copies have no name."""
 
 import weakref
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ _names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakre
 
 
 def name_tensors(named: Iterable[tuple[Tensor, str]]) -> None:
-    """Remembers the names of tensors that have memory. The last name of a tensor counts."""
+    """Remembers the names of tensors that have memory. If a tensor gets several names, the last one counts."""
     for tensor, name in named:
         if (address := _address(tensor)) is not None:
             _names.setdefault(tensor.untyped_storage(), {})[address] = name
 
 
 def name_of(tensor: Tensor) -> str | None:
-    """The name of the tensor whose values begin where those of this one do; None if nobody has named it."""
+    """Returns the name of the tensor that begins at the same address of the same storage; None if it has no name."""
     address = _address(tensor)
     return None if address is None else _names.get(tensor.untyped_storage(), {}).get(address)
 
@@ -28,5 +28,5 @@ def _address(tensor: Tensor) -> int | None:
         return None
     try:
         return tensor.data_ptr() or None
-    except RuntimeError:  # torch.func wraps it
+    except RuntimeError:  # a wrapper of torch.func
         return None
