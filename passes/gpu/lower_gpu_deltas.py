@@ -46,7 +46,7 @@ def _storage(matrix: Matrix) -> Deltas | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_TOKENS[0],) if isinstance(stored, Deltas) and stored.reduction == matrix.reduction else None
 
 

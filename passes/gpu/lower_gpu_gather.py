@@ -47,7 +47,7 @@ def _storage(matrix: Matrix) -> Format | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_TOKENS[0],) if stored == _storage(matrix) else None
 
 

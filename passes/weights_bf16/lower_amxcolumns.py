@@ -51,7 +51,7 @@ def _storage(matrix: Matrix) -> Panels | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     fits = isinstance(stored, Panels) and stored.reduction == matrix.reduction and _FEATURE in matrix.features
     return (2 * TOKENS,) if fits and matrix.element == "bf16" else None
 

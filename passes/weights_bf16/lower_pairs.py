@@ -63,7 +63,7 @@ def _block_width(matrix: Matrix) -> int:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight]"""
+    """Returns the tile: [tokens, rows of the weight]."""
     fits = isinstance(stored, Pairs) and stored.reduction == matrix.reduction and _FEATURE in matrix.features
     return (_VECTORS * matrix.lanes, _ROWS) if fits and matrix.element == "bf16" else None
 

@@ -49,7 +49,7 @@ def _storage(matrix: Matrix) -> Panels | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (2 * TOKENS,) if isinstance(stored, Panels) and _FEATURE in matrix.features else None
 
 

@@ -52,7 +52,7 @@ def _storage(matrix: Matrix) -> Groups | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_tokens(matrix),) if isinstance(stored, Groups) else None
 
 
