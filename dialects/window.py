@@ -124,7 +124,7 @@ class Window:
 
     @cached_property
     def _reached(self) -> list[Pair]:
-        """For each tap of an image, the rows and columns from the first tap."""
+        """The distance of each tap from the first one, in rows and columns."""
         down, across = (range(0, d * k, d) for d, k in zip(self.dilation[1:], self.kernel[1:], strict=True))
         return [(i, j) for i in down for j in across]
 

@@ -26,7 +26,7 @@ from gossamer.passes.loops.queries import defining, dims
 from gossamer.passes.loops.vectors import index, loop, narrowed, splat_of, vector_of, widened, zeros
 from gossamer.passes.weights_int8.byte_products import as_multiplied
 
-_QUAD = 4
+_QUAD = 4  # features that are stored together when an op of the stage makes bytes
 
 Join = Callable[[ir.Value, ir.Value], ir.Value]
 

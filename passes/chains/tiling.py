@@ -18,7 +18,7 @@ from gossamer.passes.chains.plan_chain import Chain, Stage
 from gossamer.passes.framework.chain_product import Expansion
 from gossamer.passes.loops.vectors import index, loop, parallel
 
-_TOGETHER = 4
+_TOGETHER = 4  # most tiles of a task
 _SECOND_LEVEL = 5 << 19  # bytes: CPUs with AMX have 2 MB, but not all memory of a tile is in use at once
 
 

@@ -22,8 +22,11 @@ from gossamer.passes.loops.queries import public_functions, walk
 
 @dataclass(frozen=True)
 class SliceRows:
-    """Change all of them. Coordinates get `width` bits, 16 or 32. `gathers` says that the target's gather instructions are
-    faster than single loads."""
+    """Changes every kernel.gather_rows of the module.
+
+    width    bits of a coordinate, 16 or 32
+    gathers  whether the target's gather instructions are faster than single loads
+    """
 
     width: int = 32
     gathers: bool = False

@@ -16,7 +16,7 @@ from torch_mlir.dialects import arith, llvm, vector
 from gossamer.dialects.window import Pair, Window
 from gossamer.passes.loops.vectors import byte_width, index, mask_of, vector_of, zeros
 
-_FAR = 0x7FFFFFFF
+_FAR = 0x7FFFFFFF  # greater than any place
 _BELOW = arith.CmpIPredicate.ult  # negative numbers count as large ones
 
 

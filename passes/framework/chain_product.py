@@ -17,7 +17,7 @@ Layout = Literal["columns", "lines", "rows"]
 """How a tile stores x in bf16: by columns (bf16_columns.py), by two columns side by side (bf16_pairs.py), or, for attention, by
 rows, one for each token."""
 
-_ROWS = 1024  # as many rows of the weight that their sums stay in the second-level cache
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
 
 
 class Adds(Protocol):

@@ -43,7 +43,7 @@ from gossamer.passes.loops.vectors import index, loop, vector_of, zeros
 _TOKENS = (128, 64)
 _SLOTS = 2  # panels in shared memory: one that is multiplied, one that is being copied
 _PART = 128  # columns of x that are in registers at once
-_GROUPS = (8, 16)
+_GROUPS = (8, 16)  # columns of K in a group, M of V:N:M
 _TILE = [_TOKENS[0], ROWS, PANEL]
 
 

@@ -31,7 +31,7 @@ _LARGE = 4 << 20  # bytes from which a matrix bypasses the caches when it is wri
 
 @dataclass(frozen=True)
 class LowerMappedRows:
-    """Lower them to loops over rows and vectors."""
+    """Lowers ops on matrices with a bit map to loops over rows and vectors."""
 
     def run(self, module: ir.Module) -> None:
         for name in ("spread", "collect", "put"):

@@ -40,7 +40,7 @@ from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, para
 
 _HASHED = 16  # words that are hashed at a time
 _MIX = (0x9E3779B97F4A7C15, 30), (0xBF58476D1CE4E5B9, 27), (0x94D049BB133111EB, 32)  # SplitMix64: factors, then shifts
-_BY_PAIR = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)  # of SHA-256
+_BY_PAIR = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)  # SHA-256's
 _PICK = {  # instructions that select lanes of two vectors
     ("f32", 16): "llvm.x86.avx512.vpermi2var.ps.512",
     ("f64", 8): "llvm.x86.avx512.vpermi2var.pd.512",

@@ -19,7 +19,7 @@ from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.vectors import byte_width, index, loop, mask_of, reserve_workspace, vector_of, widened, zeros
 
 _CACHE_LINE = 64
-_MOST = 8
+_MOST = 8  # tokens
 
 
 class WeightInLanes(Product):

@@ -31,13 +31,13 @@ from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.weights.block_loop import BlockRows
 from gossamer.passes.weights.row_groups import RowGroups, tokens_and_rows
 
-_ROWS = 1024  # as many rows of the weight that their sums stay in the second-level cache
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
 _MULTIPLY, _LOAD, _START, _ELEMENT = 0.73, 0.3, 24.0, 0.31  # cycles, see _cycles
 _TALLEST, _WIDEST = 6, 4  # most rows and columns of a stored block
 # Bytes of a panel of x. Blocks of one or two rows need it in the first-level cache; if more rows share each load, the
 # second-level cache is as good.
-_PANEL = {1: 48 << 10, 2: 64 << 10}  # by rows of a block
-_WIDE_PANEL = 192 << 10  # for taller blocks
+_PANEL = {1: 48 << 10, 2: 64 << 10}  # key: rows of a block
+_WIDE_PANEL = 192 << 10  # bytes of a panel for taller blocks
 
 
 def _vectors(matrix: Matrix) -> int:

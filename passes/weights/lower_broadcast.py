@@ -35,9 +35,9 @@ from gossamer.passes.weights.row_groups import RowGroups
 
 _COLUMNS = ((0.25, 256), (0.07, 384), (0.0, 768))  # (density, most columns of a block): the first below a weight's density
 _IN_CHAINS = 4  # vectors of tokens in a tile of a chain
-_ROWS = 1024  # as many rows of the weight that their sums stay in the second-level cache
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
 _NONZERO = {0.5: 0.9, 1.0: 1.2, 2.0: 2.25, 4.0: 4.5, 8.0: 9.0}  # cycles by vectors of tokens; four and more are not measured
-_ROW, _ELEMENT = 8.0, 0.4
+_ROW, _ELEMENT = 8.0, 0.4  # cycles, see _cycles
 
 
 def _storage(matrix: Matrix) -> Padded:
@@ -59,8 +59,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of v vectors of tokens: c(v) for each stored value (padding adds 1.5 to each row of a block); 8 for each
-    row and block, to start and end its loop; 0.4 (K + M) v L for the transposes of x and y."""
+    """Returns the cycles of all tiles. A tile of v vectors of L tokens takes the sum of
+
+    - c(v) for each stored value (padding adds 1.5 values to each row of a block),
+    - 8 for each row and block, to start and end its loop,
+    - 0.4 (K + M) v L for the transposes of x and y.
+    """
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     blocks = -(-k // _storage(matrix).columns)
     full, left = divmod(tokens, widest * lanes)

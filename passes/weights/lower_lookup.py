@@ -36,7 +36,7 @@ from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
 
 _TOKENS = {16: 4, 8: 2}  # tokens that share the loads of a step, by lanes: as many as fit into the registers
 _FEW = 8  # most tokens for which it may be the fastest
-_STEP, _TOKEN, _GROUP = 1.3, 1.6, 100.0
+_STEP, _TOKEN, _GROUP = 1.3, 1.6, 100.0  # cycles, see _cycles
 _SKEWED = 0.4  # relative surplus of a skewed row's nonzeros in the blocks where it has most
 _PERMUTE = {  # instructions that look up lanes of two registers, or of one
     ("f32", 16): "llvm.x86.avx512.vpermi2var.ps.512",
@@ -57,8 +57,13 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of t tokens: 1.3 + 1.6 t for each step, for its loads, and for each permutation and multiply-add (3.2 t
-    if a permutation reads only one register); 100 for each group of rows; K t / L for the copy of x."""
+    """Returns the cycles of all tiles. A tile of t tokens takes the sum of
+
+    - 1.3 for the loads of each step,
+    - 1.6 t for its permutations and multiply-adds, or 3.2 t if a permutation reads only one register,
+    - 100 for each group of rows,
+    - K t / L for the copy of x.
+    """
     lanes, steps = matrix.lanes, _steps(matrix)
     groups, blocks = -(-matrix.rows // lanes), -(-matrix.columns // lanes)
     a_token = _TOKEN if matrix.bits == 512 else 2 * _TOKEN

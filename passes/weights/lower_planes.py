@@ -40,7 +40,7 @@ from gossamer.passes.weights.lower_lookup import InWindows, bytes_of, steps_of
 
 _ROWS = 64  # rows of a group: one for each byte of a vector
 _BYTES = 4  # bytes of a sum
-_STEP, _GROUP, _PLANES = 10.5, 100.0, 0.3
+_STEP, _GROUP, _PLANES = 10.5, 100.0, 0.3  # cycles, see _cycles
 _PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
 
 
@@ -56,7 +56,7 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a token: 10.5 for each step, 100 for each group of rows, 0.3 K for the planes."""
+    """Returns the cycles. A token takes 10.5 for each step, 100 for each group of rows, and 0.3 K for the planes."""
     groups = -(-matrix.rows // _ROWS)
     return tokens * (_STEP * _steps(matrix) + _GROUP * groups + _PLANES * matrix.columns)
 

@@ -37,8 +37,8 @@ from gossamer.passes.weights.row_groups import Panel, RowGroups, tokens_and_rows
 from gossamer.passes.weights.token_tile import TokenTile
 
 _NONZERO = {1: 0.9, 2: 2.0, 4: 3.6}  # cycles by vectors of tokens, see _cycles
-_START, _ELEMENT = 24.0, 0.8
-_ROWS = 1024  # as many rows of the weight that their sums stay in the second-level cache
+_START, _ELEMENT = 24.0, 0.8  # cycles, see _cycles
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
 _WIDER = ((19.0, 0.75), (9.0, 1.0), (0.0, 2.0))  # (nonzeros of a row in a panel that just fits, factor of its width)
 _MOST_LINES, _SECOND_LEVEL = 4, 2  # most lines of x that a pair prefetches, and into which cache (memref.prefetch's locality)
 
@@ -67,8 +67,12 @@ def _vectors(matrix: Matrix) -> int:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of v vectors of tokens: c(v) for each nonzero; 24 for each pair and panel, to start and end its loops;
-    0.8 (K + M) v L for the transposes."""
+    """Returns the cycles of all tiles. A tile of v vectors of L tokens takes the sum of
+
+    - c(v) for each nonzero,
+    - 24 for each pair and panel, to start and end its loops,
+    - 0.8 (K + M) v L for the transposes.
+    """
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     panels = -(-k // _storage(matrix).width)
     starts = _START * m / 2 * panels

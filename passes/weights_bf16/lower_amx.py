@@ -33,7 +33,7 @@ _FEATURE = "amx"
 _SPARSE, _DENSE = 32, 128  # tokens of a tile, if few or many blocks are stored
 _ROWS = 16  # rows of an AMX tile
 _COLUMNS = 32  # columns of the left AMX tile
-_PRODUCTS, _BYTES = 180.0, 19.0  # per cycle
+_PRODUCTS, _BYTES = 180.0, 19.0  # products in a cycle, bytes loaded in a cycle
 _RESULTS, _COPY = 6.0, 2.0  # cycles for a vector
 
 

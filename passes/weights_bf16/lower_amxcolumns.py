@@ -57,13 +57,15 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of the products, and 0.4 (K + M) for each token of whole tiles of 32, to transpose x and y."""
+    """Returns the cycles of the products, and 0.4 (K + M) for each token of whole tiles of 32, to transpose x and y."""
     return _multiplying(matrix, tokens) + -(-tokens // 32) * _ELEMENT * (matrix.columns + matrix.rows) * 32
 
 
 def _multiplying(matrix: Matrix, tokens: int) -> float:
-    """Cycles for every 32 tokens and each panel of R rows: 32 R 32 / 180 for its products; to gather its columns, 48 if they
-    are single, 32 if they come in pairs, none if they are 32 neighbours."""
+    """Returns the cycles of the products. For every 32 tokens, a panel of R rows takes 32 R 32 / 180.
+
+    To gather its columns takes 48 more if they are single, 32 if they come in pairs, none if they are 32 neighbours.
+    """
     stored = _storage(matrix)
     if stored is None:
         return float("inf")

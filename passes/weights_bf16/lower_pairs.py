@@ -39,10 +39,10 @@ from gossamer.passes.weights_bf16.pair_loop import PairRows
 
 _FEATURE = "bf16dots"
 _VECTORS = 4  # vectors of tokens in a tile
-_ROWS = 1024  # as many rows of the weight that their sums stay in the second-level cache
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
 _WIDEST = ((768, 0.075), (384, 0.3), (192, 1.0))  # (most columns of a block, highest density for it)
 _PAIR = {1: 3.0, 2: 4.0, 4: 6.0}  # cycles by vectors of tokens
-_ROW, _ELEMENT = 15.0, 0.4
+_ROW, _ELEMENT = 15.0, 0.4  # cycles, see _cycles
 
 
 def _storage(matrix: Matrix) -> Pairs | None:
@@ -69,8 +69,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of v vectors of tokens: c(v) for each of the nnz / 2 + M blocks / 4 pairs, with padding; 15 for each row
-    and block, to start and end its loop; 0.4 (K + M) v L for the transposes of x and y."""
+    """Returns the cycles of all tiles. A tile of v vectors of L tokens takes the sum of
+
+    - c(v) for each of the nnz / 2 + M blocks / 4 pairs, with padding,
+    - 15 for each row and block, to start and end its loop,
+    - 0.4 (K + M) v L for the transposes of x and y.
+    """
     m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
     starts = m * -(-k // _block_width(matrix))
     full, left = divmod(tokens, _VECTORS * lanes)

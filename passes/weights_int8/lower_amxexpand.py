@@ -66,7 +66,7 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles for T' tokens in whole tiles.
+    """Returns the cycles for T' tokens in whole tiles.
 
     bf16: for every 32 tokens, 3 for each line of 32 elements, zeros included, or the time to read M K / 8 + 2 nnz bytes at 19
     per cycle if that is more; M K T' / 180 for the products; 6 T' M / 16 for the results. int8: the cycles of chains, and
@@ -81,8 +81,10 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 
 def _multiplying(matrix: Matrix, tokens: int) -> float:
-    """Cycles in a chain: for every 64 tokens, 6.2 for each row of a tile; 16 for each product of tiles. Bytes have one more
-    product for every 64 tokens."""
+    """Returns the cycles in a chain: for every 64 tokens 6.2 for each row of a tile, and 16 for each product of tiles.
+
+    Bytes have one more product for every 64 tokens.
+    """
     tiles = matrix.rows * matrix.columns / (_ROWS * _in_chains(matrix).columns)
     groups = -(-tokens // (_IN_CHAINS * TOKENS))
     products = -(-tokens // TOKENS) + (groups if matrix.element == "i8" else 0)

@@ -34,7 +34,7 @@ from gossamer.passes.weights_int8.quad_lines import pack_lines
 _FEATURE = "amxint8"
 _QUAD, _COLUMNS = 4, 64
 _IN_CHAINS = 4  # vectors of tokens in a tile of a chain
-_PRODUCTS = 360.0  # per cycle: an instruction has twice as many as for bf16
+_PRODUCTS = 360.0  # products in a cycle, twice as many as with bf16
 _GATHER, _ELEMENT, _RESULT = 32.0, 0.5, 3.0
 
 
@@ -54,12 +54,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of the products, and 0.5 (K + M) for each token of whole tiles of 32, to transpose x and y."""
+    """Returns the cycles of the products, and 0.5 (K + M) for each token of whole tiles of 32, to transpose x and y."""
     return _multiplying(matrix, tokens) + -(-tokens // 32) * _ELEMENT * (matrix.columns + matrix.rows) * 32
 
 
 def _multiplying(matrix: Matrix, tokens: int) -> float:
-    """Cycles for every 32 tokens and each panel of R rows: 64 R 32 / 360 for its products, and 32 for its lines."""
+    """Returns the cycles of the products. A panel of R rows takes 64 R 32 / 360 + 32 (for its lines) for every 32 tokens."""
     stored = _storage(matrix)
     assert stored is not None
     panels = -(-matrix.rows // stored.rows) * max(1.0, matrix.nonzeros / matrix.fill / (matrix.rows * _COLUMNS))

@@ -43,7 +43,7 @@ _WIDEST = 16  # lanes of the vectors in which an instruction looks up any lane
 _AHEAD = 16  # how many lines of a strip ahead to prefetch: in a decoder all weights come from memory
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 _GROUP = {4: 0.7, 8: 0.9}  # cycles, by bits
-_TOKEN, _ROW, _TOTALS = 0.8, 3.0, 5.0
+_TOKEN, _ROW, _TOTALS = 0.8, 3.0, 5.0  # cycles, see _cycles
 
 
 def _storage(matrix: Matrix) -> Groups | None:
@@ -64,8 +64,12 @@ def _tokens(matrix: Matrix) -> int:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of t tokens: .7 (4 bits) or .9 (8 bits) + .8 t for each vector of L elements of a stored group; 3 + 5 t
-    for each row; K t / L for the copy of x."""
+    """Returns the cycles of all tiles. A tile of t tokens takes the sum of
+
+    - 0.7 (4 bits) or 0.9 (8 bits) + 0.8 t for each vector of L elements of a stored group,
+    - 3 + 5 t for each row,
+    - K t / L for the copy of x.
+    """
     assert matrix.groups is not None
     groups, lanes = matrix.rows * matrix.columns / Groups.COLUMNS * kept_groups(matrix), matrix.lanes
     vectors = _WIDEST / lanes

@@ -34,11 +34,11 @@ from gossamer.passes.weights.token_tile import TokenTile, tile_bytes
 from gossamer.passes.weights_int8.quad_lines import pack_lines
 from gossamer.passes.weights_int8.quad_loop import QuadRows
 
-_ROWS = 1024  # as many rows of the weight that their sums stay in the second-level cache
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
 _TALLEST = 4  # most rows of a stored block
 _PANEL = 0.75  # share of the first-level cache for a panel of x
 _QUAD = {1: 2.0, 2: 2.7, 4: 3.2}  # cycles by vectors of tokens
-_ROW, _ELEMENT = 24.0, 0.5
+_ROW, _ELEMENT = 24.0, 0.5  # cycles, see _cycles
 _WITHOUT = 2.2  # factor of the cycles without dot products of bytes
 
 
@@ -66,8 +66,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of v vectors of tokens: c(v) for each quad and row of its block; 24 for each group of R rows and panel,
-    to start and end its loop; 0.5 v L (K + M) for the transposes."""
+    """Returns the cycles of all tiles. A tile of v vectors of L tokens takes the sum of
+
+    - c(v) for each quad and row of its block,
+    - 24 for each group of R rows and panel, to start and end its loop,
+    - 0.5 v L (K + M) for the transposes.
+    """
     stored = _storage(matrix)
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     quads = m * k / 4 * kept_quads(matrix, stored.rows)
