@@ -70,10 +70,11 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of v vectors of tokens, with R rows in a stored block.
+    """Returns the cycles of all tiles. With R rows in a stored block, a tile of v vectors of L tokens takes the sum of
 
-    v (0.73 + 0.3 / R) for each of the nnz / fill stored values: its multiply-adds, and their shares of the loads of x; 24 for
-    each group of R rows and panel, to start and end its loop; 0.31 (K + M) v L for the transposes.
+    - v (0.73 + 0.3 / R) for each of the nnz / fill stored values: its multiply-adds, and their shares of the loads of x,
+    - 24 for each group of R rows and panel, to start and end its loop,
+    - 0.31 (K + M) v L for the transposes.
     """
     stored = _storage(matrix)
     if stored is None:

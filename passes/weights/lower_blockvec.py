@@ -75,11 +75,13 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a tile of n tokens, with vectors of p rows x q columns.
+    """Returns the cycles of all tiles. With vectors of p rows x q columns, a tile of n tokens takes the sum of
 
-    For each of the nnz / fill / L vectors: n (0.58 + 0.64 q / L) for the multiply-adds and the bytes of x that they read, and
-    1.3 to load the vector. 0.65 for each of M / p groups, to start and end its loop. 2.1 (q - 1) + 3.5 for each of the n M / L
-    vectors of results. 0.27 n K to pack x, unless n is 1.
+    - n (0.58 + 0.64 q / L) for each of the nnz / fill / L vectors: its multiply-adds, and the bytes of x that they read,
+    - 1.3 to load each of these vectors,
+    - 0.65 for each of M / p groups, to start and end its loop,
+    - 2.1 (q - 1) + 3.5 for each of the n M / L vectors of results,
+    - 0.27 n K to pack x, unless n is 1.
     """
     stored = _storage(matrix)
     if stored is None:

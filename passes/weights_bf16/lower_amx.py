@@ -49,8 +49,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles for S stored elements and T' tokens in whole tiles: S T' / 180, or 2 S / 19 to read them if that is more;
-    6 T' M / 16 for the results; 2 T' K / 32 to copy x if there are fewer tokens than in a tile."""
+    """Returns the cycles for S stored elements and T' tokens in whole tiles, the sum of
+
+    - S T' / 180 for the products, or 2 S / 19 to read the elements if that is more,
+    - 6 T' M / 16 for the results,
+    - 2 T' K / 32 to copy x if there are fewer tokens than in a tile.
+    """
     stored, computed = matrix.nonzeros / matrix.fill, -(-tokens // _ROWS) * _ROWS
     copy = _COPY * computed * matrix.columns / _COLUMNS if tokens < _ROWS else 0.0
     return max(stored * computed / _PRODUCTS, stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES + copy

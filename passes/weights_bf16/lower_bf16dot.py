@@ -50,8 +50,11 @@ def _width(k: int, columns: int) -> int | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles for S stored elements and T' tokens in whole groups: 1.05 S T' / 2 L, or 2 S / 19 to read them if that is more;
-    9 T' M / L for the results."""
+    """Returns the cycles for S stored elements and T' tokens in whole groups, the sum of
+
+    - 1.05 S T' / 2 L for the products, or 2 S / 19 to read the elements if that is more,
+    - 9 T' M / L for the results.
+    """
     width = next(width for least, width in _GROUPS if tokens >= least)
     stored, computed = matrix.nonzeros / matrix.fill, -(-tokens // width) * width
     return max(_LINE * stored * computed / (2 * LANES), stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES

@@ -52,8 +52,12 @@ def tile_of(matrix: Matrix, stored: Format | Packing, features: frozenset[str], 
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles: 2.3 + 0.95 T' for every line of 32 elements, zeros included, with T' tokens in whole groups, or the time to read
-    M K / 8 + 2 nnz bytes at 19 per cycle if that is more; 9 T' M / L for the results."""
+    """Returns the cycles for T' tokens in whole groups, the sum of
+
+    - 2.3 for every line of 32 elements, zeros included, and group, and 0.95 for every line and token;
+      or the time to read M K / 8 + 2 nnz bytes at 19 per cycle if that is more,
+    - 9 T' M / L for the results.
+    """
     width = next((width for width in _GROUPS if tokens >= width), 1)
     groups, elements = -(-tokens // width), matrix.rows * matrix.columns
     lines = groups * elements / (2 * LANES) * (_LINE + _PRODUCT * width)

@@ -67,7 +67,7 @@ def _multiplying(matrix: Matrix, tokens: int) -> float:
 
 
 def _in_chain(op: Any) -> ChainProduct:
-    """Returns how it runs in a chain, whose tile has x as bytes."""
+    """Returns how the product runs in a chain. The tile of the chain has x as bytes."""
     (rows, _), stored = shape_of(op), stored_of(op, Panels)
     inner = partial(byte_panels, storage=stored)
     return ChainProduct(_IN_CHAINS * TOKENS, stored.rows, -(-rows // stored.rows), 1, None, inner, stores=True)

@@ -57,7 +57,7 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles: max(0.4 + T', 4) for each line and T' tokens in whole groups; 9 T' M / 16 for the results."""
+    """Returns the cycles: for each group of t tokens, max(0.4 + t, 4) for each line, and 9 t M / 16 for the results."""
     width = next((width for width in _GROUPS if tokens >= width), 1)
     groups, strips = -(-tokens // width), -(-matrix.rows // LANES)
     return groups * strips * (_lines(matrix) * max(_LINE + _PRODUCT * width, _LEAST) + _RESULTS * width)
@@ -80,7 +80,7 @@ def _read(matrix: Matrix) -> float:
 
 
 def _in_chain(op: Any) -> ChainProduct:
-    """Returns how it runs in a chain: with tokens row by row, in a tile on the stack."""
+    """Returns how the product runs in a chain: with tokens row by row, in a tile on the stack."""
     rows, columns = shape_of(op)
     if not stored_of(op, ByteWindows).sorted:
         raise CompileError("a chain has the rows of strips in the order that choose-format{chain=true} gives them")

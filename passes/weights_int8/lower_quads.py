@@ -91,7 +91,7 @@ def kept_quads(matrix: Matrix, rows: int = 1) -> float:
 
 
 def _in_chain(op: Any) -> ChainProduct:
-    """Returns how it runs in a chain, whose tile has x as bytes."""
+    """Returns how the product runs in a chain. The tile of the chain has x as bytes."""
     (rows, columns), stored, words = shape_of(op), stored_of(op, Quads), integers(op.tile)[2] == 2
     if words:
         raise CompileError("a chain has quantized products of bytes only")
