@@ -13,8 +13,8 @@ turns each finished sum into an element of the result, or of each of several res
 
 The maps of the factors have the result's dimensions, then the reduced ones. The map of a `kernel.read` has the result's.
 
-`kernel.spmm` says how a product is computed: `schedule` names the family, `tile` has its numbers (the tokens of a tile first),
-`lanes` is the number of elements in a vector, and `reduction` is the dimension of the weight that is summed over.
+`kernel.spmm` says how a product is computed: `schedule` names the family, and `tile` has its numbers (the tokens of a tile
+first). `lanes` is the number of elements in a vector. `reduction` is the dimension of the weight that is summed over.
 
 A chain has other ops between its products: `kernel.map` (elementwise, [T, N] or [T, 1]), `kernel.sum` and `kernel.max` (over
 the rows of a matrix, to [T, 1]). Their bodies read all operands by `kernel.read`.

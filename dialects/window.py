@@ -1,6 +1,6 @@
 """Describes the window that a convolution slides over its images, and how a kernel cuts images into tiles of outputs.
 
-Output pixel (i, j) reads the input pixel (i s, j s) for a stride of s, and for each tap a pixel some rows and columns further.
+With a stride of s, output pixel (i, j) reads an input pixel for each tap: (i s, j s), and others some rows and columns further.
 Images are read as if they were surrounded by zeros and split into s x s phases: phase (a, b) has the pixels
 (i s + a, j s + b). So the pixels that a tap reads for neighbouring outputs are neighbours in a phase. If the rows of a phase
 are contiguous, this also holds across rows: output pixel q = i `row` + j reads at q + shift.

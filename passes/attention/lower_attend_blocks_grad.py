@@ -8,8 +8,8 @@ after    scf.parallel (%task) = ...                           // batch x heads x
              sums[d][query] += sum_key k[key][d] s[key][query]
            sums * scale into %dq
 
-Gradients of keys and values are computed in the same way, with keys in the lanes, and with the queries of all heads that share
-them one after the other. If the numbers that are added to the scores have a gradient, a task has all batches and heads that
+Gradients of keys and values are computed in the same way, with keys in the lanes. The queries of all heads that share the keys
+follow each other. If the numbers that are added to the scores have a gradient, a task has all batches and heads that
 share these numbers. Both loops recompute the scores and the dropout (Dao et al., "FlashAttention", 2022).
 """
 

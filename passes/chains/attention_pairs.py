@@ -4,8 +4,8 @@
                      weights[j, j + 1][t] = exp(scores - max), rounded, total
                      y[d][t] = sum over pairs of j of v[d][j, j + 1] . weights[j, j + 1][t] / total
 
-Queries and keys are lines of pairs of features (bf16_pairs.py), weights are lines of pairs of keys, and values are rows of
-tokens, of which two are a pair. Weights overwrite the scores of keys that are done.
+Queries and keys are lines of pairs of features (bf16_pairs.py). Weights are lines of pairs of keys. Values are rows of tokens,
+of which two are a pair. Weights overwrite the scores of keys that are done.
 """
 
 from typing import ClassVar

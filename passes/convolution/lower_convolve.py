@@ -11,8 +11,8 @@ after    scf.parallel (%task) = ...                       // images x groups x d
                  vector.fma(values[p], packed[shift of coordinates[p] ..], sums)
                the epilogue, and a compressed store: outputs between rows of the image are no pixels
 
-If the window is pointwise, and images have known sizes and consist of whole tiles, nothing is packed, because the few rows of
-a weight would not read it often enough.
+If the window is pointwise, and images have known sizes and consist of whole tiles, nothing is packed. The few rows of a weight
+would not read packed pixels often enough.
 
 Planes are the channels; for volumes, each channel at each depth that taps read. If the sizes of images are dynamic, or if each
 column of taps has its own phase (see window.py), a tile is a strip of few rows and columns. It has masked instead of expanding

@@ -5,8 +5,8 @@ only a few entries ahead. With prefetches, products with graphs whose features t
 cache near the core holds the operand anyway, the instructions would cost up to a quarter of the time. Stencils, whose rows are
 near each other, lose a twentieth.
 
-With a first-level cache of the usual 32 KB, whole rows are prefetched into the second level, as on Zen 4, because the first has
-too few places for pending lines. A larger first-level cache takes the first lines of rows some entries ahead. The processor
+A first-level cache of the usual 32 KB, as on Zen 4, has too few places for pending lines. With such a cache, whole rows are
+prefetched into the second level. A larger first-level cache takes the first lines of rows some entries ahead. The processor
 sees that they are read in order, and fetches the other lines. On Emerald Rapids this is 1.1 to 1.3 times as fast as whole rows
 into the second level.
 """

@@ -22,9 +22,9 @@ The caller gives the memory (see ask_for_memory.py); its function is the first w
 many entries as multiply-adds, and as columns. If there is room for this many in all rows, one pass is enough, because pages
 that are not written take no memory. Else a first pass counts the entries.
 
-A row of n entries is sorted by the ranks of its columns (see column_ranks) if it is short, or if that takes fewer steps,
-n^2 / 16, than a set may take, columns / 4096. Else, if it has at least every fourth column, by a pass over the columns between
-its first and last. Else by a set (see column_set).
+There are three ways to sort a row of n entries. Short rows are sorted by the ranks of their columns (see column_ranks), and so
+are rows for which that takes fewer steps, n^2 / 16, than a set may take, columns / 4096. Other rows with at least every fourth
+column are sorted by a pass over the columns between their first and last, the remaining ones by a set (see column_set).
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
