@@ -2,11 +2,11 @@
 
 A mask is a table of the tiles that it does not hide, each of TILE_QUERIES queries and TILE_KEYS keys:
 
-positions  where the tiles of each row of tiles begin, and where the last one's end
-tiles      three numbers each: twice the number of the tile's keys, plus 1 if it is hidden in part; for those the number of its
-           words; the number of its floats, where there are any
-words      TILE_QUERIES words a tile that is hidden in part: bit k of word q says whether query q sees key k
-floats     TILE_KEYS rows of TILE_QUERIES numbers: what is added to the scores; several tiles may have the same ones
+positions  for each row of tiles, the place of its first tile; then the end of the last one's tiles
+tiles      three numbers a tile: twice its number along the keys, plus 1 if it is partly hidden; for a partly hidden tile the
+           number of its words; the number of its floats, if it has any
+words      TILE_QUERIES words for a partly hidden tile: bit k of word q says whether query q sees key k
+floats     TILE_KEYS rows of TILE_QUERIES numbers, which are added to the scores. Several tiles may share them.
 """
 
 from collections.abc import Sequence
@@ -20,27 +20,28 @@ from gossamer.dialects.kernel import KernelOp, verified
 TILE_QUERIES, TILE_KEYS = 32, 16
 
 SIZES = ("batch", "heads", "group", "queries", "keys", "table_batch", "table_head", "table_row")
-"""What `sizes` begins with: lengths, and the elements of `positions` from a batch, head and row of tiles to the next (0 where
-all have the same)."""
+"""The first entries of `sizes`: lengths, then strides of `positions` by batch, head and row of tiles (0 if all have the
+same)."""
 STRIDED = {
     "kernel.attend_blocks": ("q", "k", "v", "out"),
     "kernel.attend_blocks_of_queries": ("q", "k", "v", "gradient", "of_q"),
     "kernel.attend_blocks_of_keys": ("q", "k", "v", "gradient", "of_k", "of_v"),
     "kernel.attend_blocks_of_scores": ("q", "k", "v", "gradient", "of_k", "of_v", "of_scores"),
 }
-"""What has three strides behind them, of batch, head and token."""
+"""The tensors whose three strides, by batch, head and token, follow in `sizes`, in this order."""
 
 LOW, ADDED_LOW, FILLED_LOW = -1e30, -3.4028234663852886e38, -2e38
-"""Scores below the first are taken as equal, for those of queries that see no other keys: what is added absorbs the rest. The
-second number is added to them, or the third, if their scores have been replaced and so have no gradient."""
+"""For queries to whose scores a mask adds huge negative numbers, at every key. Scores below LOW count as equal, because such
+numbers absorb their differences. ADDED_LOW stands for such a number; FILLED_LOW does if the mask replaces the scores instead,
+so that they have no gradient."""
 
 Step = str | float
 ADD, TANH = "add", "tanh"
-"""The steps of a score function: the floats of a tile are added, the hyperbolic tangent; a number is multiplied with."""
+"""The steps of a score function: "add" adds the floats of a tile, "tanh" is the hyperbolic tangent, a number is a factor."""
 
 
 def steps_of(score: ir.ArrayAttr) -> list[Step]:
-    """The steps of a `score` attribute."""
+    """Returns the steps of a `score` attribute."""
     return [ir.StringAttr(s).value if isinstance(s, ir.StringAttr) else ir.FloatAttr(s).value for s in score]
 
 
@@ -66,18 +67,18 @@ def _problem(op: Any) -> str | None:
 
 
 class _Attention(KernelOp, traits=[ext.Pure]):
-    """What the ops share.
+    """The operands and attributes that all these ops have.
 
-    q, k, v      memory, in which sizes and strides find [batch, heads, queries, head_size] and so on; each `group` of heads
-                 shares the keys and values of one. Elements of a head are next to each other.
+    q, k, v      memory of [batch, heads, queries, head_size] and so on, by sizes and strides. Each `group` of heads of q
+                 shares one head of keys and values. Elements of a head are contiguous.
     positions    [rows + 1] of i32 for each batch and head, tiles [3 n] of i32, words [n * TILE_QUERIES] of i16,
                  floats [n * TILE_KEYS * TILE_QUERIES] of f32
     sizes        see SIZES and STRIDED
-    score        the steps from <q, k> to the score, the scale first; what is hidden is left out after them
-    seed         [1] of i32: weights are set to 0 with a probability of `dropout`, the others divided by what is left, by the
-                 random bits (dialects/philox.py) of the seed and the number of batch, head, query and key
-    pairs        nothing; or q, k and, for gradients, v and the gradient in bf16, laid out as they are, for targets that
-                 multiply pairs of them. Then products of rows are of these, sums of weighted rows of the others.
+    score        the steps from <q, k> to the score, the scale first. Hidden scores are left out after the steps.
+    seed         [1] of i32. Each weight is set to 0 with probability `dropout`, else divided by 1 - dropout. The random bits
+                 (dialects/philox.py) depend on the seed and on the numbers of batch, head, query and key.
+    pairs        empty; or q, k and, for gradients, v and the gradient in bf16 with the same strides, for targets that
+                 multiply pairs of bf16. Then products of rows use these, and sums of weighted rows use the f32 tensors.
     """
 
     takes = (
@@ -94,19 +95,21 @@ class _Attention(KernelOp, traits=[ext.Pure]):
 
 
 class AttendBlocksOp(_Attention, name="attend_blocks"):
-    """Scaled dot-product attention of heads, where a table says which queries see which keys.
+    """Scaled dot-product attention of heads. A table says which queries see which keys.
 
-    out          memory, as q; queries that see no key get 0
-    statistics   [batch, heads, queries], the logarithm of the sum of exp(score), without the score if that is below LOW, 0 for
-                 queries that see no key
+    out          memory, as q. Queries that see no key get 0.
+    statistics   [batch, heads, queries], the logarithm of the sum of exp(score). If all scores are below LOW, they count as 0.
+                 0 for queries that see no key.
     """
 
     gives = "out: f32[any], statistics: f32[any]"
 
 
 class _Gradient(_Attention):
-    """gradient    memory, as out
-    statistics  of the forward op
+    """The operands of the gradient ops.
+
+    gradient    the gradient of out; memory, as out
+    statistics  those of the forward op
     delta       [batch, heads, queries], the sum over a head's elements of out times gradient
     """
 
@@ -115,23 +118,23 @@ class _Gradient(_Attention):
 
 
 class AttendBlocksOfQueriesOp(_Gradient, name="attend_blocks_of_queries"):
-    """The gradient of q, memory as q, for that of the result of kernel.attend_blocks; the scores are computed again."""
+    """The gradient of q, memory as q, from the gradient of the result of kernel.attend_blocks. It recomputes the scores."""
 
     gives = "of_q: f32[any]"
 
 
 class AttendBlocksOfKeysOp(_Gradient, name="attend_blocks_of_keys"):
-    """The gradients of k and v, as kernel.attend_blocks_of_queries has that of q. In its table keys and queries change places:
+    """The gradients of k and v, as kernel.attend_blocks_of_queries gives that of q. In its table keys and queries are swapped:
     a tile is TILE_QUERIES keys and TILE_KEYS queries."""
 
     gives = "of_k: f32[any], of_v: f32[any]"
 
 
 class AttendBlocksOfScoresOp(_Gradient, name="attend_blocks_of_scores"):
-    """What kernel.attend_blocks_of_keys gives, and the gradient of what is added to the scores, summed over what has a stride
-    of 0. It is added to what is there.
+    """Like kernel.attend_blocks_of_keys, but also gives the gradient of the numbers that are added to the scores.
 
-    of_scores   memory, [batch, heads, queries, keys]; keys are next to each other
+    of_scores   memory of [batch, heads, queries, keys], keys contiguous. The gradient is added to what it holds, so dimensions
+                with a stride of 0 are summed over.
     """
 
     gives = "of_k: f32[any], of_v: f32[any], of_scores: f32[any]"

@@ -1,7 +1,7 @@
-"""The ops of the kernel dialect for attention of a few queries, as a model generates text: each key and value is read once.
+"""The ops of the kernel dialect for attention of a few queries, as in text generation: each key and value is read once.
 
-`kernel.attend_cached` reads keys and values as they lie in a cache, `kernel.attend_appended` puts those of new tokens behind
-them on the way: past and new keys become one memory, which is the next step's past.
+`kernel.attend_cached` reads keys and values from a cache. `kernel.attend_appended` also copies them, with those of the new
+tokens behind them, into one memory, which is the cache of the next step.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from gossamer.dialects.attention import TANH, steps_of
 from gossamer.dialects.kernel import KernelOp, verified
 
 SIZES = ("batch", "heads", "keys", "past")
-"""What `sizes` begins with; `past` of the keys are in k and v, the others in new_k and new_v."""
+"""The first entries of `sizes`. The first `past` keys are in k and v, the others in new_k and new_v."""
 
 STRIDED = {
     "kernel.attend_cached": ("q", "out", "mask", "k", "v"),
     "kernel.attend_appended": ("q", "out", "mask", "k", "v", "new_k", "new_v"),
 }
-"""What has three strides behind them, of batch, head and token. The others have their tokens one behind the other."""
+"""The tensors whose three strides, by batch, head and token, follow in `sizes`, in this order. Others are contiguous."""
 
 
 def _problem(op: Any) -> str | None:
@@ -34,14 +34,14 @@ def _problem(op: Any) -> str | None:
 
 
 class _Cached(KernelOp, traits=[ext.Pure]):
-    """What the ops share.
+    """The operands and attributes that both ops have.
 
-    q, k, v    memory, in which sizes and strides find [batch, heads, queries, head_size] and [batch, heads / group, keys,
-               head_size]; elements of a head are next to each other
-    mask       memory, [batch, heads, queries, keys]: what is added to scores, keys next to each other; maybe none
+    q, k, v    memory of [batch, heads, queries, head_size] and [batch, heads / group, keys, head_size], by sizes and
+               strides; elements of a head are contiguous
+    mask       memory of [batch, heads, queries, keys], keys contiguous, which is added to the scores; may be missing
     sizes      see SIZES and STRIDED
-    score      the steps from <q, k> to the score, the scale first, before the mask is added
-    out        as q; queries whose keys all have minus infinity get 0
+    score      the steps from <q, k> to the score, the scale first. The mask is added after them.
+    out        as q. A query gets 0 if all its scores are minus infinity.
     """
 
     lowering = "lower-attend-cached"
@@ -58,14 +58,14 @@ class _Cached(KernelOp, traits=[ext.Pure]):
 
 
 class AttendCachedOp(_Cached, name="attend_cached"):
-    """Attention over keys and values that lie in one memory."""
+    """Attention over the keys and values of one memory."""
 
 
 class AttendAppendedOp(_Cached, name="attend_appended"):
     """Attention over past and new keys and values.
 
     new_k, new_v    memory, as k and v
-    all_k, all_v    memory, past and new ones, [batch, heads / group, keys, head_size]
+    all_k, all_v    memory of the past and then the new ones, [batch, heads / group, keys, head_size]
     """
 
     takes = "new_k: F[any], new_v: F[any]"

@@ -1,4 +1,4 @@
-"""What all command lines have in common: they end quietly when nobody reads on.
+"""Lets all command lines end quietly when the reader of their output has ended, as in
 
 gossamer-opt --list-passes | head -1
 """
@@ -15,7 +15,7 @@ _Status = TypeVar("_Status")
 
 
 def ends_with_its_reader(main: Callable[_Arguments, _Status]) -> Callable[_Arguments, _Status]:
-    """Has a command end without a traceback if the reader of its output has ended, as a command that SIGPIPE ends."""
+    """Makes a command end without a traceback if the reader of its output has ended, with the status of SIGPIPE."""
 
     @wraps(main)
     def run(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Status:
@@ -25,7 +25,7 @@ def ends_with_its_reader(main: Callable[_Arguments, _Status]) -> Callable[_Argum
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more when it exits
             raise SystemExit(128 + signal.SIGPIPE) from None
 
     return run

@@ -1,5 +1,5 @@
-"""`kernel.convolve`: a convolution with a sparse weight, and `kernel.convolve_depthwise`, whose channels keep to themselves
-(see window.py for what slides over the images)."""
+"""The ops of the kernel dialect for convolutions: `kernel.convolve`, with a sparse weight, and `kernel.convolve_depthwise`,
+whose results each read one channel. window.py describes the window that slides over the images."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ def _problem(op: Any) -> str | None:
 class ConvolveOp(KernelOp, name="convolve", traits=[ext.Pure]):
     """y[n, m, q] = epilogue(sum_ck x[n, c, pixel that tap k reads for q] w[m, c taps + k]), c in the group of m.
 
-    depth, height, width   of the images
+    depth, height, width   sizes of the images
     window                 as `Window.numbers`
-    reduction              the dimension of w that is summed over: 1
+    reduction              dimension of w that is summed over: 1
     """
 
     takes = "x: t[images channels pixels], w: #t[filters inputs]"
@@ -59,7 +59,7 @@ def _depthwise_problem(op: Any) -> str | None:
 class ConvolveDepthwiseOp(KernelOp, name="convolve_depthwise", traits=[ext.Pure]):
     """y[n, c, q] = epilogue(sum_k x[n, c, pixel that tap k reads for q] w[c, k]).
 
-    height, width   of the images
+    height, width   sizes of the images
     window          as `Window.numbers`
     """
 

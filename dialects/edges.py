@@ -14,11 +14,11 @@ from torch_mlir.dialects import ext
 from gossamer.dialects.kernel import KernelOp, verified
 
 TERMS = ("values", "target", "source", "edge", "queries", "keys", "direction", "seed")
-"""What attention reads; the first is always there."""
+"""The dense operands of attention. Only the first is required."""
 SAVED = ("statistics", "gradient", "delta", "entry")
-"""What its gradient reads besides; the last is there for transposes only."""
+"""The further operands of its gradient. The last one is only given for transposes."""
 GRADIENTS = {"target": ("target", "queries", "edge", "weight", "direction"), "source": ("source", "keys", "values")}
-"""What has a gradient, by the side of the pattern along which it is summed."""
+"""The operands that have a gradient, by the side of the pattern along which the gradient is summed."""
 
 
 _TERMS = (
@@ -28,13 +28,13 @@ _TERMS = (
 
 
 def operands_of(op: Any) -> dict[str, ir.Value]:
-    """The dense operands of one of these ops, by name."""
+    """Returns the dense operands of one of these ops, by name."""
     names = TERMS if op.operation.name == "kernel.attend_edges" else (*TERMS, *SAVED)
     return {name: value for name in names if (value := getattr(op, name)) is not None}
 
 
 def gradients_of(op: Any) -> list[str]:
-    """What the results of a kernel.attend_edges_grad are the gradients of."""
+    """Returns the names of the operands whose gradients a kernel.attend_edges_grad gives."""
     names = [name for side in GRADIENTS.values() for name in side]
     return [name for name in names if getattr(op, f"of_{name}") is not None]
 
@@ -62,19 +62,20 @@ def _problem(op: Any) -> str | None:
 
 
 class AttendEdgesOp(KernelOp, name="attend_edges", traits=[ext.Pure]):
-    """Softmax over each row's entries of a score an entry and head, and the sum of rows of values that it weights, in one pass.
+    """Attention over edges: softmax of scores over the entries of each row, and the sum of rows of values that it weights.
 
     z[p, h]   = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale w[p] <queries[i, h], keys[j, h]>, slope)
     out[i, h] = sum_p keep[p, h] softmax_p(z[p, h]) values[j, h]     over the entries p = (i, j) of row i of the pattern
 
-    With a direction, z has scale w[p] <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)> in it, and no leaky_relu
-    around it. keep is 1, or with a probability of `dropout` 0 and else 1 / (1 - dropout), by the seed, p and h.
+    With a direction, the last term of z is scale w[p] <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)>, and there
+    is no leaky_relu around z. Without dropout keep is 1. Else it is 0 with probability `dropout`, or 1 / (1 - dropout); seed,
+    p and h determine it.
 
-    a              the pattern, CSR; w are its values where `weighted` is 1, else 1
+    a              the pattern, CSR. w are its values if `weighted` is 1, else ones.
     values         [columns, heads * features]
     target         [rows, heads]
     source         [columns, heads]
-    edge           [entries, heads], or [entries, 1] for all heads alike
+    edge           [entries, heads], or [entries, 1] if all heads have the same
     queries, keys  [rows, heads * size], [columns, heads * size]
     direction      [1, heads * size]
     seed           [1] of i32
@@ -95,14 +96,15 @@ class AttendEdgesOp(KernelOp, name="attend_edges", traits=[ext.Pure]):
 
 
 class AttendEdgesGradOp(KernelOp, name="attend_edges_grad", traits=[ext.Pure]):
-    """What kernel.attend_edges has for gradients, along one side of the pattern; the weights are computed again.
+    """The gradients of kernel.attend_edges along one side of the pattern. It recomputes the softmax.
 
-    side        "target": `a` is the pattern; "source": `a` is its transpose, row by row the columns of the pattern
-    statistics  of the forward op
-    gradient    [rows, heads * features] of its result
+    side        "target": `a` is the pattern; "source": `a` is its transpose, whose rows are the columns of the pattern
+    statistics  those of the forward op
+    gradient    [rows, heads * features], the gradient of its result
     delta       [rows, heads], the sum over features of result times gradient
-    entry       [entries] integers of a transpose: where the values of `a` and `edge` have each of its entries
-    of_…        the gradients, in the shapes of the terms; that of the direction as a share of each row, [rows, heads * size]
+    entry       [entries], for a transpose: the place of each entry in the values of `a` and in `edge`
+    of_…        the gradients, in the shapes of the operands. The one of the direction is a part for each row, still to be
+                summed: [rows, heads * size].
     """
 
     takes = f"{_TERMS}, statistics: W[rows twice!], gradient: W[rows wide!], delta: W[rows heads!], entry: i[entries]?"

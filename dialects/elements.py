@@ -1,6 +1,6 @@
-"""The types of elements that kernels compute with, by their names in MLIR: a new one is a line here.
+"""The element types of kernels, by their names in MLIR. A new one is one line here.
 
-The types themselves are torch's in runtime/elements.py.
+runtime/elements.py has the torch types for them.
 """
 
 from dataclasses import dataclass
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Element:
-    """A type by its name in MLIR.
+    """An element type.
 
+    name   its name in MLIR
     torch  its name in torch
-    bytes  of an element
-    sums   what its products are summed in
+    bytes  bytes of an element
+    sums   the type in which its products are summed
     """
 
     name: str
@@ -31,7 +32,7 @@ FLOATS = {
     )
 }
 WEIGHTS = {**FLOATS, "i8": Element("i8", "int8", 1, "i32")}
-"""Those of weights: products of quantized ones are exact."""
+"""Element types of weights. Quantized ones are i8: their products are exact in i32."""
 INTEGERS = {name: Element(name, f"int{name[1:]}", int(name[1:]) // 8, name) for name in ("i8", "i16", "i32", "i64")}
 WIDE = tuple(each.name for each in FLOATS.values() if each.sums == each.name)
-"""Floats that are summed as they are."""
+"""Floats that are summed in their own type."""

@@ -1,4 +1,4 @@
-"""The text of a `#sparse_tensor.encoding` attribute goes in; levels, rank and widths come out.
+"""Parses the text of a `#sparse_tensor.encoding` attribute into levels, rank and widths, for `Format.parse`.
 
     encoding ::= `#sparse_tensor.encoding<{` entry (`,` entry)* `}>`
     entry    ::= `map` `=` map | (`posWidth` | `crdWidth`) `=` integer (`:` type)?
@@ -26,13 +26,13 @@ Affine = dict[str, int]  # term -> coefficient; a term is "", "d1", "d1 floordiv
 
 @dataclass
 class EncodingParser:
-    """A recursive-descent parser at place `at` of `text`."""
+    """A recursive-descent parser. It has read `text` up to place `at`."""
 
     text: str
     at: int = 0
 
     def parse(self) -> tuple[tuple[Level, ...], int, dict[str, int]]:
-        """Levels, rank, and the widths that are given."""
+        """Returns levels, rank, and those widths that the text has."""
         start = _START.match(self.text)
         if not start:
             self._fail("expected #sparse_tensor.encoding<{")
@@ -98,7 +98,7 @@ class EncodingParser:
         return tuple(levels), len(dimensions)
 
     def _check_inverses(self, inverses: list[tuple[int, Affine | None]], levels: list[Level]) -> None:
-        """Dimensions written in level variables must undo the levels; either all are written or none."""
+        """Checks that dimensions written in level variables invert the levels. Either all are written or none."""
         if all(inverse is None for _, inverse in inverses):
             return
         for dim, (at, inverse) in enumerate(inverses):
@@ -128,7 +128,7 @@ class EncodingParser:
             self._fail(str(problem), kind_at)
 
     def _affine(self, variables: dict[str, str]) -> Affine:
-        """A sum of products, as a linear combination."""
+        """Parses a sum of products into a linear combination."""
         total = self._product(variables)
         while self._peek() in ("+", "-"):
             sign = 1 if self._next() == "+" else -1
@@ -211,7 +211,7 @@ class EncodingParser:
         return token
 
     def _next(self) -> str:
-        """The next token, "" at the end."""
+        """Reads the next token; "" at the end."""
         match = _TOKEN.match(self.text, self._skip_blank())
         self.at = match.end() if match else self.at
         return match[0] if match else ""

@@ -1,4 +1,4 @@
-"""Every error that Gossamer raises on purpose, under one root."""
+"""The errors that Gossamer raises on purpose. All derive from `GossamerError`."""
 
 
 class GossamerError(Exception):
@@ -26,4 +26,4 @@ class DeviceError(GossamerError):
 
 
 class IndexRangeError(ArgumentError, IndexError):
-    """An index that a table has no row for. torch has a RuntimeError or an IndexError, as the operation is."""
+    """A table has no row with this index. torch raises a RuntimeError or an IndexError, depending on the operation."""

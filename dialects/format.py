@@ -1,8 +1,8 @@
-"""Formats: how a tensor with zeros is stored, level by level, as MLIR's `sparse_tensor` dialect says it.
+"""Formats: how a tensor with zeros is stored, level by level, in the terms of MLIR's `sparse_tensor` dialect.
 
 A `Format` is the Python side of a `#sparse_tensor.encoding` attribute. `Format.parse` reads the attribute's
-text, `str` gives exactly what MLIR prints, and what MLIR would refuse, miscompile or abort on is a
-`FormatError`. Neither torch nor MLIR is imported.
+text, and `str` gives exactly the text that MLIR prints. A format that MLIR would refuse, miscompile or abort
+on is a `FormatError`. This file imports neither torch nor MLIR.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Format:
 
     @classmethod
     def coo(cls, rank: int) -> Self:
-        """Coordinates: one array of coordinates a dimension, in lexicographic order."""
+        """Coordinates: one array of coordinates for each dimension, in lexicographic order."""
         top = Level("d0", "compressed", nonunique=rank > 1)
         others = (Level(f"d{dim}", "singleton", nonunique=dim < rank - 1, soa=True) for dim in range(1, rank))
         return cls((top, *others), rank)
@@ -71,15 +71,15 @@ class Format:
 
     @classmethod
     def kblock(cls, columns: int) -> Self:
-        """K-blocked CSR: a CSR matrix for each panel of `columns` columns, with 16-bit coordinates in it."""
+        """K-blocked CSR: a CSR matrix for each panel of `columns` columns, with coordinates of 16 bits within the panel."""
         levels = Level(f"d1 floordiv {columns}"), Level("d0"), Level(f"d1 mod {columns}", "compressed")
         return cls(levels, 2, pos_width=32, crd_width=16)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The format of a `#sparse_tensor.encoding<{...}>`, in any spelling that MLIR prints or accepts.
+        """Parses a `#sparse_tensor.encoding<{...}>`, in any spelling that MLIR prints or accepts.
 
-        Dimension slices, symbols and explicit or implicit values say nothing about storage and are refused.
+        Dimension slices, symbols and explicit or implicit values do not describe storage and are refused.
         Raises FormatError with the text and the place in it.
         """
         levels, rank, widths = EncodingParser(text).parse()
@@ -89,18 +89,18 @@ class Format:
             raise FormatError(f"{problem}\n  in {text}") from None
 
     def with_widths(self, pos_width: int, crd_width: int) -> "Format":
-        """The same levels with other bits for positions and coordinates. Calls of operations ask for it: checked once."""
+        """The same levels with these bits for positions and coordinates. Cached, because calls of operations ask for it."""
         return _in_widths(self, pos_width, crd_width)
 
     def level_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """How many coordinates each level has for a tensor of this shape; an edge block counts as whole."""
+        """The number of coordinates of each level for a tensor of this shape. A block at the edge counts as whole."""
         self._check_rank(shape)
         return tuple(level.size(shape[level.dim]) for level in self.levels)
 
     def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape, filled up to whole blocks: what the packed arrays cover.
+        """The shape rounded up to whole blocks, which the packed arrays cover.
 
-        MLIR gives `dN mod B` the size (extent - 1) mod B + 1, too small if B does not divide a static extent.
+        MLIR gives `dN mod B` the size (extent - 1) mod B + 1, which is too small if B does not divide a static extent.
         So a tensor type with dense or structured levels inside blocks must have this shape.
         """
         self._check_rank(shape)
@@ -108,7 +108,7 @@ class Format:
         return tuple(-(-extent // blocks[dim]) * blocks[dim] for dim, extent in enumerate(shape))
 
     def permuted(self, order: Sequence[int]) -> Self:
-        """The same storage of the transposed tensor, whose dimension i is this one's dimension order[i]."""
+        """The same storage seen as the transposed tensor, whose dimension i is dimension order[i] of this one."""
         if sorted(order) != list(range(self.rank)):
             raise FormatError(f"{tuple(order)} does not order the {self.rank} dimensions of {self.name}")
         levels = (
@@ -117,10 +117,10 @@ class Format:
         return replace(self, levels=tuple(levels))
 
     def components(self) -> tuple[tuple[int, str], ...]:
-        """The arrays that hold a tensor, in the order of sparse_tensor.assemble's operands.
+        """The arrays that hold a tensor, in the order of the operands of sparse_tensor.assemble.
 
-        Pairs of the level and "positions" or "coordinates", at the end (number of levels, "values").
-        Singletons that are not soa have none: they are interleaved with the level above, [entries, levels].
+        Pairs of a level and "positions" or "coordinates"; the last pair is (number of levels, "values").
+        Singletons that are not soa have no array. They are interleaved with the level above, [entries, levels].
         """
         arrays: list[tuple[int, str]] = []
         for number, level in enumerate(self.levels):
@@ -136,7 +136,7 @@ class Format:
 
     @property
     def name(self) -> str:
-        """The field's name for the levels (`CSR`, `BSR(16, 16)`, `2:4`), or the levels if there is none."""
+        """The common name of the levels (`CSR`, `BSR(16, 16)`, `2:4`), or the levels themselves if they have none."""
         known = {name: getattr(Format, name) for name in ("COO", "CSR", "CSC", "DCSR", "DCSC")}
         known[f"COO({self.rank})"] = Format.coo(self.rank)
         known[f"CSF({self.rank})"] = Format.csf(self.rank)
@@ -154,7 +154,7 @@ class Format:
         return next((name for name, other in known.items() if other.levels == self.levels), f"({levels})")
 
     def registered(self, name: str) -> Self:
-        """The format itself, which `name` and what is printed call so from now on; FormatError if either has another name."""
+        """Gives the format a name, for `Format.name` and messages, and returns it. FormatError if it or the name is taken."""
         taken = _REGISTERED.get(name)
         if not self.name.startswith("(") and self.name != name:
             raise FormatError(f"{self} is called {self.name} already, so it cannot become {name}")
@@ -164,7 +164,7 @@ class Format:
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
-        return self  # nothing in it changes, and equal ones that are the same one are compared at once
+        return self  # a format never changes, and comparing an object with itself is fast
 
     def __repr__(self) -> str:
         return f"Format.parse({str(self)!r})"
@@ -185,7 +185,7 @@ def _in_widths(format: Format, pos_width: int, crd_width: int) -> Format:
 
 
 def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:
-    """Every dimension once, whole or as block and place, numbered as MLIR can invert it."""
+    """Checks that each dimension is stored once, whole or as block and place, in an order that MLIR can invert."""
     parts: dict[int, list[Level]] = {dim: [] for dim in range(rank)}
     for level in levels:
         if level.dim >= rank:
@@ -199,10 +199,10 @@ def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:
                 f"d{dim} must be stored once, as d{dim} or as d{dim} floordiv B and then d{dim} mod B, "
                 f"found {', '.join(found) or 'nothing'}"
             )
-    # MLIR's inverse of a blocked map takes the blocked dimensions for the last ones: else the sparsifier crashes.
+    # MLIR's inverse of a blocked map assumes that the blocked dimensions are the last ones. Else the sparsifier crashes.
     whole = max([-1, *(level.dim for level in levels if level.block == 1)])
     blocked = min([rank, *(level.dim for level in levels if level.block > 1)])
-    # K-blocking over d0 is allowed all the same: it is read by a schedule of its own, not by the sparsifier.
+    # K-blocking over d0 is allowed all the same, because only a schedule of its own reads it, not the sparsifier.
     k_blocked = [str(level).replace(f" {levels[0].block} ", " K ") for level in levels]
     if blocked < whole and k_blocked != ["d0 floordiv K : dense", "d1 : dense", "d0 mod K : compressed"]:
         raise FormatError(
@@ -212,7 +212,7 @@ def _check_dimensions(levels: tuple[Level, ...], rank: int) -> None:
 
 
 def _check_order_of_kinds(levels: tuple[Level, ...]) -> None:
-    """What may follow what: batch first, singletons after a compressed level, a structured level last."""
+    """Checks the order of levels: batch levels first, singletons after a compressed level, a structured level last."""
     for above, level in zip((None, *levels), levels, strict=False):
         if level.kind == "batch" and above and above.kind != "batch":
             raise FormatError(f"'{level}': batch levels come before all others")

@@ -1,4 +1,4 @@
-"""Packings that kernels of GPUs read: in the order of the lanes of a warp, or as their sparse tensor cores take a weight."""
+"""Packings for GPU kernels: in the order of the lanes of a warp, or in the layout of sparse tensor cores."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,10 +8,10 @@ from gossamer.dialects.packing_base import Component, Packing
 
 @dataclass(frozen=True)
 class TwoFour(Packing):
-    """2 of every 4 neighbours of a row, as the sparse tensor cores of GPUs take them.
+    """2 of every 4 neighbours of a row, in the layout of sparse tensor cores.
 
     `metadata` has two bits for the place of each value in its group of four, in words for the lanes of a warp (see
-    runtime/packers/two_four.py). Values lie row by row. Rows are filled up to 128, columns to 64.
+    runtime/packers/two_four.py). Values lie row by row. Rows are padded to a multiple of 128, columns to one of 64.
     """
 
     kind: ClassVar[str] = "twofour"
@@ -27,10 +27,10 @@ class TwoFour(Packing):
 
 @dataclass(frozen=True)
 class Vnm(Packing):
-    """V:N:M of VENOM: of every `group` columns, the 4 that a strip of `rows` rows has nonzeros in, and of these 2 in each row.
+    """V:N:M of VENOM: a strip of `rows` rows has nonzeros in 4 columns of every `group`, and each of its rows in 2 of these.
 
-    `places` say of each column of a strip which of its group's 4 it is, 255 for none of them. The rest is a `TwoFour` of the
-    columns that are left. Rows are filled up to 128, columns to 16 groups.
+    `places` has for each column of a strip its number among the 4 of its group, or 255 (`NONE`). `metadata` and `values` are a
+    `TwoFour` of the 4 columns of each group. Rows are padded to a multiple of 128, columns to one of 16 groups.
     """
 
     kind: ClassVar[str] = "vnm"
@@ -48,12 +48,12 @@ class Vnm(Packing):
 
 @dataclass(frozen=True)
 class Fragments(Packing):
-    """A bit for each element and the nonzeros, in the order in which the lanes of a warp hold them for tensor cores.
+    """A bit for each element, and the nonzeros, in the order in which the lanes of a warp hold them for tensor cores.
 
-    Panels of 32 x 32, row by row of panels, are 2 x 2 tiles of 16 x 16. A tile has eight masks of 4 rows x 8 columns: for each
-    half of the warp, which has rows 0 to 3 or 4 to 7 of every 8, those of the upper left, lower left, upper right and lower
-    right quarter. `positions` say where the values of each panel begin, in pieces of 8 (`PIECE`); `offsets` where those of each
-    mask begin in their panel.
+    A panel is 32 x 32 elements, in 2 x 2 tiles of 16 x 16; panels are stored row by row. Half a warp holds rows 0 to 3 of every
+    8, the other half rows 4 to 7. So a tile has eight masks of 4 rows x 8 columns: for each half, those of the upper left,
+    lower left, upper right and lower right quarter. `positions` say where the values of each panel begin, in pieces of 8
+    (`PIECE`). `offsets` say where the values of each mask begin in their panel.
     """
 
     kind: ClassVar[str] = "fragments"
@@ -72,10 +72,10 @@ class Fragments(Packing):
 
 @dataclass(frozen=True)
 class QuadFragments(Fragments):
-    """The same of int8: a bit for each quad, four neighbours along K, and the quads that have a nonzero.
+    """`Fragments` of int8: a bit for each quad (four neighbours along K), and the quads that have a nonzero.
 
-    Panels of 32 x 64 are 2 x 2 tiles of 16 x 32. A tile has four masks of 8 rows x 4 quads, a bit for each lane of a warp: its
-    upper left, lower left, upper right and lower right quarter. Values count in quads, pieces are 4 of them.
+    A panel is 32 x 64 elements, in 2 x 2 tiles of 16 x 32. A tile has four masks of 8 rows x 4 quads, a bit for each lane of a
+    warp: its upper left, lower left, upper right and lower right quarter. Offsets count quads; a piece has 4 of them.
     """
 
     kind: ClassVar[str] = "quadfragments"
@@ -92,15 +92,15 @@ class QuadFragments(Fragments):
 class Deltas(Packing):
     """Nonzeros and their distances along the rows, for warps whose lanes walk along rows (MACKO: Macko and Boza, 2025).
 
-    Rows are sorted by length. Each 16 of them are a slice, whose rows are filled up to the longest. The warps of a thread block
-    share the steps of a slice evenly; in each, two neighbouring lanes have parts of a row that follow each other. A step has
-    16 entries of each lane. A distance has 4 or 8 bits; stored zeros cross longer gaps.
+    Rows are sorted by length. 16 rows make a slice, padded to its longest row. The warps of a thread block share the steps of a
+    slice evenly. In a warp, two neighbouring lanes have consecutive parts of a row. A step has 16 entries of each lane. A
+    distance has 4 or 8 bits; stored zeros bridge longer gaps.
 
-    rows       the matrix's row for each row of a slice; M where there is none
-    positions  where the steps of each slice begin
+    rows       for each row of a slice, its row in the matrix; M if it has none
+    positions  the first step of each slice
     starts     the column from which each lane starts, by slice, warp and lane
-    deltas     16 distances of each lane, by steps. Of 4 bits, those of entries 0 to 3 (and 8 to 11) are the low halves of
-               bytes, those of the four after them the high halves.
+    deltas     by steps, 16 distances of each lane. With 4 bits, entries 0 to 3 (and 8 to 11) are in the low halves of bytes,
+               the four after them in the high halves.
     values     by steps: 8 entries of each lane, then the other 8
     """
 

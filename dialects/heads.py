@@ -1,7 +1,7 @@
-"""The ops that chains of products apply to the heads of a transformer and to the order of its tokens.
+"""The ops of the kernel dialect for the heads of a transformer and the order of its tokens, in chains of products.
 
 `kernel.normalize` divides each head by its norm, `kernel.rotate` is rotary position embedding, and `kernel.attend` is scaled
-dot-product attention among the tokens of a sequence. `kernel.regroup` is for matrices whose rows come position by position.
+dot-product attention among the tokens of a sequence. `kernel.regroup` reorders matrices whose rows come position by position.
 """
 
 from collections.abc import Sequence
@@ -62,12 +62,11 @@ def _rotate_problem(op: Any) -> str | None:
 class AttendOp(KernelOp, name="attend", traits=[ext.Pure]):
     """Scaled dot-product attention of the tokens of each sequence of `length` tokens.
 
-    q, k, v    [T, columns]; head h has the columns offset + h * head_size on, offsets in the order q, k, v
-    length     index: tokens of a sequence, T is a multiple of it
-    mask       none, or one tensor that is added to the scores: [T, length], or [sequences, length] for all queries alike,
-               which `key_mask` says
-    kv_heads   heads of k and v, each of which serves heads / kv_heads heads of q
-    cap        bounds the scores before the mask is added: cap * tanh(scale * <q, k> / cap); 0 does not
+    q, k, v    [T, columns]. The first column of head h is offset + h * head_size; `offsets` has those of q, k and v.
+    length     index: tokens of a sequence. T is a multiple of it.
+    mask       none, or one tensor that is added to the scores: [T, length], or, if `key_mask` is 1, [sequences, length]
+    kv_heads   heads of k and v; each serves heads / kv_heads heads of q
+    cap        bounds the scores before the mask is added: cap * tanh(scale * <q, k> / cap); 0 for no bound
     """
 
     q: ext.Operand[Any]
@@ -89,9 +88,9 @@ class AttendOp(KernelOp, name="attend", traits=[ext.Pure]):
 
 
 class NormalizeOp(KernelOp, name="normalize", traits=[ext.Pure]):
-    """Heads divided by their root mean squares: y[t, i] = x[t, i] / sqrt(mean_j x[t, j]^2 + eps) * weight[i] for each head.
+    """Divides heads by their root mean squares: y[t, i] = x[t, i] / sqrt(mean_j x[t, j]^2 + eps) * weight[i] for each head.
 
-    x       [T, columns]; head h has the columns offset + h * head_size on, in the result h * head_size on
+    x       [T, columns]. The first column of head h is offset + h * head_size, in the result h * head_size.
     weight  [head_size]
     """
 
@@ -107,12 +106,12 @@ class NormalizeOp(KernelOp, name="normalize", traits=[ext.Pure]):
 
 
 class RotateOp(KernelOp, name="rotate", traits=[ext.Pure]):
-    """Rotary position embedding of heads: of the first `rotated` columns of each, i turns with j = i + rotated / 2.
+    """Rotary position embedding of heads. It rotates pairs of the first `rotated` columns, i and j = i + rotated / 2.
 
     y[t, i] = x[t, i] cos[t, i] - x[t, j] sin[t, i]
     y[t, j] = x[t, j] cos[t, j] + x[t, i] sin[t, j]
 
-    x         [T, columns]; head h has the columns offset + h * head_size on, in the result h * head_size on
+    x         [T, columns]. The first column of head h is offset + h * head_size, in the result h * head_size.
     cos, sin  [T, rotated], or [T, rotated / 2] for both halves
     """
 
@@ -129,8 +128,8 @@ class RotateOp(KernelOp, name="rotate", traits=[ext.Pure]):
 
 
 class RegroupOp(KernelOp, name="regroup", traits=[ext.Pure]):
-    """The rows of a matrix in another order: y[b length + s] = x[s batch + b] for sequences of `length` tokens and a batch of
-    T / length, or back where `inverse`."""
+    """Reorders the rows of a matrix: y[b length + s] = x[s batch + b] for sequences of `length` tokens and a batch of
+    T / length. If `inverse` is 1, it is the inverse."""
 
     takes = "x: T[tokens columns]"
     gives = "result: T[tokens columns]"

@@ -1,7 +1,7 @@
 """The ops of the kernel dialect for steps of optimizers at the entries that a mask keeps: `kernel.step_kept`, and
-`kernel.step_mapped` where a map tells the entries (see row_maps.py).
+`kernel.step_mapped`, whose entries come from a map (see row_maps.py).
 
-A row of the parameter is read, stepped and written before the next one, so that memory is read and written once.
+A kernel reads, steps and writes one row of the parameter before the next one, so that memory is read and written once.
 """
 
 from enum import IntEnum
@@ -13,28 +13,28 @@ _GIVES = "parameter: T[rows columns], mean: T[entries], square: T[entries], row:
 
 
 class Rate(IntEnum):
-    """What `rates` have."""
+    """The numbers in `rates`. kernel.step_kept has the formulas."""
 
-    SIGN = 0  # what gradients are multiplied with
-    PENALTY = 1  # times the parameter, added to its gradient
-    MEAN = 2  # the share of a gradient in the mean
-    FORGET = 3  # the share of the squares that stays
-    SQUARE = 4  # that of the square of a gradient
-    DECAY = 5  # what the parameter is multiplied with
-    STEP = 6  # times the mean
-    SCALE = 7  # what the root of the squares is multiplied with
+    SIGN = 0  # factor of the gradient
+    PENALTY = 1  # factor of the parameter that is added to its gradient
+    MEAN = 2  # share of the gradient in the mean
+    FORGET = 3  # share of the old square in the new one
+    SQUARE = 4  # share of the gradient's square in the new one
+    DECAY = 5  # factor of the parameter
+    STEP = 6  # factor of the mean
+    SCALE = 7  # factor of the root of the square
     EPSILON = 8
 
 
 class StepKeptOp(KernelOp, name="step_kept"):
-    """A step of Adam for the entries p = (r, c) of a matrix in CSR, in place; the other elements of the parameter stay.
+    """Steps Adam for the entries p = (r, c) of a matrix in CSR, in place. Other elements of the parameter stay as they are.
 
         g = SIGN gradient[p] + PENALTY parameter[r, c]
         mean[p] += MEAN (g - mean[p]),   square[p] = FORGET square[p] + SQUARE g^2
         parameter[r, c] = DECAY parameter[r, c] - STEP mean[p] / (SCALE sqrt(square[p]) + EPSILON)
 
     rates   see `Rate`
-    row     where each thread works
+    row     scratch memory of each thread
     """
 
     takes = f"positions: i[rows+1], coordinates: i[entries], {_TAKES}"
@@ -42,7 +42,7 @@ class StepKeptOp(KernelOp, name="step_kept"):
 
 
 class StepMappedOp(KernelOp, name="step_mapped"):
-    """The same for entries that a map tells."""
+    """The same for entries that come from a map."""
 
     lowering = "lower-step-kept"
     takes = f"positions: i[rows+1], map: i[rows words], {_TAKES}"

@@ -1,7 +1,7 @@
-"""The kernel dialect, defined in Python on MLIR's bindings: what a region computes, and how it is scheduled.
+"""The kernel dialect, defined in Python on MLIR's bindings. Its ops say what a region computes and how it is scheduled.
 
-`kernel.contract` says what: a contraction of two factors and, in its region, the elementwise epilogue that turns each
-finished sum into a result element, or into one of each of several results. It reads further tensors with `kernel.read`.
+`kernel.contract` says what is computed: a contraction of two factors and, in its region, an elementwise epilogue. The epilogue
+turns each finished sum into an element of the result, or of each of several results. It reads other tensors by `kernel.read`.
 
     %y = "kernel.contract"(%x, %w) ({
     ^bb0(%sum: f32):
@@ -11,20 +11,20 @@ finished sum into a result element, or into one of each of several results. It r
     }) {indexing_maps = [affine_map<(d0, d1, d2) -> (d0, d2)>, affine_map<(d0, d1, d2) -> (d1, d2)>]}
        : (tensor<?x768xf32>, tensor<3072x768xf32, #CSR>) -> tensor<?x3072xf32>
 
-The factors' maps go over the result's dimensions, then the reduced ones; a `kernel.read` map over the result's dimensions.
+The maps of the factors have the result's dimensions, then the reduced ones. The map of a `kernel.read` has the result's.
 
-`kernel.spmm` says how: `schedule` is the family, `tile` the numbers that it goes by (the tokens of a tile first), on vectors
-of `lanes` elements; `reduction` is the weight's dimension that is summed over.
+`kernel.spmm` says how a product is computed: `schedule` names the family, and `tile` has its numbers (the tokens of a tile
+first). `lanes` is the number of elements in a vector. `reduction` is the dimension of the weight that is summed over.
 
-Between the products of a chain stand `kernel.map` (elementwise, [T, N] or [T, 1]), `kernel.sum` and `kernel.max` (of the rows
-of a matrix, to [T, 1]), whose bodies read all they need with `kernel.read`.
-
-`kernel.inner` in a body is an element of a product with a dense matrix, such as that of a low rank beside a sparse weight.
+A chain has other ops between its products: `kernel.map` (elementwise, [T, N] or [T, 1]), `kernel.sum` and `kernel.max` (over
+the rows of a matrix, to [T, 1]). Their bodies read all operands by `kernel.read`.
 
     %total = "kernel.sum"() ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {size = 384} : () -> tensor<?x1xf32>
 
-The chain's ops on heads of attention are in `heads`. Operations on sparse tensors that come with each call are in `open_ops`
-and `edges`.
+`kernel.inner` in a body is an element of a product with a dense matrix, such as that of a low rank beside a sparse weight.
+
+heads.py has the ops of chains on heads of attention. open_ops.py and edges.py have operations on sparse tensors that are
+arguments of each call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +37,12 @@ from gossamer.dialects.signature import Given, Known, Signature
 
 
 class KernelDialect(ext.Dialect, name="kernel"):
-    """Operations between linalg on sparse tensors and loops."""
+    """Operations on the level between linalg on sparse tensors and loops."""
 
 
 def verified(check: Callable[[Any], str | None]) -> staticmethod:
-    """A verifier for `ext`: reports what is not as declared, or what `check` finds wrong, as a diagnostic at the op."""
+    """Returns a verifier for `ext`. It reports operands unlike the op's declaration, or the problem that `check` finds, as a
+    diagnostic at the op."""
 
     def verify(op: Any) -> bool:
         problem = _type_problem(op) or check(op)
@@ -53,7 +54,7 @@ def verified(check: Callable[[Any], str | None]) -> staticmethod:
 
 
 def _type_problem(op: Any) -> str | None:
-    """What is not as the op declares it."""
+    """Returns a message about the first operand or result that is not as the op declares it."""
     known: Known = {}
     for declared in (*op.signature.takes, *op.signature.gives):
         value = getattr(op, declared.name)
@@ -78,10 +79,10 @@ _RESULTS: dict[str, Any] = {"": ext.Result[Any], "?": ext.Result[Any] | None}
 
 
 class KernelOp(KernelDialect.Operation):
-    """An operation. What it `takes` and `gives`, written as signature.py has it, are its first operands and last results.
+    """An operation. `takes` and `gives`, in the syntax of signature.py, declare its first operands and its last results.
 
-    One that can be wrong otherwise has a verifier of its own: of regions, where it has some, else of the rest.
-    `lowering` is the pass that lowers it for CPUs, by default "lower-" and its name; that for GPUs has "gpu-" behind "lower-".
+    An op with further conditions has its own verifier: `verify_region_invariants` if it has regions, else `verify_invariants`.
+    `lowering` is the pass that lowers it for CPUs, by default "lower-" and its name. The one for GPUs begins with "lower-gpu-".
     """
 
     takes = gives = lowering = ""
@@ -103,12 +104,12 @@ class KernelOp(KernelDialect.Operation):
 
 
 def affine_maps(attribute: ir.ArrayAttr) -> list[ir.AffineMap]:
-    """The maps of an `indexing_maps` attribute."""
+    """Returns the maps of an `indexing_maps` attribute."""
     return [ir.AffineMapAttr(a).value for a in attribute]
 
 
 def integers(attribute: ir.ArrayAttr) -> list[int]:
-    """The numbers of an array attribute such as `tile`."""
+    """Returns the numbers of an array attribute such as `tile`."""
     return [ir.IntegerAttr(a).value for a in attribute]
 
 
@@ -169,7 +170,7 @@ def _contract_problem(op: Any) -> str | None:
 
 
 def _spmm_problem(op: Any) -> str | None:
-    """What kernel.spmm asks of x [T, K], w [M, K] (or [K, M]) and the result [T, M]."""
+    """Returns why x [T, K], w [M, K] (or [K, M]) and the result [T, M] do not fit a kernel.spmm, or None."""
     x, w = ir.RankedTensorType(op.x.type), ir.RankedTensorType(op.w.type)
     result = ir.RankedTensorType(op.result.type)
     if x.rank != 2 or w.rank != 2 or result.rank != 2:
@@ -213,7 +214,7 @@ class ContractOp(KernelOp, name="contract", traits=[ext.Pure]):
 
     @property
     def result(self) -> ir.Value:
-        """The first one."""
+        """The first result."""
         return self.operation.results[0]
 
 
@@ -233,7 +234,7 @@ class SpmmOp(KernelOp, name="spmm", traits=[ext.Pure]):
 
     @property
     def result(self) -> ir.Value:
-        """The first one."""
+        """The first result."""
         return self.operation.results[0]
 
 
@@ -257,7 +258,7 @@ class SumOp(KernelOp, name="sum", traits=[ext.Pure]):
 
 
 class MaxOp(KernelOp, name="max", traits=[ext.Pure]):
-    """y[t, 0] = the greatest of body over n < size; NaN if one is."""
+    """y[t, 0] = the maximum of body over n < size; NaN if one of them is."""
 
     size: ir.IntegerAttr
     result: ext.Result[Any]
@@ -267,7 +268,7 @@ class MaxOp(KernelOp, name="max", traits=[ext.Pure]):
 
 
 class ReadOp(KernelOp, name="read", traits=[ext.Pure]):
-    """The element of a tensor that belongs to the result element at hand."""
+    """The element of a tensor that `map` gives for the element of the result that the body computes."""
 
     source: ext.Operand[Any]
     map: ir.AffineMapAttr
@@ -286,7 +287,7 @@ def _inner_problem(op: Any) -> str | None:
 
 
 class InnerOp(KernelOp, name="inner", traits=[ext.Pure]):
-    """sum_k x[t, k] w[n, k], of the result element [t, n] at hand; `reduction` is the dimension of w that is summed over."""
+    """sum_k x[t, k] w[n, k], for the element [t, n] that the body computes. `reduction` is the dimension of w summed over."""
 
     x: ext.Operand[Any]
     w: ext.Operand[Any]
@@ -297,7 +298,7 @@ class InnerOp(KernelOp, name="inner", traits=[ext.Pure]):
 
 
 class YieldOp(KernelOp, name="yield", traits=[ir.IsTerminatorTrait]):
-    """Ends an epilogue: the value stored into the result, or into each of several."""
+    """Ends a body, and gives the value that is stored into the result, or into each of several results."""
 
     values: Sequence[ext.Operand[Any]]
 
@@ -308,8 +309,8 @@ def end(*values: ir.Value) -> None:
 
 
 def product(name: str, factors: Sequence[ir.Value], attributes: Mapping[str, ir.Attribute], types: Sequence[ir.Type]) -> Any:
-    """A kernel.contract or kernel.spmm with results of these types and an empty epilogue.
+    """Makes a kernel.contract or kernel.spmm with results of these types and an empty epilogue.
 
-    Not by its class, which would note in an attribute of each op how many results it has.
+    It does not use the op's class, which would add an attribute with the number of results to each op.
     """
     return ir.Operation.create(f"kernel.{name}", results=types, operands=factors, attributes=dict(attributes), regions=1).opview

@@ -1,4 +1,4 @@
-"""One level of a format: which coordinate it holds, and how."""
+"""Describes one level of a format: which coordinate it stores, and how."""
 
 import re
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class Level:
 
     expr        `d1` (a whole dimension), `d1 floordiv 16` (its block) or `d1 mod 16` (the place in the block)
     kind        dense, batch, compressed, loose_compressed, singleton or structured
-    nonunique   a coordinate may come more than once under one parent
+    nonunique   a coordinate may occur more than once under one parent
     nonordered  coordinates need not ascend
-    soa         singletons keep one array a level, not one interleaved array
-    structured  (n, m) of a structured level: n of every m elements are stored
+    soa         each singleton level has its own array, instead of one interleaved array for all
+    structured  (n, m) for a structured level: n of every m elements are stored
     """
 
     expr: str
@@ -47,27 +47,27 @@ class Level:
                 raise FormatError(f"a {self.kind} level cannot be {name}")
         if (self.kind == "structured") != (self.structured is not None):
             raise FormatError("a structured level, and no other, needs its sizes: structured[n, m]")
-        # MLIR keeps each number in 8 bits and wraps what is larger.
+        # MLIR stores each of the two numbers in 8 bits and silently wraps larger ones.
         if self.structured and not 1 <= self.structured[0] <= self.structured[1] <= 255:
             raise FormatError(f"structured{list(self.structured)} is not 1 <= n <= m <= 255")
 
     @property
     def dim(self) -> int:
-        """The dimension whose coordinate this level holds."""
+        """The dimension whose coordinate this level stores."""
         return int(self.expr.split()[0][1:])
 
     @property
     def block(self) -> int:
-        """B of `floordiv B` and `mod B`, 1 for a whole dimension."""
+        """B of `floordiv B` or `mod B`; 1 for a whole dimension."""
         return int(self.expr.split()[-1]) if " " in self.expr else 1
 
     @property
     def inner(self) -> bool:
-        """Whether this is the place inside a block (`mod`)."""
+        """Whether this level stores the place inside a block (`mod`)."""
         return " mod " in self.expr
 
     def size(self, extent: int) -> int:
-        """How many coordinates the level has if its dimension has `extent`; an edge block counts as whole."""
+        """The number of coordinates of the level if its dimension has size `extent`. A block at the edge counts as whole."""
         return self.block if self.inner else -(-extent // self.block)
 
     def __str__(self) -> str:

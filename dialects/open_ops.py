@@ -1,7 +1,7 @@
-"""The ops of the kernel dialect for operations on sparse tensors that come with each call, of any shape.
+"""The ops of the kernel dialect for operations on sparse tensors of any shape, which are arguments of each call.
 
 `kernel.sample` computes one value for each stored entry of a sparse pattern (SDDMM). `kernel.gather_rows` multiplies a sparse
-matrix with a dense one, with an epilogue as that of `kernel.contract`, and `kernel.multiply_rows` with a sparse one.
+matrix with a dense one, with an epilogue like that of `kernel.contract`. `kernel.multiply_rows` multiplies two sparse ones.
 
     %y = "kernel.gather_rows"(%a, %x) ({
     ^bb0(%sum: f32):
@@ -10,9 +10,9 @@ matrix with a dense one, with an epilogue as that of `kernel.contract`, and `ker
       "kernel.yield"(%0) : (f32) -> ()
     }) {lanes = 16 : i64, vectors = 16 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
 
-Segments are consecutive entries, such as the rows of a CSR matrix: segment s has the entries from positions[s] to
-positions[s + 1]. `kernel.segment_reduce` gives a value a segment, `kernel.segment_map` one an entry, or one a segment; their
-bodies read [segments] tensors by (s, p) -> (s) and [entries] tensors by (s, p) -> (p).
+Segments are consecutive entries, such as the rows of a CSR matrix: segment s has the entries from positions[s] up to
+positions[s + 1]. `kernel.segment_reduce` gives a value for each segment, `kernel.segment_map` one for each entry or segment.
+Their bodies read [segments] tensors by (s, p) -> (s) and [entries] tensors by (s, p) -> (p).
 
     %m = "kernel.segment_reduce"(%positions) ({ %0 = "kernel.read"(%x) ...; "kernel.yield"(%0) }) {kind = "max"}
     %e = "kernel.segment_map"(%positions) ({ exp(x - m) }) {each = "entry"} : (tensor<?xi32>) -> tensor<?xf32>
@@ -76,7 +76,7 @@ def _gather_rows_problem(op: Any) -> str | None:
 class SampleOp(KernelOp, name="sample", traits=[ext.Pure]):
     """values[p] = sum of body at the coordinates of each stored entry p of a sparse pattern.
 
-    Its kernel.reads go over the pattern's dimensions, then over those that are summed over, of which there are `reduced`.
+    The maps of its kernel.reads have the dimensions of the pattern, then the `reduced` dimensions that are summed over.
     """
 
     lowering = "lower-dots"
@@ -89,11 +89,11 @@ class SampleOp(KernelOp, name="sample", traits=[ext.Pure]):
 
 
 class GatherRowsOp(KernelOp, name="gather_rows", traits=[ext.Pure]):
-    """y[m, n] = epilogue(sum_k a[m, k] x[k, n]): rows of x, weighted and summed by the rows of a sparse a (CSR), scheduled; x
+    """y[m, n] = epilogue(sum_k a[m, k] x[k, n]) with a sparse a (CSR), scheduled: each row of a weights and sums rows of x. x
     and y may be vectors.
 
-    `lanes` elements make a vector, up to `vectors` of which are summed at once. Rows of a large x are fetched ahead into caches
-    of the level `ahead`.
+    A SIMD vector has `lanes` elements; up to `vectors` of them are summed at once. Rows of a large x are prefetched into the
+    cache of level `ahead`.
     """
 
     lowering = "lower-rows"
@@ -117,8 +117,8 @@ class MultiplyRowsOp(KernelOp, name="multiply_rows", traits=[ext.Pure]):
 
 
 class GatherSlicesOp(KernelOp, name="gather_slices", traits=[ext.Pure]):
-    """y[m] = sum_k a[m, k] x[k] of a matrix stored as `Slices`, scheduled; the hash of the values that it was made of goes into
-    its array for that."""
+    """y[m] = sum_k a[m, k] x[k] for a matrix stored as `Slices`, scheduled. The kernel also writes the hash of `original` into
+    the array `hash`. `gathers` is 1 if gather instructions are faster than single loads."""
 
     lowering = "lower-slices"
     takes = "a: #t[rows reduced], x: t[reduced]"
@@ -128,8 +128,8 @@ class GatherSlicesOp(KernelOp, name="gather_slices", traits=[ext.Pure]):
 
 
 class TallProductOp(KernelOp, name="tall_product", traits=[ext.Pure]):
-    """y[m, n] = sum_k x[m, k] w[k, n] of dense matrices, m large, w small, scheduled: `lanes` elements make a vector, up to
-    `vectors` of which are summed at once for each of a few rows."""
+    """y[m, n] = sum_k x[m, k] w[k, n] of dense matrices, with many rows and a small w, scheduled. A SIMD vector has `lanes`
+    elements; up to `vectors` of them are summed at once for each of a few rows."""
 
     lowering = "lower-tall"
     takes = "x: t[rows reduced], w: t[reduced columns]"
@@ -140,9 +140,9 @@ class TallProductOp(KernelOp, name="tall_product", traits=[ext.Pure]):
 
 
 class SortKeysOp(KernelOp, name="sort_keys", traits=[ext.Pure]):
-    """positions[k] = the keys below k, order = their numbers in ascending order of the keys, equal ones as they come.
+    """Sorts keys: positions[k] is the number of keys below k, and `order` the stable sorting permutation.
 
-    The keys are below the length of positions less 1.
+    Keys are less than the length of positions minus 1.
     """
 
     takes = "keys: i[keys]"
@@ -150,18 +150,18 @@ class SortKeysOp(KernelOp, name="sort_keys", traits=[ext.Pure]):
 
 
 class TakeOp(KernelOp, name="take", traits=[ext.Pure]):
-    """y[p] = values[places[p]], 0 where a place is negative."""
+    """y[p] = values[places[p]], or 0 if the place is negative."""
 
     takes = "values: T[values], places: i32[places]"
     gives = "result: T[places]"
 
 
 class TakeInOrderOp(KernelOp, name="take_in_order", traits=[ext.Pure]):
-    """The values of a matrix in CSR, whose rows begin at `starts`, for a `Padded` packing of it: 0 where that fills up.
+    """Copies the values of a matrix in CSR, whose rows begin at `starts`, into a `Padded` packing of it; padding gets 0.
 
-    `panel` is 0 where the packing has the same rows, else it has columns as rows and so many rows a panel; `scale` is what its
-    coordinates are multiplied with. A row's values come in its order in either, so that there is no place to be stored for
-    each: `ends` says how far each row was read.
+    If `panel` is 0, the packing has the same rows. Else it is of the transposed matrix, with `panel` rows of this one in each
+    panel. `scale` is the factor in its coordinates. Both storages have the values of a row in the same order, so the op needs
+    no table of places. `ends` says how far each row was read.
     """
 
     takes = "values: T[values], starts: I[rows], positions: i[parts], coordinates: i[entries]"
@@ -188,7 +188,7 @@ class SegmentReduceOp(KernelOp, name="segment_reduce", traits=[ext.Pure]):
 
 
 class SegmentMapOp(KernelOp, name="segment_map", traits=[ext.Pure]):
-    """y[p] = body at entry p, or y[s] = body at segment s, as `each` says."""
+    """y[p] = body at entry p if `each` is "entry", y[s] = body at segment s if it is "segment"."""
 
     lowering = "lower-segments"
     takes = "positions: i[segments+1]"

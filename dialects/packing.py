@@ -1,8 +1,8 @@
-"""Packings: storage of a weight that `sparse_tensor` encodings cannot say.
+"""Packings: storages of a weight that `sparse_tensor` encodings cannot describe.
 
-A `Packing` stands where a `Format` can stand. In IR it is a string in place of the encoding,
-`tensor<768x3072xf32, "padded(reduction=1, columns=384)">`; `parse` reads either. A kind is a frozen dataclass whose fields, all
-integers, are what the kernel must know; `runtime/packers/fill.py` has a function that fills its arrays.
+A `Packing` can be used in place of a `Format`. In IR it is a string in place of the encoding,
+`tensor<768x3072xf32, "padded(reduction=1, columns=384)">`. `parse` reads either. A kind of packing is a frozen dataclass. Its
+fields, all integers, are the facts that the kernel must know. `runtime/packers/fill.py` has a function that fills its arrays.
 """
 
 import re
@@ -19,16 +19,16 @@ from gossamer.dialects.quantized_packings import Groups
 
 @dataclass(frozen=True)
 class Windows(Packing):
-    """Rows in groups of `lanes`, one row a lane, their nonzeros sorted into windows of columns that two registers hold.
+    """Rows in groups of `lanes`, one row in each lane, with nonzeros sorted into windows of columns that two registers hold.
 
-    Columns are in blocks of `lanes`; a window is two neighbouring blocks. It takes a few steps, each one nonzero of every row
-    at most. The steps of a window come in runs of 3 and of 2 (`RUNS`). Per group: the runs of 3, then those of 2.
+    Columns are in blocks of `lanes`, and a window is two neighbouring blocks. A step has at most one nonzero of every row, and
+    a window takes a few steps, in runs of 3 and of 2 (`RUNS`). A group has its runs of 3, then those of 2.
 
-    bounds   per group four numbers: its first step, its first run, its first run of 2, the end of its runs
-    origins  per run: the first block of its window
-    places   per step and lane: 128 + the column in the window; 0 where the row has nothing. Of 64 lanes the one of lane
-             16 v + 4 i + c comes (16 i + 4 v + c)th: so bytes are looked up that instructions put together in order
-    values   per step and lane; 0 where the row has nothing
+    bounds   for each group: its first step, its first run, its first run of 2, the end of its runs
+    origins  for each run: the first block of its window
+    places   for each step and lane: 128 + the column in the window; 0 if the row has no nonzero. With 64 lanes, lane
+             16 v + 4 i + c is at place 16 i + 4 v + c, so that instructions which join the bytes leave them in order.
+    values   for each step and lane; 0 if the row has no nonzero
     """
 
     kind: ClassVar[str] = "windows"
@@ -44,11 +44,11 @@ class Windows(Packing):
 
 @dataclass(frozen=True)
 class Padded(Packing):
-    """K-blocked CSR whose rows are filled up: panels of `columns` columns, in each the rows one after the other.
+    """K-blocked CSR with padded rows: panels of `columns` columns, each with its rows one after the other.
 
-    The nonzeros of a row in a panel come in groups of 4 (`GROUP`). `positions` say where they begin, `coordinates` in which
-    column of the panel they are, times 8 (`SCALE`), so that x86 finds x there without a shift. To fill up: the value 0 in
-    the row's last column.
+    The nonzeros of a row in a panel are padded to a multiple of 4 (`GROUP`), with the value 0 in the row's last column.
+    `positions` say where each row begins. `coordinates` are columns of the panel times 8 (`SCALE`), so that x86 addresses x
+    without a shift.
     """
 
     kind: ClassVar[str] = "padded"
@@ -68,9 +68,9 @@ class Padded(Packing):
 class Vnni(Packing):
     """Blocks of `rows` x `columns`, row by row of blocks, laid out for instructions that multiply pairs of bf16.
 
-    A block is rows / 16 tiles, one of which has a line for every two neighbours along K: the pairs of 16 rows one after the
-    other. `positions` say where each row of blocks begins, `coordinates` where along K its blocks lie, counted in blocks.
-    What a block holds beyond the edge of the tensor is 0.
+    A block is rows / 16 tiles. A tile has a line for every two neighbours along K, with the pairs of 16 rows one after the
+    other. `positions` say where each row of blocks begins, `coordinates` the places of its blocks along K, counted in blocks.
+    Values beyond the edge of the tensor are 0.
     """
 
     kind: ClassVar[str] = "vnni"
@@ -93,10 +93,10 @@ class Vnni(Packing):
 
 @dataclass(frozen=True)
 class Blocks(Packing):
-    """Dense blocks of `rows` x `columns`, panel by panel of `width` columns, in a panel row by row of blocks.
+    """Dense blocks of `rows` x `columns`, in panels of `width` columns, and in a panel row by row of blocks.
 
-    `positions` say where in each panel the blocks of each row of blocks begin, `coordinates` in which column of the panel each
-    block begins. The values of a column of a block lie together; beyond the edge of the tensor they are 0.
+    For each panel, `positions` say where each row of blocks begins. `coordinates` are the first column of each block in its
+    panel. The values of a column of a block lie together. Those beyond the edge of the tensor are 0.
     """
 
     kind: ClassVar[str] = "blocks"
@@ -121,10 +121,10 @@ class Blocks(Packing):
 
 @dataclass(frozen=True)
 class BlockVectors(Packing):
-    """Dense blocks in vectors of `rows` x `columns` elements, row by row; `depth` vectors side by side make a block.
+    """Dense blocks of `depth` vectors side by side. A vector has `rows` x `columns` elements, row by row.
 
-    `positions` say where the blocks of each `rows` rows begin, `coordinates` in which column each begins, counted in vectors.
-    Beyond the edge of the tensor the values are 0.
+    `positions` say where the blocks of each `rows` rows begin. `coordinates` are the columns of the blocks, counted in vectors.
+    Values beyond the edge of the tensor are 0.
     """
 
     kind: ClassVar[str] = "blockvec"
@@ -145,11 +145,11 @@ class BlockVectors(Packing):
 
 @dataclass(frozen=True)
 class Quads(Packing):
-    """Blocks of `rows` x 4, panel by panel of `width` columns, in a panel row by row of blocks: for dot products of bytes.
+    """Blocks of `rows` x 4 for dot products of bytes, in panels of `width` columns, and in a panel row by row of blocks.
 
-    `positions` say where in each panel the blocks of each row of blocks begin, `coordinates` where in the panel each block
-    lies, counted in 4 columns. The 4 values of a row of a block lie together; beyond the edge of the tensor they are 0. The
-    blocks of a row of them come in groups of 4 (`GROUP`), filled up with zeros at the panel's begin.
+    For each panel, `positions` say where each row of blocks begins. `coordinates` are the places of the blocks in their panel,
+    counted in 4 columns. The 4 values of a row of a block lie together. Those beyond the edge of the tensor are 0. A row of
+    blocks is padded to a multiple of 4 (`GROUP`), with blocks of zeros at the first column of the panel.
     """
 
     kind: ClassVar[str] = "quads"
@@ -174,9 +174,9 @@ class Quads(Packing):
 
 @dataclass(frozen=True)
 class Pairs(Packing):
-    """The nonzeros of each row two by two, in blocks of `width` columns; an odd one is followed by a 0 in the same column.
+    """The nonzeros of each row in pairs, in blocks of `width` columns. A last odd one is paired with a 0 in the same column.
 
-    `positions` say where the pairs of each row of a block begin, block by block. Each pair has two `coordinates`, the columns
+    `positions` say where the pairs of each row of a block begin, block by block. Each pair has two `coordinates`, its columns
     within the block.
     """
 
@@ -192,10 +192,10 @@ class Pairs(Packing):
 
 @dataclass(frozen=True)
 class VnniMap(Packing):
-    """All blocks of a `Vnni` of `rows` x 32, one after the other, as a bit for each element and the nonzeros in that order.
+    """All blocks of a `Vnni` of `rows` x 32, one after the other: a bit for each element, and the nonzeros in that order.
 
-    A mask stands for a line, the pairs of 16 rows, the lines of two columns side by side. `positions` say where the values of
-    each strip of rows begin. A line of zeros follows the last one, so that a whole line can be loaded anywhere.
+    A mask is for a line: the pairs of 16 rows, in two columns side by side. `positions` say where the values of each strip of
+    rows begin. A line of zeros follows the last value, so that a whole line can be loaded from any place.
     """
 
     kind: ClassVar[str] = "vnnimap"
@@ -211,10 +211,10 @@ class VnniMap(Packing):
 
 @dataclass(frozen=True)
 class TileMap(Packing):
-    """All tiles of 16 rows x `columns`, as a bit for each element and the nonzeros in that order.
+    """All tiles of 16 rows x `columns`: a bit for each element, and the nonzeros in that order.
 
-    A mask stands for a row of a tile; the tiles of 16 rows lie side by side. `positions` say where the values of each 16 rows
-    begin. A row of zeros follows the last one, so that a whole row of a tile can be loaded anywhere.
+    A mask is for a row of a tile. The tiles of 16 rows follow each other along K. `positions` say where the values of each 16
+    rows begin. A row of zeros follows the last value, so that a whole row of a tile can be loaded from any place.
     """
 
     kind: ClassVar[str] = "tilemap"
@@ -234,13 +234,14 @@ class TileMap(Packing):
 
 @dataclass(frozen=True)
 class ByteWindows(Packing):
-    """Strips of `rows` rows as lines: four nonzeros of each row at most, in a window of 64 columns, a register of bytes.
+    """Strips of `rows` rows in lines. A line has up to four nonzeros of each row, within a window of 64 columns (a register of
+    bytes).
 
-    From the first column on, the next line has the window in which the first nonzero lies that no line has yet: windows begin
-    at each `STEP`-th column, so that rows with many nonzeros in one place catch up later. `positions` say at which line each
-    strip begins, `windows` which window each line has, `places` in which column of it a value lies. What fills up is 0 in both.
-    The rows of a strip are neighbours, or, where they are `sorted` (1), rows that need like numbers of lines: `order` has the
-    row at each place.
+    The next line has the window of the first nonzero that no line has yet. Windows begin at every `STEP`-th column, so that
+    rows with many nonzeros in one place can catch up in the next window. `positions` are the first line of each strip,
+    `windows` the window of each line, `places` the column of each value in its window. Padding is 0 in places and values. The
+    rows of a strip are neighbours. If `sorted` is 1, they are rows that need similar numbers of lines, and `order` has the row
+    at each place.
     """
 
     kind: ClassVar[str] = "bytewindows"
@@ -260,16 +261,16 @@ class ByteWindows(Packing):
 
 @dataclass(frozen=True)
 class Panels(Packing):
-    """Strips of `rows` rows, each as the columns that have a nonzero in it, `width` neighbours at a time, in panels.
+    """Strips of `rows` rows. A strip stores the columns in which it has a nonzero, `width` neighbours at a time, in panels.
 
-    A panel has 32 `columns` of bf16, or 64 of int8, whose neighbours are 4 or all of them. `positions` say where the panels of
-    each strip begin. A panel has columns / width `coordinates`, counted in `width` columns; the last of its strip fills up,
-    with values of 0. Its values are rows / 16 tiles of 16 rows x its columns.
+    A panel has 32 `columns` of bf16, or 64 of int8 (then `width` is 4 or 64). `positions` say where the panels of each strip
+    begin. A panel has columns / width `coordinates`, counted in `width` columns. The last panel of a strip is padded with
+    values of 0. The values of a panel are rows / 16 tiles of 16 rows x its columns.
     """
 
     kind: ClassVar[str] = "panels"
     COLUMNS: ClassVar[dict[int, int]] = {1: 32, 2: 32, 32: 32, 4: 64, 64: 64}
-    """Of a panel, by the width."""
+    """Columns of a panel, by the width."""
     rows: int
     width: int
 
@@ -281,7 +282,7 @@ class Panels(Packing):
 
     @property
     def columns(self) -> int:
-        """Of a panel."""
+        """Columns of a panel."""
         return self.COLUMNS[self.width]
 
     @property
@@ -294,13 +295,12 @@ class Panels(Packing):
 
 @dataclass(frozen=True)
 class RowPairs(Packing):
-    """Two rows of about equally many nonzeros at a time, panel by panel of `width` columns.
+    """Pairs of rows with about equally many nonzeros, in panels of `width` columns.
 
-    In each panel the rows of a band (`band`) are ordered by their nonzeros, most first, and two that follow each other are a
-    pair: `order` has its rows. The nonzeros of the two rows come in turn: 4 of each (`GROUP`) as long as both have 4, then one
-    of each. `positions` say where those of each pair begin, `coordinates` are as in `Padded`. A row that has fewer than the
-    other is filled up: with the value 0 in its last column, or in that of the other row where it has no nonzero. A row more
-    than there are is empty.
+    In each panel, the rows of a band (`band`) are sorted by their nonzeros, most first. Each two consecutive rows are a pair,
+    and `order` has its rows. The nonzeros of the two rows alternate: 4 of each (`GROUP`) as long as both have 4, then one of
+    each. `positions` say where each pair begins. `coordinates` are as in `Padded`. The shorter row is padded with the value 0
+    in its last column, or, if it has no nonzero, in the last column of the other. A row beyond the last one is empty.
     """
 
     kind: ClassVar[str] = "rowpairs"
@@ -314,7 +314,7 @@ class RowPairs(Packing):
 
     @staticmethod
     def band(rows: int) -> int:
-        """How many of so many rows are ordered together: about 64, a multiple of 16; bands are what threads share out."""
+        """Returns the rows of a band, which are sorted together: about 64, a multiple of 16. Threads share out bands."""
         bands = 4 * max(1, -(-rows // 256))
         return max(1, -(-rows // (16 * bands))) * 16
 
@@ -324,22 +324,22 @@ class RowPairs(Packing):
 
 @dataclass(frozen=True)
 class Slices(Packing):
-    """SELL-C-sigma (Kreutzer et al., 2014): rows sorted by length, `lanes` of them a slice, one row a lane, longest first.
+    """SELL-C-sigma (Kreutzer et al., 2014): rows sorted by length, longest first. `lanes` rows are a slice, one in each lane.
 
-    A slice takes as many steps as its longest row has entries. Places where a row has no entry any more hold some other.
+    A slice has as many steps as its longest row has entries. After the end of a shorter row, its places repeat another entry.
 
-    positions    per slice: its first step; then the end
-    common       per slice: the steps in which each of its rows has an entry
-    origins      per slice: its first row if its rows follow each other, else -1
-    bases        per slice: the first of the columns that its coordinates count from
-    rows         per slice and lane; the last slice is filled up with its first row
-    lengths      per slice and lane: entries, 0 to fill up
-    starts       per step: its first column if its columns follow each other, lane by lane; -2 - c if they are among the
-                 2 x lanes from c on, for vectors of 512 bits; else -1
-    coordinates  per step and lane, of `width` bits: the column less c, or less the base of the slice
-    original     the words of the values that `values` was made of, or nothing
-    hash         64 bits that the kernel makes of `original`
-    values       per step and lane
+    positions    for each slice: its first step; then the end
+    common       for each slice: the number of steps in which all its rows have an entry
+    origins      for each slice: its first row if its rows are consecutive, else -1
+    bases        for each slice: the column from which its coordinates count
+    rows         for each slice and lane: the row. The last slice is padded with its first row.
+    lengths      for each slice and lane: the number of entries; 0 for padding
+    starts       for each step: its first column if the columns of its lanes are consecutive; -2 - c if they are among the
+                 2 x lanes columns from c on (for vectors of 512 bits); else -1
+    coordinates  for each step and lane, in `width` bits: the column minus c, or minus the base of the slice
+    original     the words of the values from which `values` was made, or empty
+    hash         64 bits, which the kernel computes from `original`
+    values       for each step and lane
     """
 
     kind: ClassVar[str] = "slices"
@@ -365,7 +365,7 @@ KINDS: dict[str, type[Packing]] = {kind.kind: kind for kind in _KINDS}
 
 
 def parse_packing(text: str) -> Packing:
-    """The packing of `kind(field=1, ...)`, with or without quotes. FormatError for anything else."""
+    """Returns the packing of a text `kind(field=1, ...)`, with or without quotes. FormatError for any other text."""
     match = re.fullmatch(r'"?(\w+)\((.*)\)"?', text.strip())
     kind = KINDS.get(match[1]) if match else None
     if match is None or kind is None:
@@ -378,5 +378,5 @@ def parse_packing(text: str) -> Packing:
 
 
 def parse(text: str) -> Format | Packing:
-    """The storage that the text of a tensor type's encoding stands for. FormatError if it is neither."""
+    """Returns the format or packing of the text of a tensor type's encoding. FormatError if it is neither."""
     return parse_packing(text) if text.startswith('"') else Format.parse(text)

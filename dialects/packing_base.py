@@ -1,4 +1,4 @@
-"""What all kinds of packings share."""
+"""The base class of packings, `Packing`, and the description of their arrays, `Component`."""
 
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
@@ -7,7 +7,7 @@ from gossamer.dialects.errors import FormatError
 
 
 class Component(NamedTuple):
-    """One array of a packing: what it holds and the bits of an integer of it; 0 for elements of the tensor."""
+    """One array of a packing: its name, and the bits of its integers, or 0 if it holds elements of the tensor."""
 
     name: str
     bits: int
@@ -15,25 +15,25 @@ class Component(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """What all kinds share. `reduction` is the dimension that is summed over: 1 if the tensor is [M, K], 0 if it is [K, M]."""
+    """The base of all packings. `reduction` is the dimension that is summed over: 1 if the tensor is [M, K], 0 if [K, M]."""
 
     kind: ClassVar[str]
     coded: ClassVar[int] = 1
-    """Components at the end that hold the values: one, unless they are no elements of the tensor but what these are made of."""
+    """Number of components, at the end, that hold the values. It is 1 unless elements are coded, as integers and scales."""
     reduction: int
 
     def components(self) -> tuple[Component, ...]:
-        """The arrays that hold a tensor, one-dimensional, the values last."""
+        """Returns the one-dimensional arrays that hold a tensor, the values last."""
         raise NotImplementedError
 
     @property
     def neighbours(self) -> int:
-        """Columns side by side that are stored as soon as one of them is: the last ones may lie beyond K."""
+        """Number of neighbouring columns that are stored together if one of them is. The last ones may lie beyond K."""
         return 1
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return str(self)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Random numbers that depend on a counter and a key only, so that backward draws those of forward again, in any order.
+"""Random numbers that depend only on a counter and a key, so that backward can draw those of forward again, in any order.
 
-Philox2x32-7 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011: seven rounds are the fewest that pass
-their tests (BigCrush). The rounds are here, for whatever computes them: kernels, and torch's operations.
+Philox2x32-7 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Seven rounds are the fewest that pass
+their tests (BigCrush). Both kernels and torch's operations compute these rounds, each with its own arithmetic.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,11 @@ def philox(
     keyed: Callable[[int], Word],
     xor: Callable[[Word, Word], Word],
 ) -> Word:
-    """32 random bits of the two words of a counter.
+    """Returns 32 random bits for the two words of a counter.
 
-    multiplied  a word times `MULTIPLIER`: the upper word of the product, and the lower one
-    keyed       the key + a number
+    multiplied  multiplies a word by `MULTIPLIER`; returns the upper and the lower word of the product
+    keyed       returns the key plus a number
+    xor         returns the exclusive or of two words
     """
     for number in range(_ROUNDS):
         high, low = multiplied(left)
@@ -33,5 +34,5 @@ def philox(
 
 
 def threshold(share: float) -> int:
-    """The word from which on random bits, as numbers in [0, 1), are `share` or more."""
+    """Returns the lowest word of random bits that, as a number in [0, 1), is at least `share`."""
     return min(round(share * 2**32), 2**32 - 1)

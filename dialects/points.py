@@ -1,12 +1,12 @@
 """The ops of the kernel dialect for convolutions of points: `kernel.convolve_points`, the gradient of its weight, and
 `kernel.match_keys`, which finds the pairs.
 
-A convolution's map lists pairs of rows by the offset of the window that leads from one to the other:
+A convolution's map lists pairs of an input row and an output row, sorted by the offset of the window between them:
 
-inputs, outputs   a row of what is read and one of what is written; those of an offset come one after the other, in the order
-                  of `rows`; no offset has a row of either twice
-rows              every row that is written, once, in an order in which neighbours are near each other
-positions         where the pairs begin that write to each TILE of `rows`, and where the last end
+inputs, outputs   the rows of each pair. The pairs of an offset follow each other, in the order of `rows`. Within an offset, no
+                  row occurs twice in inputs, nor in outputs.
+rows              every output row, once, in an order that keeps neighbouring points together
+positions         for each offset and each TILE of `rows`, the first pair that writes to it; then the end of the last
 """
 
 from torch_mlir.dialects import ext
@@ -14,8 +14,8 @@ from torch_mlir.dialects import ext
 from gossamer.dialects.kernel import KernelOp
 
 TILE = 256
-"""Rows that are written by one thread, offset after offset: with 64 channels of f32 they stay in a second-level cache, and
-there are enough pairs for an offset's weights to be read from the first."""
+"""Number of rows that one thread writes, offset after offset. With 64 channels of f32 they stay in the second-level cache, and
+an offset has enough pairs for its weights to stay in the first-level one."""
 
 _PAIRS = "inputs: i[pairs], outputs: i[pairs]"
 _POSITIONS = "positions: i[offsets tiles+1]"
@@ -31,7 +31,7 @@ class ConvolvePointsOp(KernelOp, name="convolve_points", traits=[ext.Pure]):
 
 
 class ConvolvePointsGradOp(KernelOp, name="convolve_points_grad", traits=[ext.Pure]):
-    """The gradient of the weight of kernel.convolve_points for that of y: w[k] = the sum over the pairs (i, o) of offset k of
+    """The gradient of the weight of kernel.convolve_points from that of y: w[k] = the sum over the pairs (i, o) of offset k of
     x[i]ᵀ gradient[o]."""
 
     takes = f"x: W[read channels], gradient: W[sites filters], {_PAIRS}, {_POSITIONS}"
@@ -39,9 +39,9 @@ class ConvolvePointsGradOp(KernelOp, name="convolve_points_grad", traits=[ext.Pu
 
 
 class MatchKeysOp(KernelOp, name="match_keys", traits=[ext.Pure]):
-    """For each shift s the pairs of places with keys[into[s, n]] = keys[out[s, n]] + shifts[s], n < counts[s], ascending.
+    """Finds for each shift s the pairs of places with keys[into[s, n]] = keys[out[s, n]] + shifts[s], n < counts[s], ascending.
 
-    The keys are ascending, none is there twice; into and out are undefined from counts[s] on.
+    The keys ascend, and none occurs twice. Elements of `into` and `out` from counts[s] on are undefined.
     """
 
     takes = "keys: I[keys], shifts: I[shifts]"

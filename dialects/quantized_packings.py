@@ -1,4 +1,4 @@
-"""Packings of weights whose values are integers of a few bits, times scales."""
+"""Packings of quantized weights, whose values are integers of a few bits times scales."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -8,15 +8,20 @@ from gossamer.dialects.packing_base import Component, Packing
 
 @dataclass(frozen=True)
 class Groups(Packing):
-    """Groups of 16 neighbours along K, stored where one of them is nonzero: integers of `bits`, and a scale for each group,
-    a bfloat16 where `scale` is 16, a float32 where it is 32.
+    """Groups of 16 neighbours along K, stored if one of them is nonzero: integers of `bits` bits, and a scale for each group, a
+    bfloat16 if `scale` is 16, a float32 if it is 32.
 
-    Rows are sorted by their groups, within blocks of 128, into strips of 16, filled up to as many groups as their fullest row
-    has. An entry is two groups of a row; a line is one of each row of a strip. `positions` say where the lines of each strip
-    begin, `order` the place of each row in its block, `coordinates`, of `places` bits, the number of each group in its row,
-    `scales` a pair an entry, of bf16 the first in the lower half. Of 4 bits an entry has 16 bytes, the first group in their
-    lower halves; of 8 bits 32, one group after the other; all with a sign. Groups that fill up are zeros behind all columns of
-    the tensor. What is at the edge of the tensor is filled up with zeros.
+    Within blocks of 128, rows are sorted by their number of groups into strips of 16, which are padded to their fullest row. An
+    entry is two groups of a row. A line has one entry of each row of a strip.
+
+    positions    the first line of each strip
+    order        the place of each row in its block
+    coordinates  the number of each group in its row, in `places` bits
+    scales       a pair for each entry; of two bf16 the first is in the lower half
+    values       signed integers. With 4 bits an entry has 16 bytes, the first group in their lower halves. With 8 bits it has
+                 32 bytes, one group after the other.
+
+    Padding groups are zeros and lie behind all columns of the tensor. Elements beyond the edge of the tensor are zeros.
     """
 
     kind: ClassVar[str] = "groups"
@@ -40,7 +45,7 @@ class Groups(Packing):
 
     @classmethod
     def for_columns(cls, reduction: int, bits: int, scale: int, columns: int) -> Self:
-        """With the fewest bits that can tell where the groups of so many columns, and one behind them, begin."""
+        """Returns the packing with the fewest bits for the coordinates of all groups of `columns` columns and of padding."""
         return cls(reduction, bits, 8 if columns <= cls.COLUMNS * ((1 << 8) - 1) else 16, scale)
 
     @property

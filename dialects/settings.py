@@ -1,4 +1,4 @@
-"""The environment variables that Gossamer reads, all of them and here alone. `python -m gossamer` prints them."""
+"""All environment variables that Gossamer reads. No other file reads any. `python -m gossamer` prints them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,8 +16,9 @@ T = TypeVar("T")
 class Setting(Generic[T]):
     """An environment variable.
 
-    means   what it is for, and what holds where it is not set
-    typed   its value from its text, None where it is not set
+    name    its name
+    means   its purpose, and its default, for users
+    typed   turns its text into its value; gets None if it is not set
     """
 
     name: str
@@ -26,16 +27,16 @@ class Setting(Generic[T]):
 
     @property
     def text(self) -> str | None:
-        """What the environment says now."""
+        """The text that the environment has now, or None."""
         return os.environ.get(self.name)
 
     def get(self) -> T:
-        """Its value now."""
+        """Returns its value now."""
         return self.typed(self.text)
 
     @contextmanager
     def set_to(self, text: str) -> Iterator[None]:
-        """Has this text within the block."""
+        """Sets it to a text within the `with` block."""
         before = self.text
         os.environ[self.name] = text
         try:
@@ -69,4 +70,4 @@ LLVM_LEVEL = Setting("GOSSAMER_LLVM_LEVEL", "how much LLVM optimises kernels for
 LIBRARY_PATH = Setting("LIBRARY_PATH", "the compiler's: directories of libraries to link with", lambda text: text or None)
 
 SETTINGS = (CACHE_DIR, DUMP_IR, CALIBRATE, LLVM_LEVEL)
-"""Those of our own."""
+"""The variables of Gossamer itself."""

@@ -1,13 +1,13 @@
-"""The tensors that an operation takes and gives, declared once for its verifier, its IR, its results in graphs and its calls.
+"""Declares the tensors that an operation takes and gives. Its verifier, IR, fake results and calls all use the declaration.
 
     x: W[sites channels], weight: W[offsets channels filters], bias: W[filters]?, positions: i[offsets tiles+1]
 
-w, f, i, t  f32 or f64; floats; integers; any elements
-W, F, I, T  the same, of one type for all of the letter
-i32, bf16   this type
+w, f, i, t  f32 or f64; floats; integers; any element type
+W, F, I, T  the same, but all tensors with this letter have one type
+i32, bf16   exactly this type
 #T          a sparse tensor
-[n w! any]  a size for each dimension: equal names are equal sizes, `n+1` is one more, `w!` is known when a kernel is compiled
-?, *        may be missing; any number of them
+[n w! any]  a size for each dimension. Equal names are equal sizes, `n+1` is one more, `w!` is known when a kernel is compiled.
+?, *        an optional tensor; any number of tensors
 """
 
 import re
@@ -24,16 +24,22 @@ _LETTERS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "i": ("integers", tuple(INTEGERS)),
     "t": ("elements", None),
 }
-"""What messages call the types of a letter, and which they are; None for all."""
+"""For each letter: the name of its types in messages, and the types; None for all."""
 _DECLARED = re.compile(r"(\w+): (#?)(\w+)\[([^]]*)\]([?*]?)")
 
 Known = dict[str, Any]
-"""What is known: the sizes of names, and the types of letters."""
+"""The sizes of names and the types of letters that are known so far."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor as it comes: its element by its name in MLIR, its sizes, None for an open one, and what a message shows."""
+    """An actual tensor.
+
+    element  its element type, by its name in MLIR
+    shape    its sizes; None for a dynamic one
+    sparse   whether it is sparse
+    text     gives its text for a message
+    """
 
     element: str
     shape: Sequence[Any]
@@ -43,14 +49,14 @@ class Given:
 
 @dataclass(frozen=True)
 class Size:
-    """A dimension: a name, and what is added to it; `fixed` if it is known when a kernel is compiled."""
+    """The size of a dimension: that of a name, plus `more`. It is `fixed` if it is known when a kernel is compiled."""
 
     name: str
     more: int
     fixed: bool
 
     def of(self, known: Mapping[str, Any]) -> Any:
-        """Its extent; None if nothing has said it yet."""
+        """Returns the size; None if it is not known yet."""
         return known[self.name] + self.more if self.name in known else None
 
     def __str__(self) -> str:
@@ -59,7 +65,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Declared:
-    """A tensor of an operation."""
+    """The declaration of one tensor of an operation. `many` is "?" or "*" as in the text, else ""."""
 
     name: str
     sparse: bool
@@ -68,7 +74,7 @@ class Declared:
     many: str
 
     def note(self, given: Given, known: Known) -> None:
-        """Has names and letters stand for what a tensor has, where they stand for nothing yet."""
+        """Records the sizes and the type of an actual tensor for names and letters that are not known yet."""
         if self.element.isupper():
             known.setdefault(self.element, given.element)
         for size, extent in zip(self.sizes, given.shape, strict=False):
@@ -76,7 +82,7 @@ class Declared:
                 known.setdefault(size.name, extent - size.more)
 
     def problem(self, given: Given, known: Known) -> str | None:
-        """What is wrong with a tensor: "has x tensor<4xf32>, must be floats [3, channels]". It is noted."""
+        """Notes an actual tensor. Returns what is wrong with it, such as "x tensor<4xf32>, must be floats [3, channels]"."""
         kind, allowed = _LETTERS.get(self.element.lower(), (self.element, (self.element,)))
         typed = given.element == known.get(self.element, given.element) and (allowed is None or given.element in allowed)
         if not typed:
@@ -101,14 +107,14 @@ class Declared:
 
 @dataclass(frozen=True)
 class Signature:
-    """What is declared of an operation."""
+    """The declared tensors of an operation."""
 
     takes: tuple[Declared, ...] = ()
     gives: tuple[Declared, ...] = ()
 
     @classmethod
     def parse(cls, takes: str, gives: str) -> "Signature":
-        """Of texts such as "x: f[rows k], w: f[k columns]" and "y: f[rows columns]"."""
+        """Reads texts such as "x: f[rows k], w: f[k columns]" and "y: f[rows columns]"."""
         return cls(_declared(takes), _declared(gives))
 
     @cached_property
@@ -132,5 +138,5 @@ def _declared(text: str) -> tuple[Declared, ...]:
 
 
 def plain(text: str) -> str:
-    """The text without what is declared of tensors: of an operation's schema, that which torch reads."""
+    """Returns an operation's schema without the declarations of tensors, for torch."""
     return _DECLARED.sub(r"\1", text)

@@ -1,9 +1,10 @@
-"""The ops of the kernel dialect for sums over tokens: `kernel.pack_tokens` and `kernel.sample_tokens`; for blocks of bf16
-`kernel.pack_token_pairs` and `kernel.sample_blocks`; for the matrix of such entries `kernel.spread`, `kernel.collect`,
-`kernel.collect_counted` and `kernel.put`.
+"""The ops of the kernel dialect for sums over tokens, as in gradients of weights, at the entries of a sparse matrix.
 
-Packed tokens lie in tiles, [tiles, features, width]: those of a tile side by side for each feature, zeros past the last one.
-Packed pairs of tokens lie in panels of features, [panels, pairs, 2 width]: two tokens of each feature side by side.
+`kernel.pack_tokens` and `kernel.sample_tokens` compute such sums; `kernel.pack_token_pairs` and `kernel.sample_blocks` do for
+blocks of bf16. `kernel.spread`, `kernel.collect`, `kernel.collect_counted` and `kernel.put` convert to and from dense matrices.
+
+Packed tokens lie in tiles, [tiles, features, width]: for each feature, the tokens of a tile are contiguous; zeros follow the
+last token. Packed pairs of tokens lie in panels of features, [panels, pairs, 2 width]: two tokens of each feature side by side.
 """
 
 from typing import Any
@@ -36,8 +37,8 @@ class SampleTokensOp(KernelOp, name="sample_tokens", traits=[ext.Pure]):
 
 
 class SamplePlacesOp(KernelOp, name="sample_places", traits=[ext.Pure]):
-    """values[p] = the sum over tiles i and tokens t of x[i, r, t] y[i, c + t], for entries p of rows r and places c in
-    y."""
+    """values[p] = the sum over tiles i and tokens t of x[i, r, t] y[i, c + t], for the entries p of each row r. The coordinate
+    c of an entry is a place in y."""
 
     lowering = "lower-sample-tokens"
     takes = f"{_PLACES}, x: W[tiles rows tokens], y: W[tiles elements]"
@@ -45,7 +46,7 @@ class SamplePlacesOp(KernelOp, name="sample_places", traits=[ext.Pure]):
 
 
 class SpreadOp(KernelOp, name="spread", traits=[ext.Pure]):
-    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, 0 elsewhere. Each thread works in a `row`."""
+    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, 0 elsewhere. Each thread has a scratch `row`."""
 
     takes = f"{_PLACES}, values: T[entries]"
     gives = "dense: T[rows columns], row: T[threads columns]"
@@ -59,7 +60,7 @@ class CollectOp(KernelOp, name="collect", traits=[ext.Pure]):
 
 
 class CollectCountedOp(KernelOp, name="collect_counted", traits=[ext.Pure]):
-    """As kernel.collect; and how many nonzeros of a thread's rows are no entries, added up over threads."""
+    """Like kernel.collect, but also gives for each thread the number of nonzeros in its rows that are no entries."""
 
     lowering = "lower-collect"
     takes = f"{_PLACES}, dense: T[rows columns]"
@@ -67,7 +68,7 @@ class CollectCountedOp(KernelOp, name="collect_counted", traits=[ext.Pure]):
 
 
 class PutOp(KernelOp, name="put", traits=[ext.Pure]):
-    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR; the memory of the others stays as it is."""
+    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR. Other elements of the memory stay as they are."""
 
     takes = f"{_PLACES}, values: T[entries]"
     gives = "dense: T[rows columns]"
@@ -83,11 +84,11 @@ class PackTokenPairsOp(KernelOp, name="pack_token_pairs", traits=[ext.Pure]):
 
 
 class SampleBlocksOp(KernelOp, name="sample_blocks", traits=[ext.Pure]):
-    """values[p] = the sum over tokens of x[r] y[c], for the entries p = (r, c) of a matrix in CSR that is made of whole blocks.
+    """values[p] = the sum over tokens of x[r] y[c], for the entries p = (r, c) of a matrix in CSR that has only whole blocks.
 
-    positions, coordinates   of rows and columns of blocks
+    positions, coordinates   the matrix of blocks in CSR
 
-    The entries of a row of blocks are in the order of CSR: row by row, those of a row block by block.
+    The values of a row of blocks are in the order of CSR: row by row, and in a row block by block.
     """
 
     takes = "positions: i[rows+1], coordinates: i[blocks], x: bf16[rows pairs twice!], y: bf16[columns pairs twice!]"

@@ -1,8 +1,8 @@
-"""The pipeline for GPUs: from a region's kernel IR to LLVM IR for NVPTX, and how each kernel is launched.
+"""The pipeline for GPUs: lowers a region's kernel IR to LLVM IR for NVPTX, and says how to launch each kernel.
 
-The first half, from contract IR to kernel IR, is `pipelines.plan`, with the name of a GPU family, or of an open schedule whose
-ops GPUs can lower, and vectors of a warp. Kernels take the arrays of a sparse operand, not the sizes of its levels; a kernel's
-tokens are the rows of its result.
+`pipelines.plan` makes the kernel IR from contract IR. It gets the name of a GPU family, or of an open schedule whose ops have a
+lowering for GPUs, and the vector width of a warp. Kernels take the arrays of a sparse operand, but not the sizes of its levels.
+The tokens of a kernel are the rows of its result.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ WARP_BITS = 1024  # 32 lanes of f32: the width of vectors that the GPU families 
 
 @dataclass(frozen=True)
 class GpuKernels:
-    """LLVM IR with kernels, how to launch each, and for each argument the dynamic dimensions of its memref."""
+    """LLVM IR with kernels, a `Launch` for each, and for each argument the dynamic dimensions of its memref."""
 
     llvm_ir: str
     launches: dict[str, Launch]
@@ -31,7 +31,7 @@ class GpuKernels:
 
 
 def lower(planned: Plan, observer: Observer | None = None) -> GpuKernels:
-    """Kernel IR of a GPU family to LLVM IR; uses up the plan's module. CompileError if a pass fails."""
+    """Lowers the kernel IR of a GPU family to LLVM IR. This consumes the plan's module. CompileError if a pass fails."""
 
     def observe(label: str, after: ir.Module) -> None:
         if observer is not None:

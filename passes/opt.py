@@ -1,9 +1,9 @@
-"""gossamer-opt: reads MLIR, runs a pipeline of our passes and MLIR's on it, prints the result.
+"""gossamer-opt: reads MLIR, runs a pipeline of Gossamer's and MLIR's passes on it, and prints the result.
 
     gossamer-opt region.mlir -p 'fuse-epilogue,choose-format,schedule'
     gossamer-opt - -p 'canonicalize,func.func(linalg-generalize-named-ops)' --print-between-passes
 
-Exit status: 0, 1 if a diagnostic was an error (printed as file:line:column with the line), 2 for a wrong
+Exit status: 0 for success, 1 if a diagnostic was an error (printed as file:line:column with the line), 2 for a wrong
 command line.
 """
 
@@ -31,7 +31,7 @@ _SEPARATOR = "// -----\n"
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool with these arguments (default: the command line's); returns the exit status."""
+    """Runs the tool with these arguments (default: those of the command line). Returns the exit status."""
     options = _parser().parse_args(argv)
     if options.list_passes:
         print(*map(_described, registry.names()), sep="\n")
@@ -86,14 +86,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _described(name: str) -> str:
-    """A pass with its options, and the first line of its file's docstring."""
+    """Returns a pass with its options, and the first line of its file's docstring."""
     cls = registry.get(name)
     doc = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
     return f"{signature(cls)}\n    {doc.partition(chr(10))[0].removeprefix(f'{name}: ')}"
 
 
 def _sections(text: str) -> Iterator[tuple[int, str]]:
-    """The parts of a file with the number of their first line."""
+    """Yields the parts of a file, each after the number of its first line."""
     line = 1
     for section in re.split(r"^// -----[ \t]*\n", text, flags=re.MULTILINE):
         yield line, section
@@ -103,7 +103,7 @@ def _sections(text: str) -> Iterator[tuple[int, str]]:
 def _run(
     text: str, first_line: int, pipeline: Sequence[registry.PassInstance], watch: "_Watch"
 ) -> tuple[str, list[Diagnostic], str]:
-    """The module after the pipeline as text (empty if it failed), the diagnostics, and which pass failed."""
+    """Returns the text of the module after the pipeline (empty if a pass failed), the diagnostics, and which pass failed."""
     mlir = context()
     failure = ""
     with collected(mlir) as diagnostics:
@@ -121,7 +121,7 @@ def _run(
 
 
 class _Watch:
-    """Observer of a pipeline: keeps the time of each pass and, if `show`, prints the module after it."""
+    """Observes a pipeline: records the time of each pass and, if `show`, prints the module after it."""
 
     def __init__(self, show: bool) -> None:
         self.show = show
@@ -143,7 +143,7 @@ class _Watch:
 
 
 def _excerpted(diagnostic: Diagnostic, name: str, lines: Sequence[str]) -> str:
-    """A diagnostic as compilers print it: place, message, the line of the input with a caret, then notes."""
+    """Formats a diagnostic as compilers print it: place, message, the line of the input with a caret, then notes."""
     parts, shown = [], (0, 0)
     for part in (diagnostic, *diagnostic.notes):
         ours = part.file in ("", "-")

@@ -1,7 +1,7 @@
-"""The named pipelines: from a region's contract IR to LLVM IR, in two halves.
+"""The pass pipelines of each schedule: they lower a region's contract IR to LLVM IR, in two halves.
 
-`plan` ends in kernel IR, whose text says everything that the machine code depends on: equal texts share one kernel.
-`lower` takes it from there to LLVM IR. The reference pipeline has upstream's sparsifier in place of our schedules.
+`plan` turns contract IR into kernel IR. The text of kernel IR has everything that the machine code depends on, so equal texts
+share one kernel. `lower` turns kernel IR into LLVM IR. The schedule "reference" uses MLIR's own sparsifier instead of ours.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,10 +25,10 @@ from gossamer.passes.loops.vectors import WORKSPACE
 from gossamer.passes.registry import get, names, run_pipeline
 from gossamer.passes.schedules.families import FAMILIES
 
-Observer = Callable[[str, str, str], None]  # stage, file suffix, text, which mostly knows its origins (see StageText)
+Observer = Callable[[str, str, str], None]  # gets stage, file suffix, and text, usually a StageText with its origins
 
-# Narrow floats are computed with in f32 and rounded once, at the end: no CPU is better at them, and functions such as
-# erf exist for f32 and f64 alone.
+# Kernels compute narrow floats in f32 and round once, at the end. CPUs are no faster in bf16 or f16, and functions such as
+# erf exist only for f32 and f64.
 _WIDEN = (
     "math-extend-to-supported-types{target-type=f32},arith-emulate-unsupported-floats{source-types=bf16,f16 target-type=f32}"
 )
@@ -38,8 +38,8 @@ _NORMALIZE = (
 )
 _FUSE = "fuse-epilogue,narrow-sums,lift-rows,lift-inner,inline-stages,canonicalize,cse"
 _FINISH = "expand-math{bits=%d},parallelize,emit-entry"
-# MLIR's pipeline "sparsifier" in parts, because it frees nothing that it allocates. A sparse result grows array by array,
-# and what is left in the end is the caller's: there only the arrays that were outgrown are freed.
+# The parts of MLIR's pipeline "sparsifier", because the pipeline itself frees nothing that it allocates. A sparse result grows
+# by reallocating its arrays, and the last ones belong to the caller. So such a region frees only the arrays that it replaced.
 _SPARSIFY = (
     "lower-sample,eliminate-empty-tensors,sparsification-and-bufferization,expose-specifiers,"
     "sparse-storage-specifier-to-llvm,%s,func.func(convert-linalg-to-loops)"
@@ -47,9 +47,9 @@ _SPARSIFY = (
 _FREE, _FREE_OUTGROWN = "buffer-deallocation-pipeline", "expand-realloc{emit-deallocs=true}"
 SCHEDULES = (*FAMILIES, "reference")
 CHAIN = "chain"
-"""The schedule of several products: each weight says in its hints which family it has."""
+"""The schedule of several products that run tile by tile: the hints of each weight name its family."""
 SEQUENCE = "sequence"
-"""The same for a few tokens: each product has the schedule that it would have alone."""
+"""The schedule of the same products for a few tokens: each product is lowered by its own family, one after the other."""
 _ROWS = "fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
 OPEN_SCHEDULES = {
     "rows": _ROWS,
@@ -60,14 +60,15 @@ OPEN_SCHEDULES = {
     "gustavson": "multiply-rows",
     "convolve": "fuse-epilogue,canonicalize,cse,convolve{bits=%d}",
 }
-"""Schedules of operations on sparse tensors that come with each call, of any shape: how each plans.
+"""For each schedule of operations on sparse tensors of any shape: the passes that plan it. (A call passes such tensors.)
 
-One that is called as a pass that lowers an op, such as "take" by lower-take, has nothing to plan. How they lower, the ops say.
+A schedule with the name of a lowering needs no planning and is not listed: "take" is lowered by lower-take. The ops themselves
+name the passes that lower them (see `lowering_of`).
 """
 
 
 def is_open(schedule: str) -> bool:
-    """Whether there is such a schedule of operations of any shape."""
+    """Whether this is the name of a schedule of operations of any shape."""
     lowering = f"lower-{schedule}"
     return schedule in OPEN_SCHEDULES or (
         lowering in names() and any(op.lowering == lowering for op in KernelDialect.operations)
@@ -75,7 +76,10 @@ def is_open(schedule: str) -> bool:
 
 
 def lowering_of(module: ir.Module, schedule: str, options: Mapping[str, int], gpu: bool = False) -> str:
-    """The passes that lower the kernel ops of a module, with those of the options that they have. CompileError for none."""
+    """Returns the passes that lower the kernel ops of a module. Each gets those of `options` that are fields of it.
+
+    CompileError if no pass lowers the ops.
+    """
     there = {op.name for op in all_ops(module.operation)}
     lowerings = [op.lowering for op in KernelDialect.operations if op.OPERATION_NAME in there]
     if gpu:
@@ -95,9 +99,9 @@ class Plan:
     """A region in kernel IR.
 
     formats  one entry per argument, None for a dense one
-    sized    one entry per argument: whether the sizes of its levels follow its arrays (a sparse operand of open shape)
-    numbers  one entry per argument: whether it is a number and no tensor
-    tiles    whether the target multiplies tiles of bf16
+    sized    one entry per argument: whether the kernel also gets the sizes of its levels (a sparse operand of dynamic shape)
+    numbers  one entry per argument: whether it is a number instead of a tensor
+    tiles    whether the target multiplies tiles of bf16 (AMX)
     """
 
     text: str
@@ -112,9 +116,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lowered:
-    """LLVM IR with a function `emit_entry.ENTRY`, for each argument the dynamic dimensions of its memref, the bytes of
-    workspace that each thread needs, and those of the tiles of a chain (see `lower_chain.TILE_WORKSPACE`). For an observer also
-    the same with the origins of its lines."""
+    """A region in LLVM IR.
+
+    llvm_ir         has a function `emit_entry.ENTRY`
+    words           for each argument the dynamic dimensions of its memref
+    workspace       bytes that each thread needs
+    tile_workspace  bytes that the tiles of a chain need (see `lower_chain.TILE_WORKSPACE`)
+    traced          the LLVM IR with the origins of its lines; None without an observer
+    """
 
     llvm_ir: str
     words: tuple[tuple[int, ...], ...]
@@ -136,21 +145,21 @@ def plan(
     l1d: int = 32 << 10,
     gathers: bool = False,
 ) -> Plan:
-    """Contract IR (text) to kernel IR. CompileError if the text is wrong or the schedule has no way to compute it.
+    """Turns contract IR (text) into kernel IR. CompileError if the text is wrong or the schedule cannot compute the region.
 
-    `features` are those of the target that schedules ask for (`Target.instructions`), `l1d` the bytes of its first-level data
-    cache; `gathers` says that it reads many places at once faster than one after the other.
+    `features` are instructions of the target that schedules ask for (`Target.instructions`). `l1d` is the size of its
+    first-level data cache in bytes. `gathers` says that its gather instructions are faster than single loads.
     """
     with context(), ir.Location.unknown():
         module = _parsed(contract, "contract")
         _run(module, _planning(schedule, vector_bits, features, l1d, gathers), observer)
-        if schedule == SEQUENCE:  # of the same ops as a chain
+        if schedule == SEQUENCE:  # a sequence has the same ops as a chain
             module.operation.attributes[_SEQUENCE_MARK] = ir.UnitAttr.get()
         return _plan_of(module, schedule, vector_bits, features)
 
 
 def planned(kernel_ir: str, vector_bits: int, features: frozenset[str] = frozenset()) -> Plan:
-    """The plan whose text is in a dump: kernel IR of a product or of a chain. CompileError if it is something else."""
+    """Returns the plan of a dump: kernel IR (text) of a product or a chain. CompileError for any other text."""
     with context(), ir.Location.unknown():
         module = _parsed(kernel_ir, "kernel")
         stages = [op for op in all_ops(module.operation) if op.name.startswith("kernel.") and op.name not in _IN_STAGES]
@@ -182,10 +191,10 @@ def _plan_of(module: ir.Module, schedule: str, vector_bits: int, features: froze
 
 
 def lower(planned: Plan, bf16: bool = False, observer: Observer | None = None, streams: bool = False) -> Lowered:
-    """Kernel IR to LLVM IR; uses up the plan's module. CompileError if a pass fails.
+    """Lowers kernel IR to LLVM IR. This consumes the plan's module. CompileError if a pass fails.
 
-    `bf16` says whether the target has an instruction that rounds to bf16, `streams` whether it fetches fastest what is read
-    once past its second-level cache (see `Target`).
+    `bf16` says whether the target has an instruction that rounds to bf16. `streams` says whether data that is read only once
+    arrives fastest when it bypasses the second-level cache (see `Target`).
     """
     module = planned.module
     with module.context, ir.Location.unknown():
@@ -237,7 +246,7 @@ def _lowering(planned: Plan, bf16: bool, streams: bool) -> str:
 
 
 def check_lowered(module: ir.Operation, schedule: str) -> None:
-    """CompileError if an op is left that LLVM does not have: the translation would end the process."""
+    """Raises CompileError if an op is not of LLVM's dialects: translating it would end the process."""
     for op in all_ops(module)[1:]:
         if not op.name.startswith(("llvm.", "nvvm.")):
             raise CompileError(f"the {schedule} schedule cannot compile the region: {op.name} is left at {op.location}")

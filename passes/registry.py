@@ -1,9 +1,9 @@
-"""Passes by name, and pipelines of them: ours and MLIR's, mixed in any order.
+"""Finds passes by name and runs pipelines of them: Gossamer's and MLIR's, mixed in any order.
 
     run_pipeline(module, "func.func(linalg-generalize-named-ops),fuse-epilogue,cse,schedule{bits=256}")
 
-A pass of ours is a frozen dataclass whose fields are its options, in a file named as the pass (by_name.py). It runs on the
-whole module, which is verified afterwards. Whatever is not the name of one is a piece of MLIR's own pipeline syntax.
+A pass of ours is a frozen dataclass in a file with the pass's name (by_name.py); its fields are its options. It runs on the
+whole module, which is verified afterwards. Any other piece of a pipeline is MLIR's own pipeline syntax.
 Importing this file or listing the names imports no pass and no MLIR.
 """
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Pass(Protocol):
-    """What a pass of ours looks like, next to being a frozen dataclass with a name like its file's."""
+    """A pass of ours. It is also a frozen dataclass, and its name is that of its file."""
 
     def run(self, module: "ir.Module") -> None:
-        """Rewrite the module in place, its context entered; to fail, raise or `op.location.emit_error`."""
+        """Rewrite the module in place. The caller has entered its context. To fail, raise or call `op.location.emit_error`."""
 
 
 AnyPass = TypeVar("AnyPass", bound=type[Pass])
@@ -36,14 +36,14 @@ _PASSES: dict[str, str | type[Pass]] = {**by_name.passes()}
 
 @dataclass(frozen=True)
 class PassInstance:
-    """A pass ready to run; `label` is how a pipeline writes it, options included."""
+    """A pass ready to run. `label` is its text in a pipeline, with its options."""
 
     label: str
     run: "Callable[[ir.Module], None]"
 
 
 def register(cls: AnyPass) -> AnyPass:
-    """Decorator that makes a pass of your own known to pipelines; OptionError if its name is taken."""
+    """Make a pass of your own known to pipelines (a decorator). OptionError if its name is taken."""
     name = by_name.name_of(cls)
     known = _PASSES.get(name)
     if known is not None and _qualified(known) != _qualified(cls):
@@ -53,12 +53,12 @@ def register(cls: AnyPass) -> AnyPass:
 
 
 def names() -> list[str]:
-    """The names of our passes."""
+    """Return the names of our passes."""
     return list(_PASSES)
 
 
 def get(name: str) -> type[Pass]:
-    """The class of one of our passes; OptionError for an unknown name."""
+    """Return the class of one of our passes. OptionError for an unknown name."""
     if name not in _PASSES:
         raise OptionError(f"unknown pass '{name}'{choices(name, _PASSES)}")
     entry = _PASSES[name]
@@ -69,14 +69,14 @@ def get(name: str) -> type[Pass]:
 
 
 def instance(configured: Pass) -> PassInstance:
-    """One of our passes, options set, as part of a pipeline."""
+    """Return one of our passes, with its options set, as a step of a pipeline."""
     return PassInstance(label(configured), partial(_run_ours, configured))
 
 
 def parse_pipeline(text: str) -> list[PassInstance]:
-    """The passes of `a,b{option=1},func.func(c)`, with or without `builtin.module(…)` around.
+    """Return the passes of a text such as `a,b{option=1},func.func(c)`, also if it is inside `builtin.module(…)`.
 
-    OptionError names a pass, an option or a value that is wrong, and the valid ones.
+    OptionError if a pass, an option or a value is wrong. It names the valid ones.
     """
     whole = re.fullmatch(r"\s*builtin\.module\s*\((.*)\)\s*", text, re.DOTALL)
     if whole and len(split(text, ",")) == 1:
@@ -89,9 +89,9 @@ def run_pipeline(
     pipeline: str | Sequence[PassInstance],
     observer: "Callable[[str, ir.Module], None] | None" = None,
 ) -> None:
-    """Run a pipeline on a module, in place; after each pass the observer gets its label and the module.
+    """Run a pipeline on a module, in place. After each pass the observer gets its label and the module.
 
-    PassError (a CompileError) if a pass fails, with its name and diagnostics; OptionError, before anything
+    PassError (a CompileError) if a pass fails, with its name and diagnostics. OptionError, before any pass
     runs, if the text of the pipeline is wrong.
     """
     from gossamer.passes.framework.diagnostics import failures_raised
@@ -124,7 +124,7 @@ def _run_ours(configured: Pass, module: "ir.Module") -> None:
 
 
 def _explained(piece: str, reason: str) -> str:
-    """What is wrong with a piece of a pipeline that MLIR refused, and what to write instead."""
+    """Return the message for a piece of a pipeline that MLIR refused: what is wrong, and what to write instead."""
     unknown = re.search(r"'([^']+)' does not refer to a registered pass", reason)
     if unknown and unknown[1] in _PASSES:
         return f"'{unknown[1]}' runs on the whole module: write it at the top level, not inside '{piece}'"

@@ -1,1 +1,1 @@
-"""Lowers attention whose mask hides whole tiles of queries and keys."""
+"""Lowers attention whose mask hides whole tiles, and attention of a few queries over a cache."""

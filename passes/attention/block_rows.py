@@ -1,4 +1,4 @@
-"""What the lowerings of kernel.attend_blocks and its gradients share: tasks, memory, and the reading of the table."""
+"""The frame of the lowerings of kernel.attend_blocks and its gradients: tasks, memory, and reading the table of the mask."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from gossamer.passes.loops.openmp import thread_number
 from gossamer.passes.loops.random_bits import at_least, constants, random_bits
 from gossamer.passes.loops.vectors import index, load_index, parallel, reserve_workspace, splat_of, vector_of, zeros
 
-_CHUNK = 16 << 10  # bytes of rows between two updates of the sums: they stay in the first-level cache
-_MOST = 8  # tiles in it
+_CHUNK = 16 << 10  # most bytes of rows between two updates of the sums: they stay in the first-level cache
+_MOST = 8  # most tiles between two updates
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tile of the table: its first key, whether it is hidden in part, where its words begin, the first row of its floats."""
+    """A tile of the table: its first key, whether it is partly hidden, the place of its words, and its first row of floats."""
 
     key: ir.Value
     partial: ir.Value
@@ -29,11 +29,11 @@ class Entry:
 
 
 Task = Callable[[ir.Value, ir.Value, ir.Value, list[ir.Value]], None]
-"""Builds what is done for a batch, a head and a row of tiles, with scratch memory."""
+"""Emits the work for a batch, a head and a row of tiles, with scratch memory."""
 
 
 class BlockRows:
-    """One of these ops, whose work goes row by row of its table."""
+    """One of these ops. Its tasks are the rows of its table."""
 
     def __init__(self, op: Any, bits: int) -> None:
         self.op, self.storage = op, storage_of(op.operation)
@@ -55,8 +55,10 @@ class BlockRows:
         self.pairs_of = dict(zip(("q", "k", "v", "gradient"), (buffer_of(each) for each in op.pairs), strict=False))
 
     def replace(self, module: ir.Module, lanes: str, scratch: list[int], task: Task) -> None:
-        """Put one loop over all tiles of `lanes` ("queries" or "keys") in place of the op; `scratch` says how many rows each
-        memory of a task has."""
+        """Replaces the op by one loop over all tiles of `lanes` ("queries" or "keys").
+
+        `scratch` has the number of rows of each memory of a task.
+        """
         space = 4 * TILE_QUERIES * sum(scratch)
         reserve_workspace(module, space)
         with ir.InsertionPoint(self.op):
@@ -69,15 +71,15 @@ class BlockRows:
         self.storage.erase()
 
     def pairs(self) -> tuple[ir.Value, ir.Value]:
-        """Of how many batches and heads the tasks are."""
+        """Returns the numbers of batches and heads of the tasks."""
         return self.sizes["batch"], self.sizes["heads"]
 
     def pair(self, batch: ir.Value, head: ir.Value) -> ir.Value:
-        """The number of a batch's head."""
+        """Returns the number of a head, counted over all batches."""
         return arith.addi(arith.muli(batch, self.sizes["heads"]), head)
 
     def listed(self, batch: ir.Value, head: ir.Value, row: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Where the tiles of a row of the table begin and end."""
+        """Returns the begin and end of the tiles of a row of the table."""
         of_row, of_batch, of_head = (
             arith.muli(n, self.sizes[f"table_{name}"]) for n, name in ((row, "row"), (batch, "batch"), (head, "head"))
         )
@@ -92,13 +94,13 @@ class BlockRows:
         return found
 
     def rows(self, name: str, batch: ir.Value, head: ir.Value, count: str, multiplied: bool = False) -> Rows:
-        """Those of a head; in pairs, where there are, if they are `multiplied` with those of a tile."""
+        """Returns the rows of a head. If they are `multiplied` with a tile, these are the pairs of bf16 if the op has any."""
         base = arith.addi(arith.muli(batch, self.sizes[f"{name}_batch"]), arith.muli(head, self.sizes[f"{name}_head"]))
         memory = self.pairs_of.get(name, self.memory[name]) if multiplied else self.memory[name]
         return Rows(memory, base, self.sizes[f"{name}_row"], self.sizes[count])
 
     def products(self, rows: Rows, numbers: list[ir.Value], turned: ir.Value) -> list[list[ir.Value]]:
-        """Those of rows of these numbers with a tile, scaled: a tile of numbers has been, one of pairs has not."""
+        """Returns the scaled products of rows of these numbers with a tile. A tile of f32 is scaled before, of pairs not."""
         found = self.tile.products(rows, numbers, turned)
         if not rows.in_pairs:
             return found
@@ -106,15 +108,15 @@ class BlockRows:
         return [[arith.mulf(value, scale) for value in values] for values in found]
 
     def first_key(self, number: ir.Value) -> ir.Value:
-        """That of a tile of the table."""
+        """Returns the first key of a tile of the table."""
         return arith.muli(arith.shrui(self._field(number, 0), index(1)), index(TILE_KEYS))
 
     def partial(self, number: ir.Value) -> ir.Value:
-        """Whether a tile of the table is hidden in part."""
+        """Whether a tile of the table is partly hidden."""
         return arith.cmpi(arith.CmpIPredicate.ne, arith.andi(self._field(number, 0), index(1)), index(0))
 
     def entry(self, number: ir.Value) -> Entry:
-        """A tile of the table."""
+        """Reads a tile of the table."""
         floats = arith.muli(self._field(number, 2), index(TILE_KEYS)) if ADD in self.steps else index(0)
         return Entry(
             self.first_key(number), self.partial(number), arith.muli(self._field(number, 1), index(TILE_QUERIES)), floats
@@ -124,7 +126,7 @@ class BlockRows:
         return load_index(self.tiles, arith.addi(arith.muli(number, index(3)), index(field)))
 
     def scored(self, products: list[ir.Value], row: ir.Value) -> tuple[list[ir.Value], list[ir.Value] | None]:
-        """The scores of a key, whose floats are in a row of theirs; and their derivatives by the products, None for 1."""
+        """Returns the scores of a key, and their derivatives by the products, None for 1. `row` is the key's row of floats."""
         values, derivatives = products, None
         for step in self.steps:
             if step == ADD:
@@ -146,14 +148,14 @@ class BlockRows:
         return values, derivatives
 
     def seen(self, words: ir.Value) -> list[ir.Value]:
-        """The words of a tile, one a lane."""
+        """Loads the words of a tile, one in each lane."""
         lanes, i32 = self.tile.lanes, ir.IntegerType.get_signless(32)
         narrow, wide = vector_of(lanes, ir.IntegerType.get_signless(16)), vector_of(lanes, i32)
         places = [arith.addi(words, index(v * lanes)) for v in range(self.tile.vectors)]
         return [arith.extui(wide, vector.load(narrow, self.words, [place])) for place in places]
 
     def hidden(self, scores: list[ir.Value], seen: list[ir.Value], key: ir.Value, otherwise: float) -> list[ir.Value]:
-        """The scores of a key, or what there is `otherwise` where a query does not see it."""
+        """Returns the scores of a key, with `otherwise` in the lanes of queries that do not see it."""
         i32 = ir.IntegerType.get_signless(32)
         bit = arith.shli(arith.constant(i32, 1), arith.index_cast(i32, key))
         wide = ir.VectorType(seen[0].type)
@@ -164,8 +166,10 @@ class BlockRows:
         return [arith.select(sees, score, never) for sees, score in zip(visible, scores, strict=True)]
 
     def weight_numbers(self, pair: ir.Value, first: ir.Value, lanes: str) -> list[ir.Value]:
-        """The numbers of the weights of the rows in lanes, `first` and on, and the first query or key (for `lanes` of "keys" or
-        "queries") of a pair of batch and head: all but what `kept` adds for others."""
+        """Returns the numbers of weights, for dropout, of the rows in lanes from `first` on, for a pair of batch and head.
+
+        They are those of the first row of the other side. `kept` adds an offset for other rows.
+        """
         i64, keys = ir.IntegerType.get_signless(64), self.sizes["keys"]
         of_lane = keys if lanes == "queries" else index(1)
         base = arith.muli(first, of_lane)
@@ -178,7 +182,7 @@ class BlockRows:
         return found
 
     def kept(self, numbers: list[ir.Value], offset: ir.Value) -> list[ir.Value]:
-        """What dropout multiplies weights with: those of such numbers, plus one of the other rows in elements."""
+        """Returns the factors of dropout for weights of these numbers, plus the offset of a row of the other side."""
         i64, vec = ir.IntegerType.get_signless(64), self.tile.vec
         key, factors = memref.load(self.seed, [index(0)]), []
         for number in numbers:

@@ -1,15 +1,15 @@
-"""lower-attend-blocks: a `kernel.attend_blocks` becomes one loop over tiles of queries, which walks the tiles of its keys.
+"""lower-attend-blocks: lowers a `kernel.attend_blocks` to one loop over tiles of queries, which visits their tiles of keys.
 
 before   %y, %s = "kernel.attend_blocks"(%q, %k, %v, %positions, %tiles, %words, ...) {head_size = 64, scale = 0.125}
 after    scf.parallel (%task) = ...                           // batch x heads x tiles of 32 queries
            turned[d][query] = q[query][d] * scale
            for each few tiles of 16 keys that the table lists
-             scores[key][query] = sum_d k[key][d] turned[d][query]     // hidden ones -inf, where the tile is hidden in part
+             scores[key][query] = sum_d k[key][d] turned[d][query]     // -inf for hidden ones, if the tile is partly hidden
              scores = exp(scores - largest), total; then dropout
              sums[d][query] = sums * exp(largest before - largest) + sum_key v[key][d] scores[key][query]
            sums / total into y, largest + log(total) into s
 
-Softmax goes along with the keys (online_softmax.py). Runs on functions whose storage is exposed (expose-storage).
+Softmax is computed online (online_softmax.py). Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class _Attend(BlockRows):
         self.statistics = self.storage.outputs[1]
 
     def lower(self, module: ir.Module) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         scratch = [self.tile.padded, self.tile.padded, self.chunk * TILE_KEYS]
         self.replace(module, "queries", scratch, self._row)
 
@@ -87,7 +87,7 @@ class _Attend(BlockRows):
     def _score(
         self, start: ir.Value, count: ir.Value, k: Rows, turned: ir.Value, scores: ir.Value, largest: list[ir.Value]
     ) -> list[ir.Value]:
-        """The scores of `count` tiles from `start` on, and the largest of them and `largest`."""
+        """Stores the scores of `count` tiles from `start` on. Returns the largest of them and `largest`."""
         tile = self.tile
         with loop(index(0), count, index(1), largest) as tiles:
             entry = self.entry(arith.addi(start, tiles.induction_variable))
@@ -134,8 +134,10 @@ class _Attend(BlockRows):
         totals: list[ir.Value],
         numbers: list[ir.Value],
     ) -> list[ir.Value]:
-        """The scores of `count` tiles from `start` on as exp(score - largest), after dropout of the weights of these `numbers`,
-        and `totals` with them."""
+        """Replaces the scores of `count` tiles from `start` on by exp(score - largest), with dropout of weights of `numbers`.
+
+        Returns `totals` plus the exponentials before dropout.
+        """
         tile = self.tile
         with loop(index(0), arith.muli(count, index(TILE_KEYS)), index(1), totals) as keys:
             slot = keys.induction_variable
@@ -150,7 +152,7 @@ class _Attend(BlockRows):
         return list(keys.results)
 
     def _finish(self, pair: ir.Value, first: ir.Value, sums: ir.Value, ends: Running) -> None:
-        """sums / totals, and the statistics."""
+        """Computes sums / totals, and stores the statistics."""
         tile, queries = self.tile, self.sizes["queries"]
         none, one = zeros(tile.vec), splat_of(tile.vec, 1.0)
         some = [arith.cmpf(arith.CmpFPredicate.UNE, total, none) for total in ends.totals]
@@ -160,7 +162,7 @@ class _Attend(BlockRows):
         left = arith.subi(queries, first)
         for v in range(tile.vectors):
             top, total = ends.largest[v], math.log(divisors[v])
-            if ADD in self.steps:  # which would absorb the total
+            if ADD in self.steps:  # a huge negative number would absorb the total
                 low = arith.cmpf(arith.CmpFPredicate.OLT, top, splat_of(tile.vec, LOW))
                 top = arith.select(low, none, top)
             value = arith.select(some[v], arith.addf(top, total), none)

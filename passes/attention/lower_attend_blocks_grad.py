@@ -1,4 +1,4 @@
-"""lower-attend-blocks-grad: the gradients of `kernel.attend_blocks`, each a loop over tiles of what it is the gradient of.
+"""lower-attend-blocks-grad: lowers the gradients of `kernel.attend_blocks` to loops over tiles of queries, or of keys.
 
 before   %dq = "kernel.attend_blocks_of_queries"(%q, %k, %v, %gradient, %statistics, %delta, ...)
 after    scf.parallel (%task) = ...                           // batch x heads x tiles of 32 queries
@@ -8,9 +8,9 @@ after    scf.parallel (%task) = ...                           // batch x heads x
              sums[d][query] += sum_key k[key][d] s[key][query]
            sums * scale into %dq
 
-For keys and values the same, with keys in the lanes and the queries of all heads that share them one after the other; where
-what is added to the scores has a gradient, those of all batches and heads that share it. The scores, and what dropout keeps,
-are computed again (Dao et al., "FlashAttention", 2022), once for each of the two.
+Gradients of keys and values are computed in the same way, with keys in the lanes. The queries of all heads that share the keys
+follow each other. If the numbers that are added to the scores have a gradient, a task has all batches and heads that
+share these numbers. Both loops recompute the scores and the dropout (Dao et al., "FlashAttention", 2022).
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, splat_of, zeros
 
 PerRow = Callable[[ir.Value], tuple[list[ir.Value], list[ir.Value]]]
-"""Statistics and delta of the queries, for a row of the other side: vectors a tile."""
+"""Returns vectors of statistics and delta of the queries, for a row of the other side."""
 
 Put = Callable[[ir.Value, ir.Value, list[ir.Value], list[ir.Value], list[ir.Value]], None]
 
@@ -48,7 +48,7 @@ class LowerAttendBlocksGrad:
 
 @dataclass(frozen=True)
 class Kept:
-    """What dropout keeps: the numbers of the weights in lanes, and what is to be added to them for a row of the other side."""
+    """The numbers of the weights in lanes for dropout, and the offset to add for a row of the other side."""
 
     numbers: list[ir.Value]
     offset: Callable[[ir.Value], ir.Value]
@@ -65,12 +65,12 @@ class _Gradient(BlockRows):
         kept: Kept | None,
         put: Put,
     ) -> None:
-        """p and s of `count` tiles from `start` on.
+        """Computes p and s of `count` tiles from `start` on.
 
-        others  what the products of the scores and those with the gradient are of: keys and values, or queries and gradients
+        others  the rows of the other side: keys and values, or queries and gradients
         turned  the same of the tile in lanes
-        put     takes, for a row of the other side, its slot and number, p, s, and the gradient of the score, s before the
-                derivatives of what has been done with the product
+        put     takes, for a row of the other side: its slot, its number, p, s, and the gradient of the score, which is s
+                without the derivatives of the score function
         """
         with loop(index(0), count, index(1)) as tiles:
             entry = self.entry(arith.addi(start, tiles.induction_variable))
@@ -104,7 +104,7 @@ class _Gradient(BlockRows):
                 score, derivatives = self.scored(products, arith.addi(entry.floats, number))
                 statistics, delta = of_query(row)
                 low = self._low(score) if ADD in self.steps else None
-                if low is not None:  # absorbs all else, and is not in the statistics
+                if low is not None:  # they count as equal, and are not in the statistics
                     score = [arith.select(each, zeros(tile.vec), x) for each, x in zip(low[0], score, strict=True)]
                 p = [power(*each) for each in zip(score, statistics, strict=True)]
                 left = p
@@ -117,12 +117,12 @@ class _Gradient(BlockRows):
                 s = of_score
                 if derivatives is not None:
                     s = [arith.mulf(a, b) for a, b in zip(s, derivatives, strict=True)]
-                if seen is not None:  # last of all: what is hidden may be NaN
+                if seen is not None:  # the last step, because hidden numbers may be NaN
                     left, s, of_score = (self.hidden(each, seen, number, 0.0) for each in (left, s, of_score))
                 put(arith.addi(slot, number), row, left, s, of_score)
 
     def _low(self, score: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Which scores are below LOW, and which of them have been put in place of others."""
+        """Returns the scores that are below LOW, and those of them that the mask has put in place of others."""
         less = arith.CmpFPredicate.OLT
         low = [arith.cmpf(less, x, splat_of(self.tile.vec, LOW)) for x in score]
         added = [arith.cmpf(less, x, splat_of(self.tile.vec, FILLED_LOW * 1.25)) for x in score]
@@ -130,7 +130,7 @@ class _Gradient(BlockRows):
         return low, [arith.select(a, no, b) for a, b in zip(added, low, strict=True)]
 
     def into(self, *memories: ir.Value) -> Put:
-        """Stores s, or p and s, in memories with a row a slot."""
+        """Returns a function that stores s, or p and s, in memories with a row for each slot."""
 
         def put(slot: ir.Value, _row: ir.Value, p: list[ir.Value], s: list[ir.Value], _of_score: list[ir.Value]) -> None:
             for values, memory in zip((p, s)[-len(memories) :], memories, strict=True):
@@ -139,7 +139,7 @@ class _Gradient(BlockRows):
         return put
 
     def add(self, sums: ir.Value, start: ir.Value, count: ir.Value, others: Rows, weights: ir.Value) -> None:
-        """sums += the other rows of `count` tiles, weighted."""
+        """Adds the weighted rows of the other side in `count` tiles to the sums."""
 
         def place_of(group: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value]:
             return others.memory, others.at(arith.addi(self.first_key(arith.addi(start, group)), number))
@@ -153,13 +153,13 @@ class _Gradient(BlockRows):
         return [splat_of(self.tile.vec, self.scale)] * self.tile.vectors
 
     def per_query(self) -> tuple[ir.Value, ir.Value]:
-        """The memories of statistics and delta."""
+        """Returns the memories of statistics and delta."""
         return buffer_of(self.op.statistics), buffer_of(self.op.delta)
 
 
 class _OfQueries(_Gradient):
     def lower(self, module: ir.Module) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         padded = self.tile.padded
         self.replace(module, "queries", [padded, padded, padded, self.chunk * TILE_KEYS], self._row)
 
@@ -186,7 +186,7 @@ class _OfQueries(_Gradient):
         tile.turn_back(sums, self.rows("of_q", batch, head, "queries"), first)
 
     def _lanes(self, memory: ir.Value, pair: ir.Value, first: ir.Value) -> list[ir.Value]:
-        """The values of the queries in lanes."""
+        """Loads the values of the queries in lanes."""
         tile, queries = self.tile, self.sizes["queries"]
         base, left = arith.addi(arith.muli(pair, queries), first), arith.subi(queries, first)
         found = []
@@ -202,7 +202,7 @@ class _OfKeys(_Gradient):
         return self.sizes["batch"], arith.divui(self.sizes["heads"], self.sizes["group"])
 
     def lower(self, module: ir.Module) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         self.replace(module, "keys", [*[self.tile.padded] * 4, *[self.chunk * TILE_KEYS] * 2], self._row)
 
     def _row(self, batch: ir.Value, head: ir.Value, row: ir.Value, scratch: list[ir.Value]) -> None:
@@ -224,11 +224,11 @@ class _OfKeys(_Gradient):
         tile.turn_back(of_v, self.rows("of_v", batch, head, "keys"), first)
 
     def put(self, _batch: ir.Value, _head: ir.Value, _first: ir.Value, p: ir.Value, s: ir.Value) -> Put:
-        """What is done with the weights of a head for the keys from `first` on."""
+        """Returns the function that stores the weights of a head for the keys from `first` on."""
         return self.into(p, s)
 
     def turn_keys(self, batch: ir.Value, head: ir.Value, first: ir.Value, keys: ir.Value, values: ir.Value) -> None:
-        """A tile of keys, scaled, and of values."""
+        """Transposes a tile of keys, scaled, and of values."""
         tile = self.tile
         tile.turn(self.rows("k", batch, head, "keys", multiplied=True), first, keys, self.scales()[0])
         tile.turn(self.rows("v", batch, head, "keys", multiplied=True), first, values, splat_of(tile.vec, 1.0))
@@ -242,7 +242,7 @@ class _OfKeys(_Gradient):
         put: Put,
         then: Callable[[ir.Value, ir.Value, Rows, Rows], None],
     ) -> None:
-        """The weights of a head's queries for a tile of keys, and what is done after each few tiles."""
+        """Computes the weights of a head's queries for a tile of keys. Calls `then` after each few tiles."""
         names = "q", "gradient"
         added = [self.rows(name, batch, head, "queries") for name in names]
         q, gradient = (self.rows(name, batch, head, "queries", multiplied=True) for name in names)
@@ -272,7 +272,7 @@ class _OfKeys(_Gradient):
 
 
 class _OfScores(_OfKeys):
-    """A task has all batches and heads whose scores are summed."""
+    """The gradients with that of the scores. A task has all batches and heads whose gradients of scores are summed."""
 
     def pairs(self) -> tuple[ir.Value, ir.Value]:
         batch, head = (self._shared(name) for name in ("batch", "head"))

@@ -1,15 +1,15 @@
-"""lower-attend-cached: attention of a few queries over a cache becomes one loop over its keys, for each head of the cache.
+"""lower-attend-cached: lowers attention of a few queries over a cache to one loop over its keys, for each head of the cache.
 
 before   %y = "kernel.attend_cached"(%q, %k, %v, %mask, ...) {head_size = 64, group = 4, queries = 1, score = [0.125]}
 after    scf.parallel (%task) = ...                          // batch x heads of the cache
            for each 64 keys:
-             past and new ones into all_k, all_v             // attend_appended alone
+             copy past and new ones into all_k, all_v        // only for attend_appended
              for each query of each head that shares them:
                for each vector of keys: scores = <q, k> + mask          // unless the mask hides all of them
                sums = sums * exp(largest before - largest) + exp(score - largest) * v
            sums / total into y
 
-Lanes are elements of a head. Keys and values are read once for all heads that share them, and not at all where the mask hides
+Lanes are elements of a head. Keys and values are read once for all heads that share them, and not at all if the mask hides
 them. Runs on functions whose storage is exposed (expose-storage).
 """
 
@@ -42,7 +42,7 @@ from gossamer.passes.loops.vectors import (
 )
 
 _KEYS = 64
-"""Keys of a block: they stay in the first-level cache while all queries pass."""
+"""Keys of a block. They stay in the first-level cache while all queries are multiplied with them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LowerAttendCached:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Heads of tokens in a memory: that of token 0 begins at `base`, the next one `stride` elements on."""
+    """A head of each token in a memory. That of token 0 begins at `base`, the next one `stride` elements further."""
 
     memory: ir.Value
     base: ir.Value
@@ -88,7 +88,7 @@ class _Attend:
         self.rows = self.group * self.queries
 
     def lower(self, module: ir.Module) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         padded = self.pieces * self.lanes
         widths = (self.rows * padded, self.rows * padded, self.rows * self.lanes, self.rows * self.lanes, _KEYS)
         space = 4 * sum(widths)
@@ -106,7 +106,7 @@ class _Attend:
         self.storage.erase()
 
     def _task(self, batch: ir.Value, head: ir.Value, heads: ir.Value) -> None:
-        """All queries of a head of the cache."""
+        """Emits the work for all queries of a head of the cache."""
         keys = self.sizes["keys"]
         if self.appends:
             pair = arith.addi(arith.muli(batch, heads), head)
@@ -135,12 +135,12 @@ class _Attend:
         return _Rows(self.memory[name], arith.addi(by_batch, by_head), self.sizes[f"{name}_row"])
 
     def _of_query(self, name: str, row: ir.Value, batch: ir.Value, head: ir.Value) -> ir.Value:
-        """Where a query of a head begins; its heads are the first ones of a row of scratch memory, then the next query's."""
+        """Returns the place where a row's query begins. Rows are the heads of the first query, then those of the next."""
         own = arith.addi(arith.muli(head, index(self.group)), arith.remui(row, index(self.group)))
         return self._rows_of(name, batch, own).at(arith.divui(row, index(self.group)))
 
     def _pieces(self, one: Callable[[ir.Value, ir.Value | None], None]) -> None:
-        """Calls with where each vector of a head begins, and a mask where the head ends inside of it."""
+        """Calls `one` with the begin of each vector of a head, and a mask if the head ends inside of the vector."""
         whole = self.size // self.lanes
         if whole:
             with loop(index(0), index(whole * self.lanes), index(self.lanes)) as pieces:
@@ -149,7 +149,7 @@ class _Attend:
             one(index(whole * self.lanes), mask_of(self.lanes, index(self.size - whole * self.lanes)))
 
     def _load(self, memory: ir.Value, at: ir.Value, mask: ir.Value | None) -> ir.Value:
-        """A vector of a head, in f32."""
+        """Loads a vector of a head, in f32."""
         narrow = vector_of(self.lanes, ir.MemRefType(memory.type).element_type)
         if mask is None:
             return widened(vector.load(narrow, memory, [at]), self.vec)
@@ -163,12 +163,12 @@ class _Attend:
             vector.maskedstore(memory, [at], mask, value)
 
     def _at(self, row: ir.Value, width: int, behind: ir.Value | None = None) -> ir.Value:
-        """Where a row of scratch memory begins, or so many elements on."""
+        """Returns the place where a row of scratch memory begins, or `behind` elements further."""
         base = arith.muli(row, index(width))
         return base if behind is None else arith.addi(base, behind)
 
     def _begin(self, row: ir.Value, batch: ir.Value, head: ir.Value) -> None:
-        """The query times the scale, no sums yet."""
+        """Stores the query times the scale, and initial sums."""
         place, padded = self._of_query("q", row, batch, head), self.pieces * self.lanes
         scale = splat_of(self.vec, float(self.steps[0]))
 
@@ -182,7 +182,7 @@ class _Attend:
         vector.store(zeros(self.vec), self.totals, [self._at(row, self.lanes)])
 
     def _copy(self, rows: _Rows, into: _Rows, low: ir.Value, high: ir.Value, before: ir.Value) -> None:
-        """Tokens [low, high) of all, where `rows` begins with token `before`."""
+        """Copies tokens [low, high), counted over past and new ones. `rows` begins with token `before`."""
         narrow = vector_of(self.lanes, ir.MemRefType(rows.memory.type).element_type)
         with loop(low, high, index(1)) as tokens:
             token = tokens.induction_variable
@@ -201,7 +201,7 @@ class _Attend:
     def _block(
         self, row: ir.Value, batch: ir.Value, head: ir.Value, k: _Rows, v: _Rows, first: ir.Value, end: ir.Value
     ) -> None:
-        """What a block of keys adds to the sums of a query."""
+        """Adds a block of keys to the sums of a query."""
         lanes, none = index(self.lanes), splat_of(self.vec, -numbers.inf)
         added = self._of_query("mask", row, batch, head) if "mask" in self.memory else None
         with loop(first, end, lanes, [none]) as groups:
@@ -217,7 +217,7 @@ class _Attend:
             scf.YieldOp([])
 
     def _scores(self, row: ir.Value, k: _Rows, key: ir.Value, end: ir.Value, added: ir.Value | None) -> ir.Value:
-        """Those of a vector of keys, minus infinity behind the last one."""
+        """Returns the scores of a vector of keys, with minus infinity behind the last one."""
         inside = mask_of(self.lanes, arith.subi(end, key))
         none = splat_of(self.vec, -numbers.inf)
         if added is None:
@@ -241,7 +241,7 @@ class _Attend:
         return some.results[0]
 
     def _products(self, row: ir.Value, k: _Rows, key: ir.Value, end: ir.Value) -> ir.Value:
-        """Of a query with a vector of keys; the last one stands in for those that are not there."""
+        """Returns the products of a query with a vector of keys. Keys past the last one repeat it."""
         padded, last = self.pieces * self.lanes, arith.subi(end, index(1))
         places = [k.at(arith.minui(arith.addi(key, index(n)), last)) for n in range(self.lanes)]
 
@@ -294,7 +294,7 @@ class _Attend:
             vector.store(total, self.sums, [place])
 
     def _finish(self, row: ir.Value, batch: ir.Value, head: ir.Value) -> None:
-        """sums / total"""
+        """Stores sums / total."""
         place, padded = self._of_query("out", row, batch, head), self.pieces * self.lanes
         lines = vector.load(self.vec, self.totals, [self._at(row, self.lanes)])
         total = vector.reduction(self.vec.element_type, ir.Attribute.parse("#vector.kind<add>"), lines)

@@ -1,10 +1,10 @@
-"""What attention does with a tile of rows in lanes, against rows whose elements are scalars.
+"""The arithmetic of attention for a tile of rows in lanes, with other rows whose elements are scalars.
 
-    turned [D][rows]       the tile, its rows in lanes
-    products               for a few other rows the dot products with all rows of the tile
+    turned [D][rows]       the transposed tile, with its rows in lanes
+    products               for a few other rows, the dot products with all rows of the tile
     weighted sums          of other rows, [D][rows], weighted by [others][rows]
 
-So no work goes across lanes, any head size will do, and the other rows are read where they lie.
+So no work goes across lanes, heads may have any size, and the other rows are read in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from gossamer.passes.loops.vectors import in_all_lanes, index, loop, mask_of, tr
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows in a memory: the first at `base`, the next one `stride` elements on, up to row `count`, which is not there."""
+    """`count` rows in a memory. The first one begins at `base`, the next one `stride` elements further."""
 
     memory: ir.Value
     base: ir.Value
@@ -29,7 +29,7 @@ class Rows:
     count: ir.Value
 
     def at(self, row: ir.Value) -> ir.Value:
-        """Where a row begins; the last one stands in for those that are not there."""
+        """Returns the place where a row begins. Rows past the last one repeat it."""
         inside = arith.minui(row, arith.subi(self.count, index(1)))
         return arith.addi(self.base, arith.muli(inside, self.stride))
 
@@ -40,17 +40,17 @@ class Rows:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether they are bf16, of which instructions multiply two at a time and add the products."""
+        """Whether elements are bf16, which instructions multiply in pairs and add up."""
         return isinstance(self.element, ir.BF16Type)
 
 
 @dataclass(frozen=True)
 class WeightedRows:
-    """`groups` of `each` rows, and what they are weighted with for the rows of a tile.
+    """`groups` groups of `each` rows, and their weights for the rows of a tile.
 
-    weights   [groups each][TILE_QUERIES]
-    place_of  (group, number) → in which memory a row begins, and where
-    hides     group → whether weights of 0 stand for rows that are hidden, whose elements may be NaN or infinite
+    weights   [groups * each][TILE_QUERIES]
+    place_of  (group, number of a row in it) → the memory of the row, and the place where it begins
+    hides     group → whether some rows may be hidden. They have weight 0, but their elements may be NaN or infinite.
     """
 
     groups: ir.Value
@@ -67,35 +67,35 @@ class QueryTile:
         self.size, self.lanes = size, bits // 32
         self.vectors = TILE_QUERIES // self.lanes
         self.vec = vector_of(self.lanes, ir.F32Type.get())
-        self.at_once = registers(bits) // 2 // self.vectors  # rows whose sums share the loads of the tile
+        self.at_once = registers(bits) // 2 // self.vectors  # number of other rows that share each load of the tile
         self.padded = -(-size // self.lanes) * self.lanes
 
     def memory(self, rows: int) -> ir.MemRefType:
-        """[rows][TILE_QUERIES]"""
+        """Returns the type of memory of [rows][TILE_QUERIES]."""
         return ir.MemRefType.get([rows, TILE_QUERIES], self.vec.element_type)
 
     def load(self, memory: ir.Value, row: ir.Value) -> list[ir.Value]:
-        """The vectors of a row of such a memory."""
+        """Loads the vectors of a row of such a memory."""
         return [vector.load(self.vec, memory, [row, index(v * self.lanes)]) for v in range(self.vectors)]
 
     def store(self, values: Sequence[ir.Value], memory: ir.Value, row: ir.Value) -> None:
-        """The inverse of `load`."""
+        """Stores the vectors of a row of such a memory."""
         for v, value in enumerate(values):
             vector.store(value, memory, [row, index(v * self.lanes)])
 
     def clear(self, memory: ir.Value) -> None:
-        """Zeros in all rows of a memory for `turn_back`."""
+        """Stores zeros in all rows of a memory for `turn_back`."""
         with loop(index(0), index(self.padded), index(1)) as ds:
             self.store([zeros(self.vec)] * self.vectors, memory, ds.induction_variable)
 
     def scale(self, memory: ir.Value, factors: Sequence[ir.Value]) -> None:
-        """memory[d][r] *= factors[r]"""
+        """Multiplies memory[d][r] by factors[r]."""
         with loop(index(0), index(self.size), index(1)) as ds:
             values = self.load(memory, ds.induction_variable)
             self.store([arith.mulf(a, b) for a, b in zip(values, factors, strict=True)], memory, ds.induction_variable)
 
     def turn(self, rows: Rows, first: ir.Value, turned: ir.Value, factor: ir.Value) -> None:
-        """turned[d][r] = rows[first + r][d] * factor; rows of bf16 in pairs, turned[d][r] = rows[first + r][2 d], [2 d + 1]"""
+        """Sets turned[d][r] = rows[first + r][d] * factor. Pairs of bf16: turned[d][r] = rows[first + r][2 d], [2 d + 1]."""
         pairs = rows.in_pairs
         line_type = vector_of(2 * self.lanes, rows.element) if pairs else self.vec
 
@@ -112,7 +112,7 @@ class QueryTile:
         self._squares(one, self.size // 2 if pairs else self.size)
 
     def turn_back(self, turned: ir.Value, rows: Rows, first: ir.Value) -> None:
-        """rows[first + r][d] = turned[d][r] where there is such a row."""
+        """Stores turned[d][r] to rows[first + r][d], if there is such a row."""
 
         def one(at: ir.Value, columns: ir.Value, v: int) -> None:
             lines = [
@@ -127,8 +127,8 @@ class QueryTile:
         self._squares(one, self.size)
 
     def _squares(self, one: Callable[[ir.Value, ir.Value, int], None], size: int) -> None:
-        """Calls with the first of `size` columns of each square of as many rows as columns, how many it has, and its vector of
-        rows."""
+        """Calls `one` for each square of `lanes` rows and columns, with its first column, the number of its columns, and its
+        vector of rows."""
         with loop(index(0), index(size), index(self.lanes)) as columns:
             at = columns.induction_variable
             width = arith.minui(arith.subi(index(size), at), index(self.lanes))
@@ -136,7 +136,7 @@ class QueryTile:
                 one(at, width, v)
 
     def products(self, rows: Rows, numbers: Sequence[ir.Value], turned: ir.Value) -> list[list[ir.Value]]:
-        """For each of the rows of these numbers the products with all rows of the tile; of pairs, by dot products."""
+        """Returns for each of the rows of these numbers its products with all rows of the tile."""
         size, width = self.size // 2 if rows.in_pairs else self.size, self.vectors
         step, places = gcd(size, 4), [rows.at(number) for number in numbers]
         with loop(index(0), index(size), index(step), [zeros(self.vec)] * (len(places) * width)) as ds:
@@ -162,7 +162,7 @@ class QueryTile:
         return [list(ds.results)[n * width : (n + 1) * width] for n in range(len(places))]
 
     def add_weighted(self, sums: ir.Value, factors: Sequence[ir.Value] | None, rows: WeightedRows) -> None:
-        """sums[d][r] = sums[d][r] * factors[r] + the sum of rows[n][d] weights[n][r]"""
+        """Sets sums[d][r] = sums[d][r] * factors[r] + the sum of rows[n][d] weights[n][r]."""
         whole = self.size - self.size % self.at_once
         if whole:
             with loop(index(0), index(whole), index(self.at_once)) as ds:
@@ -173,7 +173,7 @@ class QueryTile:
     def _add_columns(
         self, sums: ir.Value, factors: Sequence[ir.Value] | None, rows: WeightedRows, at: ir.Value, count: int
     ) -> None:
-        """The same for `count` columns of the rows, from `at` on, whose sums fit registers."""
+        """Does the same for `count` columns of the rows, from `at` on, whose sums fit into registers."""
         start = []
         for n in range(count):
             values = self.load(sums, arith.addi(at, index(n)))
@@ -191,7 +191,7 @@ class QueryTile:
     def _add_group(
         self, rows: WeightedRows, group: ir.Value, at: ir.Value, carried: list[ir.Value], hides: bool
     ) -> list[ir.Value]:
-        """Sums of columns with the rows of one group, of which those of weight 0 count as 0 if it hides some."""
+        """Returns sums of columns plus the weighted rows of one group. If it `hides` some, rows with weight 0 are skipped."""
         with loop(index(0), index(rows.each), index(4), carried) as inner:
             totals = list(inner.inner_iter_args)
             for u in range(4):

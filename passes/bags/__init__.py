@@ -1,1 +1,1 @@
-"""Bags of rows of embedding tables, and steps of optimizers for such rows."""
+"""Lowerings of bags of rows of embedding tables, and of steps of optimizers for such rows."""

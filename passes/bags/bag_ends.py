@@ -1,4 +1,4 @@
-"""Where the entries of bags begin and end: by offsets, or all bags of one length."""
+"""Finds the begin and end of the entries of a bag, by offsets or by the common length of all bags."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from gossamer.passes.loops.vectors import index
 
 @dataclass(frozen=True)
 class Bags:
-    """The bags of a table; `wrong` is where it says what is wrong with them."""
+    """The bags of a table. Wrong ones are reported in `wrong`."""
 
     line: Line
     integers: ir.Type
@@ -20,21 +20,21 @@ class Bags:
 
     @property
     def count(self) -> ir.Value:
-        """How many there are."""
+        """Number of bags."""
         return self.line.number(Field.BAGS)
 
     @property
     def entries(self) -> ir.Value:
-        """How many indices there are in all."""
+        """Number of indices of all bags."""
         return self.line.number(Field.ENTRIES)
 
     @property
     def indices(self) -> ir.Value:
-        """All of them."""
+        """The indices of all bags."""
         return self.line.memory(Field.INDICES, self.integers, self.entries)
 
     def begin(self, bag: ir.Value) -> ir.Value:
-        """Where a bag begins, unchecked; behind all entries for the bag after the last one."""
+        """Returns the place where a bag begins, unchecked. For the bag after the last one, it is the end of all entries."""
         line = self.line
         kind = ir.IndexType.get()
         with chosen(line.there(Field.OFFSETS), [kind]) as (by_offsets, written, even):
@@ -52,7 +52,7 @@ class Bags:
         return by_offsets.results[0]
 
     def ends(self, bag: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Where the entries of a bag begin and end: nowhere, and reported, if its offsets are wrong."""
+        """Returns the begin and end of the entries of a bag. Reports wrong offsets, and then returns an empty range."""
         begin, end = self.begin(bag), self.begin(arith.addi(bag, index(1)))
         ordered = arith.andi(
             arith.cmpi(arith.CmpIPredicate.ule, begin, end), arith.cmpi(arith.CmpIPredicate.ule, end, self.entries)
@@ -65,7 +65,7 @@ class Bags:
         return tuple(arith.select(right, each, index(0)) for each in (begin, end))
 
     def report(self, problem: ir.Value) -> None:
-        """Says what is wrong."""
+        """Stores a problem for the table."""
         memref.store(arith.index_cast(ir.IntegerType.get_signless(64), problem), self.wrong, [self.line.table])
 
 

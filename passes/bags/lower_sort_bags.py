@@ -1,15 +1,14 @@
-"""lower-sort-bags: a `kernel.sort_bags` becomes a radix sort of the entries of every table by their rows.
+"""lower-sort-bags: lowers a `kernel.sort_bags` to a radix sort of the entries of every table by their rows.
 
 before   %numbers, %starts, %bags, ... = "kernel.sort_bags"(%lines) {...}
-after    scf.parallel (%part) = ...                     // every so many-th table
-           words[p] = row << 32 | bag, for each entry   // | entry, and its bag and scale aside, where there are scales
+after    scf.parallel (%part) = ...                     // parts take tables in turn
+           words[p] = row << 32 | bag, for each entry   // with scales: | entry, whose bag and scale are stored aside
            for each 11 bits that rows have              // least significant digits first (Seward, 1954)
              count the digits, add up, write each word to its place
-           numbers, starts, bags = the words, a number where another row begins
+           read numbers, starts and bags from the sorted words
 
-Entries of the padding index are left out. Where a row is known as often as there are bags that have it, its place is found by
-shifts: no hash is computed and nothing as long as the table is read. Runs on functions whose storage is exposed
-(expose-storage).
+Entries of the padding index are left out. No hash is computed, and no memory as long as the table is read. Runs on functions
+whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
@@ -25,14 +24,14 @@ from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, load_index, loop, parallel, reserve_workspace
 
-_BITS = 11  # of a digit: its counts stay in a first-level cache
+_BITS = 11  # bits of a digit: its counts stay in the first-level cache
 _DIGITS = 1 << _BITS
-_ROW = 32  # where the row begins in a word
+_ROW = 32  # the lowest bit of the row in a word
 
 
 @dataclass(frozen=True)
 class LowerSortBags:
-    """Lower all of them."""
+    """Lower every kernel.sort_bags."""
 
     name: ClassVar[str] = "lower-sort-bags"
 
@@ -55,7 +54,7 @@ class _Sort:
         self.integers = ir.Type.parse(integers)
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         reserve_workspace(self.module, _DIGITS * 8)
         with ir.InsertionPoint(self.op):
             tables = memref.dim(self.lines, index(0))
@@ -86,7 +85,7 @@ class _Sort:
         self._different_rows(line, first, each.results[0], count)
 
     def _write_words(self, line: Line, first: ir.Value, base: ir.Value) -> ir.Value:
-        """A word for each entry that counts. Returns how many there are."""
+        """Writes a word for each entry that counts. Returns their number."""
         bags = Bags(line, self.integers, self.wrong)
         indices, rows = bags.indices, line.number(Field.ROWS)
         padding = line.number(Field.PADDING)
@@ -117,14 +116,14 @@ class _Sort:
         return each.results[0]
 
     def _share_evenly(self, begin: ir.Value, end: ir.Value, count: ir.Value) -> None:
-        """Each entry of a bag is multiplied with 1 / the entries that count."""
+        """Sets the scale of each entry of a bag to 1 / the number of entries that count."""
         one = arith.constant(self.wide, 1.0)
         share = arith.divf(one, arith.uitofp(self.wide, word(arith.maxui(count, index(1)))))
         with loop(begin, end, index(1)) as each:
             memref.store(share, self.own_scales, [each.induction_variable])
 
     def _by_digit(self, count: ir.Value, source: ir.Value, target: ir.Value, shift: ir.Value) -> None:
-        """The words of one side in the order of a digit, equal ones as they come, on the other side."""
+        """Sorts the words from one side to the other by a digit. The sort is stable."""
         with loop(index(0), index(_DIGITS), index(1)) as each:
             memref.store(word(index(0)), self.digits, [each.induction_variable])
         with loop(index(0), count, index(1)) as each:
@@ -142,7 +141,7 @@ class _Sort:
             memref.store(value, self.words, [arith.addi(target, place)])
 
     def _word_at(self, side: ir.Value, number: ir.Value, shift: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """A word and its digit."""
+        """Returns a word and its digit."""
         value = memref.load(self.words, [arith.addi(side, number)])
         digit = arith.andi(arith.shrui(value, shift), word(index(_DIGITS - 1)))
         return value, arith.index_castui(ir.IndexType.get(), digit)

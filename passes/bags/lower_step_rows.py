@@ -1,9 +1,9 @@
-"""lower-step-rows: a `kernel.step_rows` becomes a loop over the rows that have a gradient, for every table.
+"""lower-step-rows: lowers a `kernel.step_rows` to a loop over the rows that have a gradient, for every table.
 
 before   %wrong = "kernel.step_rows"(%lines, %rates) {kind = "adagrad", columns = 64, ...}
-after    scf.parallel (%part) = ...                       // as many rows of every table each
+after    scf.parallel (%part) = ...                       // an equal share of the rows of every table
            for each table, for each of the part's rows
-             fetch the parameter and the states of the row 16 further on
+             prefetch the parameter and the states of the row 16 further on
              s += g * g;  p -= a * g / (sqrt(s) + e)      // 8 vectors of columns at a time
 
 A row of a parameter and of its states is read and written once. Runs on functions whose storage is exposed (expose-storage).
@@ -22,7 +22,7 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import ends_of, parts_of
 from gossamer.passes.loops.vectors import byte_width, index, loop, narrowed, parallel, vector_of, zeros
 
-_AHEAD = 16  # rows
+_AHEAD = 16  # how many rows ahead to prefetch
 _Rates = list[ir.Value]
 
 
@@ -50,7 +50,7 @@ class _Step:
         self.vec = vector_of(self.lanes, self.element)
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             tables = memref.dim(self.lines, index(0))
             with loop(index(0), tables, index(1), [index(0)]) as each:
@@ -64,7 +64,7 @@ class _Step:
         self.storage.erase()
 
     def _table(self, line: Line, part: ir.Value, parts: ir.Value) -> None:
-        """The part's rows of a table."""
+        """Steps the part's rows of a table."""
         rows, count = line.number(StepField.ROWS), line.number(StepField.COUNT)
         numbers = line.memory(StepField.NUMBERS, ir.IntegerType.get_signless(64), count)
         gradient = line.memory(StepField.GRADIENT, self.element, count, self.columns)
@@ -100,7 +100,7 @@ class _Step:
         row: ir.Value,
         rates: list[ir.Value],
     ) -> None:
-        """A step of some columns of a row."""
+        """Steps some columns of a row."""
         rate, epsilon, first, second, factor = (vector.broadcast(self.vec, each) for each in rates)
         for piece in tile:
             g = arith.mulf(piece.load(gradient, number, self.element), factor)
@@ -119,7 +119,7 @@ class _Step:
                 piece.store(value, memory, row)
 
     def _by_row(self, gradient: ir.Value, number: ir.Value, state: ir.Value, row: ir.Value, rates: list[ir.Value]) -> _Rates:
-        """The rates of a row, by what the mean of its squares adds to its state."""
+        """Adds the mean of the row's squares to its state. Returns the rates of the row."""
         total, factor = zeros(self.vec), vector.broadcast(self.vec, rates[4])
         for tile in tiles_of(self.columns, self.lanes):
             for piece in tile:

@@ -1,21 +1,21 @@
-"""lower-sum-bags: a `kernel.sum_bags` becomes a loop over the bags of every table, with a bag's sums in registers.
+"""lower-sum-bags: lowers a `kernel.sum_bags` to a loop over the bags of every table, with a bag's sums in registers.
 
 before   %wrong = "kernel.sum_bags"(%lines) {kind = "sum", element = "f32", columns = 64, ...} : (tensor<?x?xi64>) -> ...
-after    scf.parallel (%part) = ...                       // as many bags of every table each
+after    scf.parallel (%part) = ...                       // an equal share of the bags of every table
            for each table
-             fetch the rows of the part's first 48 entries
+             prefetch the rows of the part's first 48 entries
              for each bag, for each 8 vectors of columns
                for each entry
-                 fetch the row of the entry 48 further on
+                 prefetch the row of the entry 48 further on
                  sums += table[index]                     // unless the index is the padding, or is reported as wrong
                the sums into out
 
-Nothing but the indices says which row is read next, so no prefetcher of a processor does it: with tables of 100,000 rows, rows
-that are fetched ahead make the kernel 2.5 times as fast (Zen 5). Small tables, which stay near the core, go without.
+Only the indices say which row is read next, so a processor's prefetchers cannot know it. With tables of 100,000 rows,
+prefetches make the kernel 2.5 times as fast (Zen 5). Small tables, which stay near the core, do without them.
 
-Rows go to the first-level cache if the processor reads memory fastest past its second level (`streams`). Otherwise they go to
-the second level, which has more places for lines that are on their way. On Emerald Rapids, rows of 256 bytes come 1.4 times as
-fast into the second level as into the first, and as fast as memory is read from front to back.
+Rows go to the first-level cache if data that is read once arrives fastest past the second level (`streams`). Otherwise they go
+to the second level, which has more places for pending lines. On Emerald Rapids, rows of 256 bytes arrive 1.4 times as fast in
+the second level as in the first, and as fast as memory that is read in order.
 
 Runs on functions whose storage is exposed (expose-storage).
 """
@@ -36,14 +36,14 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import ends_of, parts_of
 from gossamer.passes.loops.vectors import index, loop, narrowed, parallel, vector_of, zeros
 
-_NEAR = 1 << 19  # bytes of a table that stays near the core: half of a second-level cache
-_UNDER_WAY = 256  # lines of caches that are fetched at a time
+_NEAR = 1 << 19  # most bytes of a table that stays near the core: half of a second-level cache
+_UNDER_WAY = 256  # number of cache lines to prefetch ahead
 
 
 @dataclass(frozen=True)
 class LowerSumBags:
-    """`bits` is the width of the target's vectors. `streams` says whether the target reads memory fastest past its second-level
-    cache."""
+    """`bits` is the width of the target's vectors. `streams` says whether data that is read once arrives fastest when it
+    bypasses the second-level cache."""
 
     name: ClassVar[str] = "lower-sum-bags"
     bits: int = 512
@@ -56,7 +56,7 @@ class LowerSumBags:
 
 
 class _Sum:
-    """Lowers one op. Rows are fetched into the cache of this level."""
+    """Lowers one op. Rows are prefetched into the cache of this level."""
 
     def __init__(self, op: Any, bits: int, level: int) -> None:
         self.storage = storage_of(op.operation)
@@ -69,7 +69,7 @@ class _Sum:
         self.ahead = max(8, min(64, _UNDER_WAY // self.rows.cache_lines))
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             tables = memref.dim(self.lines, index(0))
             with loop(index(0), tables, index(1), [index(0)]) as each:
@@ -82,7 +82,7 @@ class _Sum:
         self.storage.erase()
 
     def _table(self, line: Line, part: ir.Value, parts: ir.Value) -> None:
-        """The part's bags of a table."""
+        """Computes the part's bags of a table."""
         bags = Bags(line, self.integers, self.wrong)
         low, high = ends_of(bags.count, part, parts)
         size = arith.muli(line.number(Field.ROWS), index(self.rows.row_bytes))
@@ -99,7 +99,7 @@ class _Sum:
 
 
 class _Table:
-    """One table; `fetches` rows ahead."""
+    """One table. `fetches` says whether to prefetch rows."""
 
     def __init__(self, op: _Sum, bags: Bags, fetches: bool) -> None:
         self.op, self.bags, self.fetches, line = op, bags, fetches, bags.line
@@ -110,13 +110,13 @@ class _Table:
         self.weights = None if op.weights is None else line.memory(Field.WEIGHTS, op.weights, bags.entries)
 
     def fetch_first(self, begin: ir.Value) -> None:
-        """Fetches the rows of the first entries of the part."""
+        """Prefetches the rows of the first entries of the part."""
         until = arith.minui(arith.addi(begin, index(self.op.ahead)), self.bags.entries)
         with loop(begin, arith.maxui(begin, until), index(1)) as each:
             self.op.rows.fetch(self.memory, signed_index(self.indices, each.induction_variable), 0, self.op.rows.stored)
 
     def bag(self, bag: ir.Value) -> None:
-        """The result of a bag."""
+        """Computes the result of a bag."""
         begin, end = self.bags.ends(bag)
         for tile in tiles_of(self.op.rows.stored, self.op.rows.lanes):
             if self.op.kind == "max":
@@ -182,7 +182,7 @@ class _Table:
                 piece.store(value, places, bag)
 
     def _entry(self, entries: scf.ForOp, tile: list[Piece], add: Any) -> Sequence[ir.Value]:
-        """What is carried on from an entry, which `add`s to it unless it counts for nothing."""
+        """Returns the carried values after an entry. `add` computes them unless the entry is ignored."""
         entry, before = entries.induction_variable, list(entries.inner_iter_args)
         if self.fetches:
             later = signed_index(self.indices, arith.minui(arith.addi(entry, index(self.op.ahead)), self.last))
@@ -200,7 +200,7 @@ class _Table:
         return list(choice.results)
 
     def _factor(self, entry: ir.Value, row: ir.Value) -> ir.Value | None:
-        """What a row is multiplied with: a weight, the scale of its row, both or neither."""
+        """Returns the factor of a row: a weight, the scale of the row, or both; None for neither."""
         wide = self.op.rows.wide.element_type
         factors = []
         if self.weights is not None:

@@ -1,4 +1,4 @@
-"""The elements of a table's rows, as vectors of what is computed with: floats, or integers of few bits with a scale a row."""
+"""Reads the elements of a table's rows as vectors of floats: from floats, or from integers with a scale for each row."""
 
 from typing import Any
 
@@ -11,11 +11,12 @@ from gossamer.passes.loops.vectors import byte_width, index, vector_of, widened,
 
 
 class RowElements:
-    """Those of tables of so many columns.
+    """The elements of tables of `columns` columns.
 
-    stored   elements of a row in memory: half as many bytes as columns for 4 bits, rounded up
-    wide     the vectors of sums, narrow those of results
-    level    of the cache that rows are fetched into
+    stored   elements of a row in memory; for 4 bits, bytes: half as many as columns, rounded up
+    wide     type of the vectors of sums
+    narrow   type of the vectors of results
+    level    level of the cache into which rows are prefetched
     """
 
     def __init__(self, element: str, columns: int, bits: int, wide_results: bool, level: int) -> None:
@@ -32,30 +33,30 @@ class RowElements:
 
     @property
     def vectors(self) -> int:
-        """Of a row."""
+        """Vectors of a row."""
         return -(-self.columns // self.lanes)
 
     @staticmethod
     def of(element: str, columns: int, bits: int, wide_results: bool, level: int) -> "RowElements":
-        """Those of tables of an element (see dialects/bags.py)."""
+        """Returns the elements of tables of an element type (see dialects/bags.py)."""
         if element == "nonzeros":
             return Nonzeros("f32", columns, bits, True, level)
         return RowElements(element, columns, bits, wide_results, level)
 
     def memory(self, line: Line, rows: ir.Value) -> Any:
-        """The table."""
+        """Returns the memory of the table."""
         return line.memory(Field.TABLE, self.element, rows, self.stored)
 
     def fetch(self, memory: Any, row: ir.Value, first: int, last: int) -> None:
-        """Starts to fetch the stored columns [first, last) of a row."""
+        """Prefetches the stored columns [first, last) of a row."""
         fetch_row(memory, row, first, last, self.level)
 
     def scales(self, line: Line, rows: ir.Value) -> ir.Value | None:
-        """What rows of integers are multiplied with."""
+        """Returns the scales of rows of integers; None for floats."""
         return line.memory(Field.SCALES, ir.F32Type.get(), rows) if self.integers else None
 
     def results(self, tile: list[Piece]) -> list[Piece]:
-        """The columns that some vectors of a stored row stand for."""
+        """Returns the columns of the result for some vectors of a stored row."""
         if not self.packed:
             return tile
         later = [
@@ -64,7 +65,7 @@ class RowElements:
         return [*tile, *(each for each in later if each.count > 0)]
 
     def read(self, memory: Any, row: ir.Value, tile: list[Piece]) -> list[ir.Value]:
-        """Vectors of a row, wide."""
+        """Reads vectors of a row, as wide ones."""
         loaded = [each.load(memory, row, self.element) for each in tile]
         if not self.integers:
             return [widened(each, self.wide) for each in loaded]
@@ -77,10 +78,10 @@ class RowElements:
 
 
 class Nonzeros(RowElements):
-    """Those of tables that have a bit for each column and the nonzeros of their rows, one row after the other."""
+    """The elements of tables that store a bit for each column, and the nonzeros of their rows, row after row."""
 
     def memory(self, line: Line, rows: ir.Value) -> Any:
-        """Nonzeros, bits, and where rows begin among the nonzeros."""
+        """Returns the memory of nonzeros, of bits, and of the first nonzero of each row."""
         i8, i32 = (ir.IntegerType.get_signless(bits) for bits in (8, 32))
         return (
             line.memory(Field.TABLE, self.element, rows),
@@ -89,7 +90,7 @@ class Nonzeros(RowElements):
         )
 
     def fetch(self, memory: Any, row: ir.Value, first: int, last: int) -> None:
-        """Bits and two lines of nonzeros, which more than half of all rows of 64 columns do not exceed."""
+        """Prefetches the bits and two lines of nonzeros, which are enough for more than half of all rows of 64 columns."""
         nonzeros, bits, starts = memory
         start = signed_index(starts, row)
         memref.prefetch(bits, [row, index(0)], False, 4 - self.level, True)
@@ -97,7 +98,7 @@ class Nonzeros(RowElements):
             memref.prefetch(nonzeros, [arith.addi(start, index(further))], False, 4 - self.level, True)
 
     def read(self, memory: Any, row: ir.Value, tile: list[Piece]) -> list[ir.Value]:
-        """Vectors of a row: nonzeros where bits are set, in their order, and 0 elsewhere."""
+        """Reads vectors of a row: the nonzeros, in order, in the lanes whose bits are set, and 0 in others."""
         nonzeros, bits, starts = memory
         place, values = signed_index(starts, row), []
         for at in range(0, tile[-1].at + 1, self.lanes):

@@ -1,1 +1,1 @@
-"""Lowers several products, and the work between them, to one kernel."""
+"""Lowers several products, and the ops between them, to one kernel."""

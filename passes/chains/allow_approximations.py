@@ -1,12 +1,13 @@
-"""allow-approximations: what a chain of int8 may compute otherwise than it is written.
+"""allow-approximations: marks the ops of a chain of int8 whose results may be approximate.
 
 before   %y = "kernel.spmm"(%x, %w) ({ ... arith.addf %a, %b ... math.erf %u : f32 ... })
          %max = "kernel.max"() ({ ... "kernel.read"(%y) ... })
          %q = "kernel.map"() ({ ... "kernel.read"(%y) ... arith.fptosi ... to i8 })
 after    the same with arith.addf %a, %b fastmath<contract> and math.erf %u fastmath<afn>
 
-Functions whose results are rounded to 8 bits at once may be approximations: rounding moves a value by up to a 254th of the
-greatest one, and expand-math says how much less they do. Behind sums of integers, one instruction may multiply and add.
+A function whose results are rounded to 8 bits at once may be approximate. Rounding moves a value by up to a 254th of the
+greatest one, which is much more than the errors of the approximations (see expand-math). In the epilogue of sums of integers,
+one instruction may multiply and add.
 """
 
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ _APPROXIMATE, _FUSED = "#arith.fastmath<afn>", "#arith.fastmath<contract>"
 
 @dataclass(frozen=True)
 class AllowApproximations:
-    """Mark each `math.erf` in a product or a map that is read for its greatest magnitudes and as bytes alone, and each
-    multiplication and addition behind sums of integers."""
+    """Mark each `math.erf` in a product or a map whose result only gives bytes and their scale, and each multiplication and
+    addition in the epilogue of sums of integers."""
 
     def run(self, module: ir.Module) -> None:
         for op in [*walk(module, "kernel.spmm"), *walk(module, "kernel.map")]:
@@ -39,8 +40,8 @@ def _sums_integers(op: ir.Operation) -> bool:
 
 
 def _becomes_bytes(user: ir.Operation) -> bool:
-    """Whether who uses a tensor makes bytes of it, reads it for a greatest value, which gives their scale, or adds up zeros,
-    which tells what is no number."""
+    """Whether a user of a tensor turns it into bytes, or computes from it what these need: the greatest value, for their scale,
+    or a sum of zeros times it, which is NaN if it has one."""
     reader = user.parent
     if user.name != "kernel.read" or reader is None:
         return False

@@ -1,11 +1,11 @@
-"""The body of a chain's attention stage where it multiplies pairs of bf16, two in an instruction, and sums them in f32.
+"""The body of a chain's attention stage that multiplies pairs of bf16, one pair in each lane, and sums them in f32.
 
     for each head:   scores[j][t] = scale * sum over pairs of d of k[d, d + 1][j] . q[d, d + 1][t] + mask
                      weights[j, j + 1][t] = exp(scores - max), rounded, total
                      y[d][t] = sum over pairs of j of v[d][j, j + 1] . weights[j, j + 1][t] / total
 
-Queries and keys are lines of pairs of features (bf16_pairs.py), and so are the weights, of pairs of keys; values are rows of
-tokens, of which two are a pair. Weights take the place of the scores of keys that are past.
+Queries and keys are lines of pairs of features (bf16_pairs.py). Weights are lines of pairs of keys. Values are rows of tokens,
+of which two are a pair. Weights overwrite the scores of keys that are done.
 """
 
 from typing import ClassVar
@@ -25,7 +25,7 @@ class AttentionInPairs(Attention):
     together: ClassVar[int] = 2
 
     def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:
-        # Behind the last of an odd number of keys lies a score of minus infinity.
+        # If the number of keys is odd, the score behind the last one is minus infinity.
         with loop(index(0), self.keys, index(2), [self.start] * self.frame.vectors) as js:
             key = js.induction_variable
             even, odd = (self._powers(k, highest) for k in (key, arith.addi(key, index(1))))

@@ -1,11 +1,11 @@
-"""The body of a chain's attention stage: one tile of queries against all keys of its sequence.
+"""The body of a chain's attention stage. It computes a tile of queries with all keys of its sequence.
 
     for each head:   scores[j][t] = scale * sum_d k[d][j] q[d][t] + mask       lanes are queries, keys and values are scalars
                      scores = exp(scores - max), total
                      y[d][t] = sum_j v[d][j] scores[j][t] / total
 
-So softmax needs no work across lanes, and the result is feature-major as the next product wants it. Queries whose keys are
-all masked get 0. The whole row of scores is kept, [keys][tokens]: one pass over the keys, one over the values.
+So softmax needs no work across lanes, and the result is feature-major, as the next product needs it. Queries whose keys are
+all masked get 0. All scores of a head are kept, [keys][tokens]: one pass reads the keys, one reads the values.
 """
 
 import collections.abc as abc
@@ -27,10 +27,17 @@ _KEYS = 4  # keys, or features of the values, that share the loads of a vector o
 
 @dataclass(frozen=True)
 class Sequence:
-    """The tile's sequence: `length` tokens, of which the tile has those from `within` on; the number of the sequence; keys
-    and values of its tiles in `memory` (elements), `tile` elements from one tile of `tokens` to the next.
+    """The sequence of a tile.
 
-    `last` is empty, or has how many whole tiles follow each other, and where the last one is, counted in tiles (tiling.py).
+    length  its tokens
+    within  the tile's first token, counted in the sequence
+    number  the number of the sequence
+    memory  the workspace as elements
+    keys    the place of the keys of its first tile in `memory`
+    values  the place of the values of its first tile in `memory`
+    tile    elements from the memory of one tile to that of the next
+    tokens  tokens of a tile
+    last    empty, or the number of whole tiles, which follow each other, and the number of the last tile (tiling.py)
     """
 
     length: ir.Value
@@ -44,7 +51,7 @@ class Sequence:
     last: tuple[ir.Value, ...] = ()
 
     def place(self, number: ir.Value) -> ir.Value:
-        """Elements from the first tile to one of the sequence."""
+        """Returns the elements from the first tile of the sequence to tile `number`."""
         if self.last:
             whole, last = self.last
             number = arith.select(arith.cmpi(arith.CmpIPredicate.ult, number, whole), number, last)
@@ -54,12 +61,14 @@ class Sequence:
 class Attention:
     """Attention in the chain's own type.
 
-    `queries` are [features][tokens]. `scores` is scratch memory of [keys][tokens], what is exponentiated goes to `weights`, the
-    same memory; and so is `mask` where the op has a mask by queries.
+    queries  [features][tokens]
+    scores   scratch memory of [keys][tokens]
+    weights  the same memory: the exponentials of the scores
+    mask     scratch memory of [keys][tokens] for the transposed mask, if the op has a mask for each query
     """
 
     together: ClassVar[int] = 1
-    """Features, or keys, that an element holds."""
+    """Features, or keys, in an element."""
 
     def __init__(
         self,
@@ -82,7 +91,7 @@ class Attention:
         self.keys_at_once = min(_KEYS, registers(frame.lanes * 32) // 8, frame.lanes)  # 32 registers hold 4 x 4 sums
 
     def emit(self, first: ir.Value, valid: ir.Value) -> None:
-        """Heads [low, high) for the tile's tokens, whose masks are from row `first` on."""
+        """Emits heads [low, high) for the `valid` tokens of the tile. Their masks begin at row `first`."""
         frame, sequence = self.frame, self.sequence
         self.keys = sequence.length
         if self.causal:
@@ -103,14 +112,14 @@ class Attention:
         return loop(index(0), count, index(1), carried)
 
     def _tile(self, number: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """First key of a tile of keys, how many of them to take, and the elements from one of its rows to the next."""
+        """Returns the first key of a tile of keys, the number of keys to take, and the elements from one row to the next."""
         lanes, origin = index(self.frame.lanes), arith.muli(number, index(self.sequence.tokens))
         stored = arith.minui(arith.subi(self.sequence.length, origin), index(self.sequence.tokens))
         taken = arith.minui(arith.subi(self.keys, origin), index(self.sequence.tokens))
         return origin, taken, arith.muli(arith.ceildivui(stored, lanes), lanes)
 
     def _score(self, query: ir.Value, row: ir.Value) -> list[ir.Value]:
-        """Fill the scores of a head; returns the highest of each query."""
+        """Computes the scores of a head. Returns the highest of each query."""
         frame, keys = self.frame, self.keys_at_once
         with self._tiles(lowest(frame.vec, frame.vectors)) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
@@ -137,7 +146,7 @@ class Attention:
         return list(tiles.results)
 
     def _keep(self, products: abc.Sequence[ir.Value], key: ir.Value, highest: list[ir.Value]) -> list[ir.Value]:
-        """Store the scores of a key; returns the highest of each query so far."""
+        """Stores the scores of a key. Returns the highest of each query so far."""
         found = []
         for v, (product, before) in enumerate(zip(products, highest, strict=True)):
             score = self._masked(product, key, v)
@@ -146,7 +155,7 @@ class Attention:
         return found
 
     def _masked(self, total: ir.Value, key: ir.Value, v: int) -> ir.Value:
-        """The score of a key: scaled, bounded, the mask added, minus infinity where there is no such key or it comes later."""
+        """Returns the score of a key: scaled, bounded, with the mask. Minus infinity if there is no such key or it is later."""
         frame, vec = self.frame, self.frame.vec
         scale, cap = (ir.FloatAttr(a).value for a in (self.op.scale, self.op.cap))
         score = arith.mulf(total, splat_of(vec, scale / (cap or 1.0)))
@@ -169,11 +178,11 @@ class Attention:
             ahead = arith.index_cast(i64, arith.subi(key, self.sequence.within))
             visible = arith.cmpi(arith.CmpIPredicate.sle, vector.broadcast(wide, ahead), lanes)
             score = arith.select(visible, score, never)
-        bound = vector.broadcast(vec, bound)  # NaN becomes infinity, whose weight is NaN again
+        bound = vector.broadcast(vec, bound)  # NaN becomes infinity here, whose weight is NaN again
         return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, score, bound), score, bound)
 
     def _exponentiate(self, highest: list[ir.Value]) -> list[ir.Value]:
-        """weights = exp(scores - highest); returns the totals."""
+        """Computes weights = exp(scores - highest). Returns the totals."""
         frame = self.frame
         with loop(index(0), self.keys, index(1), [self.start] * frame.vectors) as js:
             weights = self._powers(js.induction_variable, highest)
@@ -183,7 +192,7 @@ class Attention:
         return list(js.results)
 
     def _powers(self, key: ir.Value, highest: list[ir.Value]) -> list[ir.Value]:
-        """exp(scores - highest) of a key."""
+        """Returns exp(scores - highest) of a key."""
         frame = self.frame
         scores = [vector.load(frame.vec, self.scores, [key, frame.at(v)]) for v in self.vectors]
         return [self._power(*each) for each in zip(scores, highest, strict=True)]
@@ -192,7 +201,7 @@ class Attention:
         return power(score, highest)
 
     def _sum(self, result: ir.Value, row: ir.Value, totals: list[ir.Value]) -> None:
-        """The values of a head, weighed by the scores."""
+        """Computes the sums of the values of a head, times their weights."""
         frame, shares = self.frame, inverse(totals)
         step = next(n for n in (self.keys_at_once, 2, 1) if self.size % n == 0)
         with loop(index(0), index(self.size), index(step)) as ds:
@@ -208,7 +217,7 @@ class Attention:
                     frame.store(arith.mulf(tiles.results[a * frame.vectors + v], shares[v]), self.op.operation.results[0], m, v)
 
     def _add(self, origin: ir.Value, taken: ir.Value, places: list[ir.Value], carried: list[ir.Value]) -> list[ir.Value]:
-        """Some sums and the values of a tile, weighed."""
+        """Returns the sums plus the weighted values of a tile."""
         if not self.causal:
             return self._weighted(origin, taken, places, carried, False)
         later = arith.cmpi(arith.CmpIPredicate.ugt, arith.addi(origin, taken), arith.addi(self.sequence.within, index(1)))
@@ -221,7 +230,7 @@ class Attention:
     def _weighted(
         self, origin: ir.Value, taken: ir.Value, places: list[ir.Value], carried: list[ir.Value], hides: bool
     ) -> list[ir.Value]:
-        """The same; where it `hides` keys, a weight of 0 leaves out what may be NaN."""
+        """Returns the sums plus the weighted values of a tile. If `hides`, it skips values with weight 0: they may be NaN."""
         frame, count = self.frame, arith.ceildivui(taken, index(self.together))
         with loop(index(0), count, index(1), carried) as js:
             j, sums = js.induction_variable, list(js.inner_iter_args)
@@ -237,22 +246,22 @@ class Attention:
         return list(js.results)
 
     def _in_elements(self, count: ir.Value) -> ir.Value:
-        """Features, or keys, as a number of elements."""
+        """Returns a number of features, or keys, as a number of elements."""
         return count if self.together == 1 else arith.divui(count, index(self.together))
 
     def _vectors(self, buffer: ir.Value, row: ir.Value) -> list[ir.Value]:
-        """A row of elements of all tokens."""
+        """Loads a row of a buffer, for all tokens."""
         return [vector.load(self.frame.vec, buffer, [row, self.frame.at(v)]) for v in self.vectors]
 
     def _plus_product(self, total: ir.Value, scalar: ir.Value, given: ir.Value) -> ir.Value:
         return vector.fma(scalar, given, total)
 
     def _seen(self, weight: ir.Value) -> ir.Value:
-        """Where a weight is not 0."""
+        """Returns the lanes whose weight is not 0."""
         return arith.cmpf(arith.CmpFPredicate.UNE, weight, self.start)
 
     def _scalar(self, at: ir.Value) -> ir.Value:
-        """An element of keys or values for all queries."""
+        """Loads an element of keys or values into all lanes."""
         return vector.broadcast(self.frame.vec, memref.load(self.sequence.memory, [at]))
 
 

@@ -1,10 +1,10 @@
-"""The body of a chain's attention stage on AMX: the products of pairs of attention_pairs.py by tiles.
+"""The body of a chain's attention stage on AMX. It multiplies the pairs of attention_pairs.py by tiles.
 
-    scores   16 keys x 32 features, transposed out of the lines of the keys, by the lines of the queries, 16 tokens at a time
-    y        16 features of the values x 32 keys by the lines of the weights
+    scores   16 keys x 32 features, transposed from the lines of the keys, times the lines of the queries of 16 tokens
+    y        16 features of the values x 32 keys, times the lines of the weights
 
-Behind the last key come weights of 0, up to 32 keys, whose values are left out. Keys that come later than some query of the
-tile are not multiplied as tiles, where a weight of 0 would not hide a NaN.
+Keys are padded to a multiple of 32 with weights of 0, and their values are not read. Keys later than some query of the tile are
+not multiplied by tiles, because a weight of 0 would not hide a NaN there.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from gossamer.passes.loops.vectors import index, loop, mask_of, transpose, vecto
 from gossamer.passes.weights_bf16.bf16_pairs import LINE
 
 KEYS, FEATURES = 16, 32
-"""Of a tile of keys: heads have whole ones."""
+"""Keys and features of an AMX tile of keys. The size of a head is a multiple of FEATURES."""
 
 
 class AttentionInTiles(AttentionInPairs):
-    """`halves` is the memory of keys and values as bf16."""
+    """Attention by AMX tiles. `halves` is the workspace as bf16, for the keys and values."""
 
     def __init__(self, *arguments: Any, halves: ir.Value) -> None:
         super().__init__(*arguments)
@@ -60,7 +60,7 @@ class AttentionInTiles(AttentionInPairs):
         return list(tiles.results)
 
     def _multiply_keys(self, query: ir.Value, at: ir.Value, stride: ir.Value, key: ir.Value) -> None:
-        """The scores of 16 keys, whose lines begin at a place, from row `key` on."""
+        """Computes the scores of 16 keys, whose lines begin at place `at`, into the rows from `key` on."""
         for n, part in enumerate(self.parts):
             lines = [arith.addi(at, arith.muli(stride, index(n * FEATURES // 2 + d))) for d in range(FEATURES // 2)]
             turned = transpose([vector.load(self.words, self.sequence.memory, [line]) for line in lines])
@@ -108,7 +108,7 @@ class AttentionInTiles(AttentionInPairs):
                     frame.store(arith.mulf(total, shares[v]), self.op.operation.results[0], row_of_y, v)
 
     def _multiply_values(self, number: ir.Value, row: ir.Value, carried: Sequence[ir.Value]) -> list[ir.Value]:
-        """sums + 16 features of the values of a tile of keys, weighed."""
+        """Returns the sums plus 16 features of the weighted values of a tile of keys."""
         origin, taken, stride = self._tile(number)
         base = arith.addi(self.sequence.values, self.sequence.place(number))
         at = arith.addi(arith.muli(base, index(self.together)), arith.muli(row, stride))
@@ -131,14 +131,14 @@ class AttentionInTiles(AttentionInPairs):
         return list(last.results)
 
     def _copy_values(self, at: ir.Value, stride: ir.Value, key: ir.Value, left: ir.Value) -> None:
-        """16 features of so many values, zeros behind them."""
+        """Copies 16 features of the last `left` values into a tile, with zeros behind them."""
         line, mask = vector_of(FEATURES, ir.BF16Type.get()), mask_of(FEATURES, left)
         for n in range(KEYS):
             place = arith.addi(arith.addi(at, arith.muli(stride, index(n))), key)
             vector.store(vector.maskedload(line, self.halves, [place], mask, zeros(line)), self.tiles[0], [index(n), index(0)])
 
     def _later(self, seen: ir.Value, count: ir.Value, rows: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + features of the values of the tiles of keys that some query must not see."""
+        """Returns the sums plus the weighted values of those tiles of keys that some query must not see."""
         with loop(seen, count, index(1), sums) as tiles:
             origin, taken, stride = self._tile(tiles.induction_variable)
             base = arith.addi(self.sequence.values, self.sequence.place(tiles.induction_variable))

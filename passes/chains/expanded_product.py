@@ -1,13 +1,13 @@
-"""The body of a chain's product that expands weights: while some sums go through the epilogue, AMX multiplies the next ones.
+"""The body of a chain's product that expands weights. While AMX multiplies a block, the sums of the previous one are finished.
 
 for each group of rows:
   expand its weights into memory
   for each tile of the task, for each two vectors of its tokens:        // a block: rows x tokens
-    multiply the block, and meanwhile, part by part: the sums of the block before through the epilogue into the tile
-the sums of the last block through the epilogue
+    multiply the block; between its parts, store the sums of the previous block through the epilogue into the tile
+store the sums of the last block through the epilogue
 
-There are two blocks of sums, which take turns. The first block has none before it: zeros go through the epilogue in its place,
-to where its own results come later.
+Two blocks of sums take turns. The first block has no previous one. So zeros go through the epilogue instead, to the place that
+the first block's own results overwrite later.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from gossamer.passes.framework.chain_product import ChainProduct, Expansion, Lay
 from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.vectors import index, loop, vector_of, zeros
 
-_BLOCK = 2  # vectors of tokens
+_BLOCK = 2  # vectors of tokens in a block
 
 
 def emit_expanded_product(
@@ -38,9 +38,10 @@ def emit_expanded_product(
     tiles: ir.Value,
     memory: ir.Value,
 ) -> None:
-    """The groups [low, high) of a product with `x`, for so many tiles, each with its frame; expanded weights go into `memory`.
+    """Emits the groups [low, high) of a product with `x`, for `tiles` tiles. `frame_of` returns the frame of each.
 
-    The result goes to its buffer or, if it `gives` bf16, to that. A single vector of tokens is multiplied while weights expand.
+    Expanded weights go into `memory`. The result goes to its buffer or, if the stage `gives` bf16, to the buffer for that. A
+    single vector of tokens is multiplied while the weights are expanded.
     """
     expansion, result = product.inner, op.operation.results[0]
     assert isinstance(expansion, Expansion)
@@ -71,7 +72,7 @@ def _emit_blocks(
     tiles: ir.Value,
     memory: ir.Value,
 ) -> None:
-    """The same, block by block."""
+    """Emits the product block by block."""
     epilogue, size = Epilogue(op.epilogue.blocks[0]), columns(op.operation.results[0])
     sums_of = vector_of(frame.lanes, epilogue.sum.type)
     width = _BLOCK if frame.vectors % _BLOCK == 0 else 1
@@ -84,7 +85,7 @@ def _emit_blocks(
     share = product.height // expansion.parts
 
     def finish(group: ir.Value, part_of: Frame, slot: ir.Value, part: ir.Value) -> None:
-        """A part of the rows of a block of sums into the tile."""
+        """Stores a part of the rows of a block of sums, through the epilogue, into the tile."""
         first = arith.muli(part, index(share))
         slots = [arith.addi(first, index(i)) for i in range(share)]
         totals = [vector.load(sums_of, sums, [slot, at, index(v * frame.lanes)]) for at in slots for v in range(width)]
@@ -111,7 +112,7 @@ def _emit_blocks(
 
 
 def _part(frame_of: Callable[[ir.Value], Frame], block: ir.Value, blocks: int, width: int) -> Frame:
-    """The frame of a block of tokens."""
+    """Returns the frame of a block of tokens."""
     frame = frame_of(arith.divui(block, index(blocks)) if blocks > 1 else block)
     within = arith.remui(block, index(blocks)) if blocks > 1 else index(0)
     return replace(frame, vectors=width, start=arith.muli(within, index(width * frame.lanes)))

@@ -1,4 +1,4 @@
-"""The memory of a tile, as the bodies of stages see it."""
+"""Gives the bodies of stages access to the memory of a tile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,14 @@ from gossamer.passes.loops.vectors import index, narrowed, widened
 
 @dataclass(frozen=True)
 class Frame:
-    """What the body of a stage works with: vectors of `vec`, `vectors` of them a row of the tile, from token `start` on; where
-    the tile's values and the memory from outside are; the range [low, high) of its parts."""
+    """The data of a stage's body.
+
+    vec, vectors  type of the vectors, and their number in a row of the tile
+    buffers       the memory of each value of the tile
+    outside       the memrefs of each operand from outside of the tile
+    low, high     the parts [low, high) of the stage
+    start         the first token; None for 0
+    """
 
     vec: ir.VectorType
     vectors: int
@@ -27,24 +33,24 @@ class Frame:
 
     @property
     def lanes(self) -> int:
-        """Tokens in a vector."""
+        """Number of tokens in a vector."""
         return self.vec.shape[0]
 
     def at(self, v: int) -> ir.Value:
-        """Where vector v of a row begins."""
+        """Returns the place where vector v of a row begins."""
         within = index(v * self.lanes)
         return within if self.start is None else arith.addi(self.start, within)
 
     def load(self, value: ir.Value, row: ir.Value, v: int) -> ir.Value:
-        """Vector v of a row of a value of the tile."""
+        """Loads vector v of a row of a value of the tile."""
         return vector.load(self.vec, self.buffers[value], [row, self.at(v)])
 
     def store(self, vector_: ir.Value, value: ir.Value, row: ir.Value, v: int) -> None:
-        """The inverse of `load`, for a vector of any float type."""
+        """Stores vector v of a row of a value of the tile, from any float type."""
         vector.store(widened(vector_, self.vec), self.buffers[value], [row, self.at(v)])
 
     def reader(self, row: ir.Value, v: int, known: Mapping[ir.Value, ir.Value]) -> Read:
-        """kernel.read where the lanes are tokens, of feature `row`. What is `known` is computed already."""
+        """Returns the kernel.read for lanes that are tokens, of feature `row`. `known` has values that are computed already."""
 
         def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
             if op.results[0] in known:

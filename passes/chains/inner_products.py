@@ -1,8 +1,8 @@
-"""Elements of products with dense matrices (`kernel.inner`) in a tile: several features, all tokens of the tile at once.
+"""Emits elements of products with dense matrices (`kernel.inner`) in a tile: several features, all tokens of the tile at once.
 
-scf.for %k                         // of the features that are summed over; not unrolled, or vectors spill
-  x[k][tokens]                     // one load a vector of tokens
-  w[n, k] into all lanes           // one load a feature, of the matrix as it lies in memory
+scf.for %k                         // over the features that are summed; unrolled, it would spill vectors
+  x[k][tokens]                     // one load for each vector of tokens
+  w[n, k] into all lanes           // one load for each feature, from the unpacked matrix
   multiply-adds                    // features x vectors of sums
 """
 
@@ -18,13 +18,14 @@ from gossamer.passes.loops.vectors import byte_width, index, rolled, widened, ze
 
 
 def features_at_once(frame: Frame) -> int:
-    """Features of which the sums for a tile of tokens are in registers, a power of 2: whole numbers of them are a vector."""
+    """Returns how many features have their sums for a tile in registers, a power of 2, so that it divides the lanes or is a
+    multiple of them."""
     bits = frame.lanes * 8 * byte_width(frame.vec.element_type)
     return 1 << (max(1, registers(bits) // 2 // frame.vectors).bit_length() - 1)
 
 
 def emit_inner(op: Any, features: Sequence[ir.Value], frame: Frame) -> list[ir.Value]:
-    """A vector for each of these features and each vector of tokens, which come faster."""
+    """Returns a vector for each feature and vector of tokens. The vectors of a feature follow each other."""
     (factor,), reduction = frame.outside[op.w], ir.IntegerAttr(op.reduction).value
     size, count = ir.MemRefType(factor.type).shape[reduction], len(features) * frame.vectors
     with rolled(index(0), index(size), [zeros(frame.vec)] * count) as steps:

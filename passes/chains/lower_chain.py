@@ -1,20 +1,20 @@
-"""lower-chain: a function of several kernel ops becomes loops in which a tile of tokens goes through all of them.
+"""lower-chain: lowers a function of several kernel ops to loops in which a tile of tokens goes through all of them.
 
 before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "broadcast", ...}
          %y = "kernel.spmm"(%h, %down) ({... + kernel.read(%x) ...}) {schedule = "broadcast", ...}
 after    if tiles >= threads
-           scf.parallel (%tile) = ...              // a phase: all its stages, tile by tile
+           scf.parallel (%tile) = ...              // for each phase: all its stages, tile by tile
              call @region_pack(...)                // x, feature-major, into this thread's scratch memory
-             call @region_product(...)             // or _tile48, _tile32, _tile16 for what is left of the tokens
+             call @region_product(...)             // or _tile48, _tile32, _tile16 for the last tokens
              call @region_product1(...)
              call @region_unpack(...)
-         else                                      // stage by stage, rows and heads shared out
+         else                                      // stage by stage; threads share out rows and heads
            scf.parallel ...  scf.parallel ...
 
-Each product has the inner loops of its own family (`Family.chain`). Stages that differ in nothing but their operands share
-a function: the layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering,
-unless its epilogue has a dense product.
-Runs on functions whose storage is exposed (expose-storage).
+plan_chain.py finds the stages and the places of their values; stages.py and its neighbours emit their bodies. Each product has
+the inner loops of its own family (`Family.chain`). Stages that differ only in their operands share a function, so that equal
+layers of a network compile once. A function with a single kernel op is left to the schedule's own lowering, unless its epilogue
+has a dense product. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass, replace
@@ -67,8 +67,8 @@ from gossamer.passes.loops.row_shares import ends_of
 from gossamer.passes.loops.vectors import byte_width, call_narrowest, index, parallel, reserve_workspace, vector_of
 
 TILE_WORKSPACE = "kernel.tile_workspace"
-"""Module attribute [tokens, shared, scratch]: the workspace also has `shared` bytes for each tile of `tokens`, and for each
-thread `scratch` bytes for each tile of a sequence."""
+"""Module attribute [tokens, shared, scratch]: the workspace has `shared` more bytes for each tile of `tokens` tokens, and
+`scratch` more bytes for each thread and each tile of a sequence."""
 
 _WRITE = "bufferization.materialize_in_destination"
 _KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.max", "kernel.normalize", "kernel.rotate", "kernel.attend")
@@ -76,8 +76,8 @@ _KERNEL_OPS = ("kernel.spmm", "kernel.map", "kernel.sum", "kernel.max", "kernel.
 
 @dataclass(frozen=True)
 class LowerChain:
-    """Lower chains of kernel ops to scf and vector; `bf16` says whether the target multiplies pairs of bf16, `tiles` whether
-    it multiplies tiles of them."""
+    """Lower chains of kernel ops to scf and vector. `bf16` says whether the target multiplies pairs of bf16, `tiles` whether it
+    multiplies tiles of bf16 (AMX)."""
 
     bf16: bool = False
     tiles: bool = False
@@ -99,7 +99,7 @@ class _Lowering:
         self.out = returned[0].out
         products = [op for op in ops if op.operation.name == "kernel.spmm"]
         self.lanes = ir.IntegerAttr(products[0].lanes).value
-        # One product has the tile that it has alone, and stores its result while it multiplies.
+        # A single product has the tile of its own schedule, and stores its result while it multiplies.
         self.tokens = min(chain_product(op).tokens for op in products)
         if len(products) == 1:
             self.tokens = min(self.tokens, integers(products[0].tile)[0])
@@ -140,7 +140,7 @@ class _Lowering:
             op.operation.erase()
 
     def _geometry(self) -> None:
-        """The tiles, and where memory begins: behind that of all tiles comes that of threads."""
+        """Computes the tiles, and the begin of each part of the workspace: that of the tiles, then that of the threads."""
         total = memref.dim(self.out, index(0))
         length = self.attention.length if self.attention is not None else total
         self.tiling = Tiling(self.tokens, self.together, total, length, self.threads)
@@ -149,7 +149,7 @@ class _Lowering:
         self.scratch_base = arith.addi(self.private, slots)
 
     def _by_tiles(self, stages: list[Stage]) -> None:
-        """One phase: each thread takes tiles and does all stages on them."""
+        """Emits one phase: each thread takes tiles and does all stages on them."""
         with self.tiling.tasks() as (first, count):
             thread = thread_number()
             slot = arith.muli(thread, index(self.together)) if self.together > 1 else thread
@@ -163,7 +163,7 @@ class _Lowering:
                     self._call(stage, tile, *ends)
 
     def _by_parts(self, stage: Stage) -> None:
-        """One stage, with more threads than tiles: each tile is shared out among some."""
+        """Emits one stage for more threads than tiles: several threads share each tile."""
         tiles = self.tiling.tiles
         if stage.splits == 1:
             with parallel(tiles) as task:
@@ -176,7 +176,7 @@ class _Lowering:
             self._call(stage, self.tiling.tile(number, number), low, high)
 
     def _call(self, stage: Stage, tile: Tile, low: ir.Value, high: ir.Value, count: ir.Value | None = None) -> None:
-        """Call the stage's function for the width of the tile, of which a product that expands weights takes `count`."""
+        """Calls the stage's function for the width of the tile. A product that expands weights takes `count` tiles at once."""
         memory, indices = self._memory(stage), [self._offset(v, tile) for v in self._tiled(stage)]
         sequences = self.tiling.sequences
         first = arith.addi(arith.muli(tile.within, sequences), tile.sequence) if stage.strided else tile.first
@@ -194,22 +194,22 @@ class _Lowering:
         call_narrowest(tile.valid, self._variants(stage, [v.type for v in arguments]), arguments)
 
     def _offset(self, value: Tiled, tile: Tile) -> ir.Value:
-        """Where in the workspace the tile's part of a value begins, in bytes."""
+        """Returns the place in the workspace where the tile's part of a value begins, in bytes."""
         place, chain = self.chain.places[value], self.chain
         if place.shared:
             return arith.addi(arith.muli(tile.number, index(chain.shared_bytes)), index(place.offset))
         return arith.addi(self._private(tile.slot), index(place.offset))
 
     def _private(self, slot: ir.Value) -> ir.Value:
-        """Where the private memory of a thread or tile begins."""
+        """Returns the begin of the private memory of a thread or tile."""
         return arith.addi(self.private, arith.muli(slot, index(self.chain.private_bytes)))
 
     def _tiled(self, stage: Stage) -> list[Tiled]:
-        """The values of the tile that a stage reads or computes."""
+        """Returns the values of the tile that a stage reads or computes."""
         return list(dict.fromkeys([*tile_operands(stage), *results(stage)]))
 
     def _memory(self, stage: Stage) -> dict[ir.Value, list[ir.Value]]:
-        """The memrefs that a stage reads or writes besides the tile."""
+        """Returns the memrefs outside of the tile that a stage reads or writes."""
         if stage.kind == "round":
             return {}
         if stage.kind == "unpack":
@@ -232,7 +232,7 @@ class _Lowering:
         return found
 
     def _variants(self, stage: Stage, types: list[ir.Type]) -> dict[int, func.FuncOp]:
-        """The stage's functions by their tokens, widest first."""
+        """Returns the stage's functions by their tokens, widest first."""
         key = self._key(stage, types)
         places = self.places.setdefault(key, [])
         places.append(stage.ops[0].location if stage.ops else ir.Location.unknown())
@@ -248,7 +248,7 @@ class _Lowering:
         return self.functions[key]
 
     def _key(self, stage: Stage, types: list[ir.Type]) -> str:
-        """What a stage's functions depend on: equal keys, equal code."""
+        """Returns a text of everything that a stage's functions depend on. Equal keys mean equal code."""
         tiled = self._tiled(stage)
         order: dict[Any, str] = {value: f"tile{number}" for number, value in enumerate(tiled)}
         order |= {value: f"outside{number}" for number, value in enumerate(self._memory(stage))}
@@ -271,7 +271,7 @@ class _Lowering:
         return function
 
     def _fill(self, function: func.FuncOp, stage: Stage, vectors: int) -> None:
-        """Emits what the function of a stage does, for a tile of so many vectors."""
+        """Emits the body of a stage's function, for a tile of `vectors` vectors of tokens."""
         workspace, *arguments = function.entry_block.arguments
         outside: dict[ir.Value, tuple[ir.Value, ...]] = {}
         for value, memory in self._memory(stage).items():
@@ -281,7 +281,7 @@ class _Lowering:
         places = [(v, self.chain.places[v], offset) for v, offset in zip(tiled, offsets, strict=True)]
 
         def frame_of(tile: ir.Value | None = None) -> Frame:
-            """That of one of several tiles: the same values lie as far apart as the memory of tiles does."""
+            """Returns the frame of one of several tiles. Its values are as far from those of the first as the tiles' memory."""
             buffers = {}
             for v, place, offset in places:
                 apart = index(self.chain.shared_bytes if place.shared else self.chain.private_bytes)
@@ -322,7 +322,7 @@ class _Lowering:
 
     @staticmethod
     def _unpack(stage: Stage, frame: Frame, out: ir.Value, first: ir.Value, valid: ir.Value) -> Unpack:
-        """How the features of a product get into the result."""
+        """Returns the function that stores the features of a product into the result."""
         return partial(emit_unpack, results(stage)[0], frame, out, first, valid, None)
 
     def _fill_attention(
@@ -332,7 +332,7 @@ class _Lowering:
         length, within, number, keys, values, scratch, *others = rest
         element = self.chain.sum_type
         size, dynamic = index(byte_width(element)), ir.ShapedType.get_dynamic_size()
-        # Pairs of bf16 are read as the 32 bits that they are.
+        # Pairs of bf16 are read as words of 32 bits.
         everything = ir.MemRefType.get([dynamic], ir.IntegerType.get_signless(32) if stage.dots else element)
         bytes_ = memref.dim(workspace, index(0))
         memory = memref.view(everything, workspace, index(0), [arith.divui(bytes_, size)])
@@ -367,7 +367,7 @@ def _byte() -> ir.Type:
 
 
 def _result(write: ir.Operation) -> Result:
-    """What a write puts where."""
+    """Returns the value of a write, its memory, and whether a kernel.regroup comes before it."""
     value, out = write.operands[0], write.operands[1]
     regroup = defining(value)
     strided = regroup is not None and regroup.name == "kernel.regroup"
@@ -375,7 +375,7 @@ def _result(write: ir.Operation) -> Result:
 
 
 def _body_text(block: ir.Block, order: dict[ir.Value, str]) -> list[str]:
-    """The ops of a body, in words that do not depend on the names of values."""
+    """Returns the ops of a body as text that does not depend on the names of values."""
     names = dict(order)
     names.update({argument: f"argument{n}" for n, argument in enumerate(block.arguments)})
     lines = []
@@ -389,7 +389,7 @@ def _body_text(block: ir.Block, order: dict[ir.Value, str]) -> list[str]:
 
 
 def _constant(value: ir.Value) -> str:
-    """A constant from outside of the body; the attribute says all of it."""
+    """Returns the text of a constant from outside of the body."""
     op = defining(value)
     if op is None or op.name != "arith.constant":
         raise CompileError(f"the body of a kernel op captures {value}")

@@ -1,14 +1,14 @@
-"""lower-sequence: the stages of a chain for a few tokens follow each other, each with all of them, laid out as in torch.
+"""lower-sequence: runs the stages of a chain for a few tokens one after the other, each with all tokens, token-major.
 
 before   %h = "kernel.spmm"(%x, %up) ({... gelu ...}) {schedule = "lookup", ...}
          %s = "kernel.sum"() ({... kernel.read(%h) ...}) {size = 3072}
          %y = "kernel.spmm"(%h, %down) ({... * kernel.read(%s) ...}) {schedule = "planes", ...}
 after    %h = "kernel.spmm"(%x, %up) ({...}) {schedule = "lookup", ...} into memory of the workspace
          scf.for (%token) ... vector.load ... vector.reduction <add>          // sums and maps of rows, features in lanes
-         %y = "kernel.spmm"(%h', %down) ({... kernel.read(%s') ...}) {...}     // of what lies in that memory
+         %y = "kernel.spmm"(%h', %down) ({... kernel.read(%s') ...}) {...}     // reads %h and %s from that memory
 
-The products are left to the passes of their own schedules, those for a few tokens, as if each came alone. Runs on functions
-whose storage is exposed (expose-storage), for at most MOST_TOKENS.
+Each product is then lowered by the pass of its own schedule, one for a few tokens. Runs on functions whose storage is exposed
+(expose-storage), for at most MOST_TOKENS tokens.
 """
 
 import math
@@ -51,7 +51,7 @@ class LowerSequence:
 
 
 def _store(module: ir.Module, function: func.FuncOp, ops: list[ir.Operation]) -> None:
-    """Has each value that a later op reads lie in memory: that of a result, or of the workspace, of which it is the end."""
+    """Stores each value that a later op reads in memory: that of a result, or the end of the workspace."""
     *_, workspace, _ = function.entry_block.arguments
     results = [op.results[0] for op in ops]
     writes = {result: write for result in results if (write := _write_of(result)) is not None}
@@ -90,13 +90,13 @@ def _write_of(result: ir.Value) -> ir.Operation | None:
 
 
 def _bytes(result: ir.Value) -> int:
-    """Of a value of MOST_TOKENS, in whole lines."""
+    """Returns the bytes of a value of MOST_TOKENS tokens, in whole cache lines."""
     tensor = ir.RankedTensorType(result.type)
     return -(-MOST_TOKENS * tensor.shape[1] * byte_width(tensor.element_type) // _LINE) * _LINE
 
 
 class _Rows:
-    """A map, a sum or a greatest value of rows."""
+    """A map, a sum or a maximum of rows."""
 
     def __init__(self, op: Any, lanes: int) -> None:
         self.op, self.lanes, self.storage = op, lanes, storage_of(op.operation)
@@ -106,7 +106,7 @@ class _Rows:
         self.reads = {o.results[0]: buffer_of(o.operands[0]) for o in reads}
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             memory, tokens = Buffers(self.reads, self.storage.output), memref.dim(self.storage.output, index(0))
             with loop(index(0), tokens, index(1)) as rows:

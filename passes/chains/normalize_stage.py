@@ -1,4 +1,4 @@
-"""The body of a chain's normalization stage: each head divided by its root mean square.
+"""The body of a chain's normalization stage. It divides each head by its root mean square.
 
 y[h, i][t] = x[h, i][t] / sqrt(sum_j x[h, j][t]^2 / size + eps) * weight[i]
 """
@@ -13,7 +13,7 @@ from gossamer.passes.loops.vectors import index, loop, splat_of, widened, zeros
 
 
 def emit_norm(op: Any, frame: Frame) -> None:
-    """Heads [low, high) of a kernel.normalize."""
+    """Emits heads [low, high) of a kernel.normalize."""
     size, offset = (ir.IntegerAttr(a).value for a in (op.head_size, op.offset))
     vec, vectors, (weight,) = frame.vec, range(frame.vectors), frame.outside[op.weight]
     share, eps, one = (splat_of(vec, number) for number in (1 / size, ir.FloatAttr(op.eps).value, 1.0))

@@ -1,16 +1,16 @@
-"""Plans a chain: which stages a function of several kernel ops has, in which order, and where their values lie.
+"""Plans a chain: the stages of a function of several kernel ops, their order, and the places of their values in memory.
 
 A tile of tokens goes through all stages while it is in cache. Its values are feature-major, [N][tokens], so that lanes are
-tokens and nothing is transposed between products.
+tokens and nothing is transposed between products. lower_chain.py emits the code.
 
     stages   pack (a matrix from outside, into the tile) · round (to bf16, for products of pairs) · product · rows (maps, sums
-             and greatest values of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend
-             · unpack (which a single product does by itself if nothing else reads what it gives)
-    regroup  is no stage: rows that come position by position are packed and unpacked a step apart
+             and maxima of rows; a map to int8 gives quads) · normalize (heads) · rotate (heads, by position) · attend
+             · unpack (a single product does this itself if nothing else reads its result)
+    regroup  is no stage: if rows are sorted by position, the tokens of a sequence are packed and unpacked with a stride
     phase    attention needs the keys and values of all tiles of its sequence, so it starts a new phase: all tiles finish one
-             before the next begins
-    places   a value that lives in one phase lies in the scratch memory of its thread; one that crosses phases in memory that
-             each tile has for itself. Values that do not live at the same time share a place.
+             phase before the next begins
+    places   a value that lives in one phase is in the scratch memory of its thread; a value that crosses phases is in the
+             memory of its tile. Values that do not live at the same time share a place.
 """
 
 from collections.abc import Iterator
@@ -32,24 +32,24 @@ Kind = Literal["pack", "round", "product", "rows", "normalize", "rotate", "atten
 _PER_HEAD: dict[str, Kind] = {"kernel.attend": "attend", "kernel.normalize": "normalize", "kernel.rotate": "rotate"}
 
 _LINE = 64
-_PAIRS = 16  # of bf16 in a vector
+_PAIRS = 16  # pairs of bf16 in a vector
 
 
 class Rounded(NamedTuple):
-    """The copy of a value in bf16 that products of pairs read."""
+    """The copy of a value in bf16, which products of pairs read."""
 
     value: ir.Value
     layout: Layout
 
 
 Tiled: TypeAlias = "ir.Value | Rounded"
-"""What has a place in the tile."""
+"""A value with a place in the tile."""
 
 
 @dataclass(eq=False)
 class Place:
-    """A tile's part of a tensor: `rows` x tokens of `element`, with so many neighbouring rows `beside` each other in a line, at
-    `offset` in the tile's or the thread's memory."""
+    """A tile's part of a tensor: `rows` x tokens of `element`, `beside` neighbouring rows side by side in a line. Stages `born`
+    to `dies` need it. It begins at byte `offset` of the tile's memory if `shared`, else of the thread's."""
 
     rows: int
     element: ir.Type
@@ -60,11 +60,11 @@ class Place:
     offset: int = -1
 
     def shape(self, tokens: int) -> list[int]:
-        """How it lies in memory."""
+        """Returns its shape in memory."""
         return [self.rows // self.beside, self.beside * tokens]
 
     def nbytes(self, tokens: int) -> int:
-        """Bytes of it."""
+        """Returns its bytes."""
         return self.rows * tokens * byte_width(self.element)
 
 
@@ -72,14 +72,15 @@ class Place:
 class Stage:
     """One step of a chain on a tile.
 
-    ops      the kernel ops it computes; none for pack, round and unpack
-    value    the tensor from outside that is packed, the one that is rounded, or the result that is unpacked, into `out`
-    phase    steps of one phase run tile by tile
-    splits   into how many parts threads may share it out
-    product  how it runs, where it is one
-    gives    the layout of what it gives in bf16: rounding, or a product or a pack of which nothing else is read
-    dots     of attention: whether it multiplies pairs of bf16
-    strided  whether the rows that it packs or unpacks come position by position
+    ops      the kernel ops that it computes; none for pack, round and unpack
+    value    the tensor that it packs, rounds, or unpacks
+    phase    stages of one phase run tile by tile
+    splits   number of parts that threads may share out
+    product  for a product: how it runs
+    gives    layout of its result in bf16, for a rounding, or for a product or a pack whose result is only read in bf16
+    strided  whether the rows that it packs or unpacks are sorted by position
+    out      the memory of the region's result if it stores that
+    dots     for attention: whether it multiplies pairs of bf16
     """
 
     kind: Kind
@@ -96,7 +97,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Result:
-    """What a chain returns: a value, the memory that it is written to, and whether its rows come position by position."""
+    """A result of a chain: a value, the memory that it is written to, and whether its rows are sorted by position there."""
 
     value: ir.Value
     out: ir.Value
@@ -114,7 +115,7 @@ class Chain:
     places: dict[Tiled, Place] = field(default_factory=dict)
     shared_bytes: int = 0
     private_bytes: int = 0
-    expanded: int = 0  # where expanded weights begin in the memory of a thread
+    expanded: int = 0  # the place of expanded weights in the memory of a thread
 
     @property
     def phases(self) -> int:
@@ -125,7 +126,7 @@ class Chain:
 def plan_chain(
     function: ir.Operation, ops: list[Any], returned: list[Result], lanes: int, tokens: int, bf16: bool = False
 ) -> Chain:
-    """The chain of the kernel ops of a function, in tiles of `tokens`. CompileError if their sums differ in type.
+    """Returns the chain of the kernel ops of a function, in tiles of `tokens`. CompileError if their sums differ in type.
 
     `bf16` says whether the target multiplies pairs of bf16.
     """
@@ -168,7 +169,7 @@ def plan_chain(
 
 
 def _with_unpacks(staged: list[Stage], returned: list[Result]) -> Iterator[Stage]:
-    """The stages, each followed by those that unpack what it computes."""
+    """Yields the stages, each followed by those that unpack its results."""
     for stage in staged:
         yield stage
         computed = [op.operation.results[0] for op in stage.ops]
@@ -178,24 +179,24 @@ def _with_unpacks(staged: list[Stage], returned: list[Result]) -> Iterator[Stage
 
 
 def attended(stage: Stage) -> tuple[Tiled, Tiled, Tiled]:
-    """Queries, keys and values, as the tile has them for attention."""
+    """Returns the queries, keys and values of attention, as the tile stores them."""
     (op,) = stage.ops
     return (Rounded(op.q, "lines"), Rounded(op.k, "lines"), Rounded(op.v, "rows")) if stage.dots else (op.q, op.k, op.v)
 
 
 def _in_pairs(op: Any) -> bool:
-    """Whether the features of heads are in pairs."""
+    """Whether the features of heads form whole pairs."""
     return all(n % 2 == 0 for n in (ir.IntegerAttr(op.head_size).value, *integers(op.offsets)))
 
 
 def _narrow(ops: list[Any]) -> bool:
-    """Whether nothing in a chain is multiplied as exactly as f32: then attention is not, either."""
+    """Whether all products of a chain are less exact than f32. Then attention may be, too."""
     weights = [ir.RankedTensorType(op.w.type).element_type for op in ops if op.operation.name == "kernel.spmm"]
     return all(str(element) in ("i8", "bf16") for element in weights)
 
 
 def tile_operands(stage: Stage) -> list[Tiled]:
-    """The matrices and columns that a stage reads from the tile (keys and values from all tiles of the sequence)."""
+    """Returns the matrices and columns that a stage reads from the tile (keys and values: from all tiles of the sequence)."""
     if stage.kind == "pack":
         return []
     if stage.kind in ("round", "unpack"):
@@ -218,13 +219,13 @@ def tile_operands(stage: Stage) -> list[Tiled]:
 
 
 def factor(stage: Stage) -> Tiled:
-    """The x of a product."""
+    """Returns the x of a product, as the tile stores it."""
     (op,) = stage.ops
     return Rounded(op.x, stage.product.reads) if stage.product is not None and stage.product.reads else op.x
 
 
 def results(stage: Stage) -> list[Tiled]:
-    """What a stage puts into the tile."""
+    """Returns the values that a stage writes into the tile."""
     if stage.kind == "unpack":
         return []
     if stage.gives is not None:
@@ -237,35 +238,35 @@ def results(stage: Stage) -> list[Tiled]:
 
 
 def reads(op: Any) -> list[ir.Operation]:
-    """The kernel.read ops in the body of a kernel op."""
+    """Returns the kernel.read ops in the body of a kernel op."""
     block = op.operation.regions[0].blocks[0]
     return [o.operation for o in block.operations if o.operation.name == "kernel.read"]
 
 
 def inner_products(op: Any) -> list[Any]:
-    """The kernel.inner ops in the body of a kernel op."""
+    """Returns the kernel.inner ops in the body of a kernel op."""
     block = op.operation.regions[0].blocks[0]
     return [o for o in block.operations if o.operation.name == "kernel.inner"]
 
 
 def tokens_read(op: Any) -> list[ir.Value]:
-    """The matrices and columns of tokens that the body of a kernel op reads."""
+    """Returns the matrices and columns of tokens that the body of a kernel op reads."""
     return [*(r.operands[0] for r in reads(op) if reads_tokens(r)), *(inner.x for inner in inner_products(op))]
 
 
 def others_read(op: Any) -> list[ir.Value]:
-    """What else its body reads."""
+    """Returns the tensors that its body reads and that have no tokens."""
     return [*(r.operands[0] for r in reads(op) if not reads_tokens(r)), *(inner.w for inner in inner_products(op))]
 
 
 def columns(tiled: Tiled) -> int:
-    """N of a matrix [T, N]."""
+    """Returns N of a matrix [T, N]."""
     tensor = tiled.value if isinstance(tiled, Rounded) else tiled
     return ir.RankedTensorType(tensor.type).shape[1]
 
 
 def _held(value: Tiled, sum_type: ir.Type) -> tuple[ir.Type, int]:
-    """What a tile holds of a value, and how many rows lie beside each other."""
+    """Returns the element type of a value in the tile, and how many rows lie side by side."""
     if isinstance(value, Rounded):
         return ir.BF16Type.get(), 2 if value.layout == "lines" else 1
     element = ir.RankedTensorType(value.type).element_type
@@ -273,12 +274,12 @@ def _held(value: Tiled, sum_type: ir.Type) -> tuple[ir.Type, int]:
 
 
 def is_quantized(element: ir.Type) -> bool:
-    """Whether a tile holds the bytes themselves, in quads: as vpdpbusd multiplies them."""
+    """Whether a tile stores elements of this type as bytes, in quads, which vpdpbusd multiplies."""
     return isinstance(element, ir.IntegerType) and ir.IntegerType(element).width == 8
 
 
 def _sum_type(ops: list[Any]) -> ir.Type:
-    """The float that the tile holds: that of sums, f32 where these are integers."""
+    """Returns the float type of the tile: that of sums, or f32 if these are integers."""
     sums = [op.epilogue.blocks[0].arguments[0].type for op in ops if op.operation.name == "kernel.spmm"]
     types = {ir.F32Type.get() if isinstance(each, ir.IntegerType) else each for each in sums}
     if len(types) != 1:
@@ -287,7 +288,7 @@ def _sum_type(ops: list[Any]) -> ir.Type:
 
 
 def _phases(ops: list[Any]) -> dict[ir.Value, int]:
-    """The phase in which the result of each op is computed."""
+    """Returns the phase in which the result of each op is computed."""
     phases: dict[ir.Value, int] = {}
     for op in ops:
         attends = op.operation.name == "kernel.attend"
@@ -300,7 +301,7 @@ def _phases(ops: list[Any]) -> dict[ir.Value, int]:
 
 
 def _add_packs(chain: Chain, staged: list[Stage]) -> None:
-    """Before the first stage that reads a matrix from outside comes a stage that packs it; for attention a phase earlier."""
+    """Adds a stage that packs a matrix from outside before the first stage that reads it, for attention a phase earlier."""
     computed = {v for stage in staged for v in results(stage)}
     keys = [v for stage in staged if stage.dots for v in (stage.ops[0].k, stage.ops[0].v)]
     packed: set[Tiled] = set()
@@ -320,9 +321,9 @@ def _add_packs(chain: Chain, staged: list[Stage]) -> None:
 
 
 def _round_at_once(chain: Chain) -> None:
-    """Where nothing but a rounding stage reads what a product or a pack gives, that gives bf16 by itself.
+    """Makes products and packs give bf16 themselves, if only a rounding stage reads their result.
 
-    Between the panels of a product its sums still lie in the tile. For a line of pairs it has to have two neighbours at once.
+    Between panels a product still has its sums in the tile. A line of pairs needs two neighbouring rows at once.
     """
     readers: dict[Tiled, list[Stage]] = {}
     for stage in chain.stages:
@@ -340,8 +341,8 @@ def _round_at_once(chain: Chain) -> None:
 
 
 def _unpack_at_once(chain: Chain) -> None:
-    """A chain of one product, which nothing but the unpacking of the result reads, does that by itself: while some rows are
-    stored, the next ones are multiplied. Where several products follow each other, their tiles are in the cache anyway."""
+    """Makes the only product of a chain store the result itself, if no other stage reads it. Then some rows are stored while
+    the next ones are multiplied. With several products, tiles are in the cache anyway."""
     if sum(stage.kind == "product" for stage in chain.stages) > 1:
         return
     for stage in [stage for stage in chain.stages if stage.kind == "unpack" and not stage.strided]:
@@ -356,13 +357,13 @@ def _unpack_at_once(chain: Chain) -> None:
 
 
 def _place(chain: Chain, tokens: int) -> None:
-    """Give every value a place; those that do not live at the same time may have the same one."""
+    """Gives every value a place. Values that do not live at the same time may share one."""
     born_in: dict[Tiled, int] = {}
     last = {stage.phase: number for number, stage in enumerate(chain.stages)}
     for number, stage in enumerate(chain.stages):
         for value in tile_operands(stage):
             place = chain.places[value]
-            # Other tiles may still read keys and values when this one is past its attention.
+            # Other tiles may still read keys and values after this one has finished its attention.
             place.dies = last[stage.phase] if stage.kind == "attend" else number
             place.shared = place.shared or born_in[value] != stage.phase
         for value in results(stage):
@@ -394,5 +395,5 @@ def _place(chain: Chain, tokens: int) -> None:
             chain.expanded = -(-used // _LINE) * _LINE
             expansions = [stage.product.expansion for stage in chain.stages if stage.product is not None]
             used = max((each.nbytes for each in expansions if each is not None), default=0)
-            # a line apart, so that the threads' memory does not fall on the same cache sets
+            # one line more, so that the threads' memories do not fall on the same cache sets
             chain.private_bytes = chain.expanded + -(-used // _LINE) * _LINE + _LINE

@@ -1,4 +1,4 @@
-"""Products in a chain: what the families say of how theirs run there, and what that brings."""
+"""Asks the families of schedules whether and how their products run in a chain, and what that gains."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from gossamer.passes.framework.chain_product import ChainProduct
 from gossamer.passes.framework.family import Matrix
 from gossamer.passes.schedules.families import FAMILIES
 
-_QUAD = 4  # features of which a tile has the bytes side by side
+_QUAD = 4  # features whose bytes lie side by side in a tile
 
 
 def chain_product(op: Any) -> ChainProduct:
-    """How a kernel.spmm runs in a chain; CompileError if its family does not run in chains."""
+    """Returns how a kernel.spmm runs in a chain. CompileError if its family does not run in chains."""
     able = {name: family.chain for name, family in FAMILIES.items() if family.chain is not None}
     schedule = ir.StringAttr(op.schedule).value
     if schedule not in able:
@@ -23,7 +23,8 @@ def chain_product(op: Any) -> ChainProduct:
 
 
 def runs_in_chains(schedule: str, matrix: Matrix) -> bool:
-    """Whether a product with this weight can run in a chain by a schedule: none reads columns beyond the last one of x."""
+    """Whether a product with this weight can run in a chain by a schedule. There it must not read columns beyond the last of x,
+    so the columns must be a multiple of those that the packing stores together."""
     family = FAMILIES.get(schedule)
     able = family is not None and family.chain is not None and family.needs <= matrix.features
     stored = family.stores(matrix, chain=True) if family is not None and able else None
@@ -34,5 +35,5 @@ def runs_in_chains(schedule: str, matrix: Matrix) -> bool:
 
 
 def gain_in_chain(schedule: str, matrix: Matrix, tokens: int) -> float:
-    """How many times as fast a product is in a chain, about."""
+    """Returns about how many times as fast a product is in a chain."""
     return FAMILIES[schedule].gain(matrix, max(tokens, 1))

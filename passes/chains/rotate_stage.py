@@ -1,9 +1,9 @@
-"""The body of a chain's rotation stage: heads turned by the angles of their tokens, two columns at a time.
+"""The body of a chain's rotation stage. It rotates heads by the angles of their tokens, two columns at a time.
 
     y[h, i][t] = x[h, i][t] cos[i][t] - x[h, j][t] sin[i][t]            i < rotated / 2, j = i + rotated / 2
     y[h, j][t] = x[h, j][t] cos[j][t] + x[h, i][t] sin[j][t]
 
-The columns of a head that do not turn are copied.
+It copies the columns of a head that are not rotated.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from gossamer.passes.loops.vectors import index, loop
 
 
 def emit_rotation(op: Any, frame: Frame) -> None:
-    """Heads [low, high) of a kernel.rotate."""
+    """Emits heads [low, high) of a kernel.rotate."""
     size, rotated, offset = (ir.IntegerAttr(a).value for a in (op.head_size, op.rotated, op.offset))
     result, half, shared = op.operation.results[0], rotated // 2, columns(op.cos) < rotated
     with loop(frame.low, frame.high, index(1)) as heads:

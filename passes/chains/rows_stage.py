@@ -1,13 +1,13 @@
-"""Maps, sums and greatest values of rows, on the tile of a chain: loops over the features, with tokens in the lanes.
+"""The body of a chain's stage of maps, sums and maxima of rows: loops over the features, with tokens in the lanes.
 
     mean = sum(x)              one sweep
-    c = x - mean / N           another, in which the sum takes c from registers
+    c = x - mean / N           another sweep, in which the sum takes c from registers
     v = sum(c * c)
-    y = c * rsqrt(v / N)       a third, which stores the bytes of q without loading y
+    y = c * rsqrt(v / N)       a third sweep, which stores the bytes of q without loading y
     q = int8(round(y * s))
 
-What needs nothing of a whole row from what goes before has the same sweep. A map to int8 makes quads of four features, each
-byte plus 128.
+An op joins the sweep of the previous ops unless it needs a reduction of a whole row from them. A map to int8 makes quads of
+four features, with 128 added to each byte.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ from gossamer.passes.loops.queries import defining, dims
 from gossamer.passes.loops.vectors import index, loop, narrowed, splat_of, vector_of, widened, zeros
 from gossamer.passes.weights_int8.byte_products import as_multiplied
 
-_QUAD = 4
+_QUAD = 4  # features that are stored together when an op of the stage makes bytes
 
 Join = Callable[[ir.Value, ir.Value], ir.Value]
 
 
 def emit_rows(ops: list[Any], frame: Frame) -> None:
-    """The ops of a stage, which are in order."""
+    """Emits the ops of a stage, in order."""
     sweeps: list[list[Any]] = []
     for op in ops:
         if sweeps and _joins(op, sweeps[-1]):
@@ -44,7 +44,7 @@ def emit_rows(ops: list[Any], frame: Frame) -> None:
 
 
 def _joins(op: Any, sweep: list[Any]) -> bool:
-    """Whether an op goes over the features of a sweep, and reads of what that computes the feature at hand alone."""
+    """Whether an op has the features of a sweep, and reads of the sweep's results only the current feature."""
     made = {each.operation.results[0]: each for each in sweep}
     if any(inner.x in made for inner in inner_products(op)):
         return False
@@ -99,12 +99,12 @@ def _makes_bytes(op: Any) -> bool:
 
 
 def _features(op: Any) -> int:
-    """How many it goes over."""
+    """Returns the number of features of an op."""
     return columns(op.operation.results[0]) if _is_map(op) else int(ir.IntegerAttr(op.size).value)
 
 
 def _line(quad: list[ir.Value]) -> ir.Value:
-    """Four vectors of bytes, side by side token by token."""
+    """Joins four vectors of bytes to one that has the four bytes of each token side by side."""
     lanes = ir.VectorType(quad[0].type).shape[0]
     words = vector_of(lanes, ir.IntegerType.get_signless(32))
     line = zeros(words)
@@ -115,8 +115,11 @@ def _line(quad: list[ir.Value]) -> ir.Value:
 
 
 def _joined(op: Any, vec: ir.VectorType, value: ir.Value) -> tuple[ir.Value, Join]:
-    """What a reduction of rows begins with, and how it goes on. Magnitudes are in the order of their bits, NaN the greatest: so
-    compared, they take one instruction instead of six."""
+    """Returns the initial value of a reduction of rows, and the function that adds a value.
+
+    Maxima of magnitudes compare bits as integers, which have the same order, with NaN as the greatest. This takes one
+    instruction instead of six.
+    """
     if op.operation.name == "kernel.sum":
         return zeros(vec), arith.addf
     source, element = defining(value), ir.FloatType(vec.element_type)
@@ -127,9 +130,9 @@ def _joined(op: Any, vec: ir.VectorType, value: ir.Value) -> tuple[ir.Value, Joi
 
 
 class _Body:
-    """The body of an op; what does not depend on the feature is emitted here, once, before the sweep.
+    """The body of an op. Its constructor emits the ops that do not depend on the feature, once, before the sweep.
 
-    start, join  of a sum or a greatest value: what it begins with, and how it goes on
+    start, join  for a sum or a maximum: the initial value, and the function that adds a value
     """
 
     def __init__(self, op: Any, frame: Frame) -> None:
@@ -153,7 +156,7 @@ class _Body:
             self.fixed.append(mapping)
 
     def at(self, n: ir.Value, v: int, known: Mapping[ir.Value, ir.Value]) -> ir.Value:
-        """The body's value for feature n, vector v of the tokens; what is `known` of them is not loaded."""
+        """Returns the body's value for feature n and vector v of tokens. Values that are `known` are not loaded."""
         load = self.frame.reader(n, v, known)
 
         def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:

@@ -1,12 +1,12 @@
-"""The bodies of a chain's stages: functions on the tile's memory, for a width of so many vectors of tokens.
+"""Emits the bodies of a chain's stages: functions on the tile's memory, for a fixed number of vectors of tokens.
 
     pack     buffer[n][t] = matrix[first + t, n], transposed in squares of one vector
-    round    a buffer in bf16
+    round    rounds a buffer to bf16
     product  sums[m][t] = epilogue(sum_k w[m, k] x[k][t]), a few rows at a time
-    rows     sums, greatest values and maps: see rows_stage.py
+    rows     sums, maxima and maps: see rows_stage.py
     unpack   matrix[first + t, n] = buffer[n][t]
 
-Tokens past the last one of a tile repeat it, and are not stored. They may be a step apart in the matrix.
+Tokens past the last one of a tile repeat it, and are not stored. The rows of tokens may have a stride (`step`) in the matrix.
 """
 
 from collections.abc import Callable
@@ -37,11 +37,11 @@ from gossamer.passes.weights_bf16.bf16_pairs import pack_lines, round_lines, rou
 Unpack = Callable[[ir.Value, ir.Value], None]
 """Stores the features [low, high) of a product."""
 
-_EPILOGUES = 8  # vectors that go through an epilogue at once
+_EPILOGUES = 8  # number of vectors that go through an epilogue at once
 
 
 def emit_pack(value: ir.Value, frame: Frame, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> None:
-    """The tile's tokens of a matrix from outside, feature-major."""
+    """Packs the tile's tokens of a matrix from outside, feature-major."""
     (source,) = frame.outside[value]
     emit_transposed(source, frame.buffers[value], index(columns(value)), frame, first, valid, step)
 
@@ -55,7 +55,7 @@ def emit_transposed(
     valid: ir.Value,
     step: ir.Value | None = None,
 ) -> None:
-    """source[first + t * step, n] -> buffer[n, t] for n < width."""
+    """Copies source[first + t * step, n] to buffer[n, t] for n < width."""
     lanes, narrow = frame.lanes, vector_of(frame.lanes, ir.MemRefType(source.type).element_type)
     with loop(index(0), width, index(lanes)) as ns, loop(index(0), frame.at(frame.vectors), index(lanes)) as ts:
         n, t = ns.induction_variable, ts.induction_variable
@@ -69,7 +69,7 @@ def emit_transposed(
 
 
 def _token(t: ir.Value, first: ir.Value, valid: ir.Value, step: ir.Value | None) -> ir.Value:
-    """The row of token t of a tile; past the end that of the last one."""
+    """Returns the row of token t of a tile; past the end, that of the last token."""
     t = arith.minui(t, arith.subi(valid, index(1)))
     return arith.addi(first, t if step is None else arith.muli(t, step))
 
@@ -84,7 +84,7 @@ def emit_unpack(
     low: ir.Value,
     high: ir.Value,
 ) -> None:
-    """The features [low, high) of the tile's part of a result, token-major."""
+    """Stores the features [low, high) of the tile's part of a result, token-major."""
     lanes, width = frame.lanes, index(columns(value))
     stored = vector_of(lanes, ir.MemRefType(out.type).element_type)
     none = arith.constant(
@@ -103,7 +103,7 @@ def emit_unpack(
 
 
 def emit_pack_rounded(target: Rounded, frame: Frame, first: ir.Value, valid: ir.Value) -> None:
-    """The tile's tokens of a matrix from outside, in bf16."""
+    """Packs the tile's tokens of a matrix from outside, in bf16."""
     (source,), rounded = frame.outside[target.value], frame.buffers[target]
     size, last = columns(target), arith.subi(arith.addi(first, valid), index(1))
     pack = {"columns": transpose_columns, "lines": pack_lines}[target.layout]
@@ -111,7 +111,7 @@ def emit_pack_rounded(target: Rounded, frame: Frame, first: ir.Value, valid: ir.
 
 
 def emit_round(target: Rounded, frame: Frame) -> None:
-    """A value of the tile in bf16."""
+    """Rounds a value of the tile to bf16."""
     round_ = {"columns": round_columns, "lines": round_lines, "rows": round_rows}[target.layout]
     round_(frame.buffers[target.value], frame.buffers[target], columns(target), frame.vectors, frame.lanes)
 
@@ -119,13 +119,14 @@ def emit_round(target: Rounded, frame: Frame) -> None:
 def emit_product(
     op: Any, product: ChainProduct, packed: ir.Value, gives: Layout | None, frame: Frame, unpack: Unpack | None = None
 ) -> None:
-    """The shares [low, high) of the rows of a product with `packed`: a number of them at a time, panel by panel of columns.
+    """Emits the shares [low, high) of the rows of a product with `packed`, some rows at a time, panel by panel of columns.
 
-    The result goes to its buffer or, if it `gives` bf16, to that. With `unpack`, whole vectors of rows go on at once.
+    The result goes to its buffer or, if the stage `gives` bf16, to the buffer for that. With `unpack`, whole vectors of rows
+    are also stored into the region's result at once.
     """
     result, epilogue = op.operation.results[0], Epilogue(op.epilogue.blocks[0])
     target = result if gives is None else Rounded(result, gives)
-    sums_of = vector_of(frame.lanes, epilogue.sum.type)  # integers, of a quantized product
+    sums_of = vector_of(frame.lanes, epilogue.sum.type)  # integers for a quantized product
     assert not isinstance(product.inner, Expansion)
     inner = product.inner(frame.outside[op.w], packed, sums_of, frame.vectors)
     if isinstance(inner, Stores):
@@ -194,8 +195,8 @@ def _finish(
     epilogue: Epilogue, frame: Frame, product: ChainProduct, result: ir.Value, target: Tiled, sums_of: ir.VectorType,
     low: ir.Value, high: ir.Value,
 ) -> None:  # fmt: skip
-    """The sums of the rows [low, high) through an epilogue that multiplies by dense matrices: as many rows at once as share
-    loads of tokens."""
+    """Puts the sums of rows [low, high) through an epilogue with dense products, several rows at once to share loads of tokens.
+    """
     together = features_at_once(frame)
     with loop(low, high, index(together)) as several:
         rows = [arith.addi(several.induction_variable, index(r)) for r in range(together)]
@@ -206,7 +207,7 @@ def _finish(
 def _emit_stored(
     inner: Stores, sums_of: ir.VectorType, epilogue: Epilogue, product: ChainProduct, target: Tiled, size: int, frame: Frame
 ) -> None:
-    """The same where the inner loops leave the sums of a group in memory: a few vectors at a time go through the epilogue."""
+    """Emits a product whose inner loops store the sums of a group. A few vectors at a time go through the epilogue."""
     width = frame.vectors if isinstance(target, Rounded) else min(inner.at_once, frame.vectors)  # a line has two vectors
     sums = memref.alloca(ir.MemRefType.get([product.height, width * frame.lanes], sums_of.element_type), [], [], alignment=64)
     together = max(1, _EPILOGUES // width)
@@ -242,7 +243,7 @@ def store_rows(totals: list[ir.Value], rows: list[ir.Value], target: Tiled, fram
 def finished(
     epilogue: Epilogue, frame: Frame, product: ChainProduct, size: int, rows: list[ir.Value], totals: list[ir.Value]
 ) -> list[ir.Value]:
-    """The sums of a group through the epilogue; rows past the last of `size` read what that one reads."""
+    """Puts the sums of a group through the epilogue. Rows past the last of `size` read the operands of the last row."""
     whole = product.groups * product.height == size and not epilogue.inner
     safe = rows if whole else [arith.minui(row, index(size - 1)) for row in rows]
     inner = {op.results[0]: emit_inner(op.opview, safe, frame) for op in epilogue.inner}
@@ -255,5 +256,5 @@ def finished(
 
 
 def view(workspace: ir.Value, place: Place, width: int, offset: ir.Value) -> ir.Value:
-    """A tile's part of a tensor, `width` tokens of it, from byte `offset` of the workspace on."""
+    """Returns a tile's part of a tensor, `width` tokens of it, from byte `offset` of the workspace on."""
     return memref.view(ir.MemRefType.get(place.shape(width), place.element), workspace, offset, [])

@@ -1,9 +1,9 @@
-"""How a chain's tokens are cut into tiles, and the tiles shared out: none spans two sequences.
+"""Cuts a chain's tokens into tiles, and shares the tiles out among threads. No tile spans two sequences.
 
-Where weights are expanded, a thread takes some tiles through a stage together, so that it expands them once. These tiles have
-equally many tokens: the whole tiles of all sequences come first, then what is left of each sequence.
+If weights are expanded, a thread takes several tiles through a stage together, so that it expands the weights once. These tiles
+have equally many tokens. So the whole tiles of all sequences have the first numbers, then the last tile of each sequence.
 
-    tiles one by one   sequence 0: 0 1 2, sequence 1: 3 4 5        three tiles a sequence, of which the last is not whole
+    tiles one by one   sequence 0: 0 1 2, sequence 1: 3 4 5        three tiles in each sequence, the last not whole
     together           sequence 0: 0 1 4, sequence 1: 2 3 5        tasks 0 1, 2 3, 4 5
 """
 
@@ -18,19 +18,20 @@ from gossamer.passes.chains.plan_chain import Chain, Stage
 from gossamer.passes.framework.chain_product import Expansion
 from gossamer.passes.loops.vectors import index, loop, parallel
 
-_TOGETHER = 4
-_SECOND_LEVEL = 5 << 19  # bytes: that of CPUs with AMX has 2 MB, and not all memory of a tile is in use at once
+_TOGETHER = 4  # most tiles of a task
+_SECOND_LEVEL = 5 << 19  # bytes: CPUs with AMX have 2 MB, but not all memory of a tile is in use at once
 
 
 @dataclass(frozen=True)
 class Tile:
     """A tile at run time.
 
-    number    of the tile, of all sequences
-    slot      the thread or tile whose private memory it has
-    first     its first token, `within` is that in its sequence
-    valid     tokens that it has
-    sequence  the number of its sequence
+    number    its number, over all sequences
+    slot      number of the private memory that it uses
+    first     its first token
+    valid     number of its tokens
+    sequence  number of its sequence
+    within    its first token, counted in its sequence
     """
 
     number: ir.Value
@@ -42,20 +43,22 @@ class Tile:
 
 
 def expansion(stage: Stage) -> Expansion | None:
-    """How a product expands its weights, if it does."""
+    """Returns how a product expands its weights; None if it does not."""
     return None if stage.product is None else stage.product.expansion
 
 
 def together_of(chain: Chain) -> int:
-    """How many tiles go through a stage together at most, so that weights are expanded once for all of them: as many as the
-    second-level cache has room for."""
+    """Returns the most tiles that go through a stage together, so that weights are expanded once for all of them.
+
+    It is limited by the second-level cache.
+    """
     if all(expansion(stage) is None for stage in chain.stages):
         return 1
     return max(1, min(_TOGETHER, _SECOND_LEVEL // chain.private_bytes))
 
 
 class Tiling:
-    """Tiles of `tokens`, up to `together` of them a task, of sequences with `length` of `total` tokens."""
+    """The tiles, of `tokens` tokens, of sequences with `length` of `total` tokens. A task has up to `together` tiles."""
 
     def __init__(self, tokens: int, together: int, total: ir.Value, length: ir.Value, threads: ir.Value) -> None:
         self.tokens, self.together, self.length = tokens, together, length
@@ -64,7 +67,7 @@ class Tiling:
         self.tiles = arith.muli(self.sequences, self.per_sequence)
         if together == 1:
             return
-        self.whole = arith.divui(length, index(tokens))  # tiles of a sequence
+        self.whole = arith.divui(length, index(tokens))  # whole tiles of a sequence
         self.all_whole = arith.muli(self.sequences, self.whole)
         share = arith.divui(self.tiles, threads)
         self.share = arith.maxui(arith.minui(share, index(together)), index(1))
@@ -72,7 +75,7 @@ class Tiling:
 
     @contextmanager
     def tasks(self) -> Iterator[tuple[ir.Value, ir.Value]]:
-        """A parallel loop over tasks: gives a task's first tile, and how many it has."""
+        """Makes a parallel loop over tasks. Yields a task's first tile, and the number of its tiles."""
         if self.together == 1:
             with parallel(self.tiles) as task:
                 yield task, index(1)
@@ -87,13 +90,13 @@ class Tiling:
 
     @contextmanager
     def each(self, first: ir.Value, count: ir.Value, slot: ir.Value) -> Iterator[Tile]:
-        """A loop over the tiles of a task, which have private memory of their own from `slot` on."""
+        """Makes a loop over the tiles of a task. Each has its own private memory, from `slot` on."""
         with loop(index(0), count, index(1)) as tiles:
             at = tiles.induction_variable
             yield self.tile(arith.addi(first, at), arith.addi(slot, at))
 
     def tile(self, number: ir.Value, slot: ir.Value) -> Tile:
-        """A tile by its number."""
+        """Returns the tile with a number."""
         if self.together == 1:
             sequence = arith.divui(number, self.per_sequence)
             place = arith.remui(number, self.per_sequence)
@@ -108,8 +111,8 @@ class Tiling:
         return Tile(number, slot, first, valid, sequence, within)
 
     def of_sequence(self, tile: Tile) -> list[ir.Value]:
-        """The number of the first tile of a tile's sequence; with tiles together, how many whole ones follow each other, too,
-        and the number of the last one, counted from the first."""
+        """Returns the number of the first tile of a tile's sequence. If tasks have several tiles, also how many whole tiles the
+        sequence has, and the number of its last tile, counted from the first."""
         if self.together == 1:
             return [arith.subi(tile.number, arith.divui(tile.within, index(self.tokens)))]
         first = arith.muli(tile.sequence, self.whole)

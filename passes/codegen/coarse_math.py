@@ -1,4 +1,5 @@
-"""Functions on 16 numbers of f32, where what follows is far coarser than f32: half as many instructions, and no memory."""
+"""Coarse functions on 16 numbers of f32, for results that are then rounded far below f32. They take half the instructions, and
+no memory."""
 
 from functools import cache, reduce
 
@@ -23,16 +24,16 @@ from gossamer.passes.codegen.float_vectors import (
 from gossamer.passes.loops.queries import defining
 from gossamer.passes.loops.vectors import vector_of
 
-_PIECES_A_UNIT = 5  # of erf, as many as a register holds
+_PIECES_A_UNIT = 5  # pieces of erf for each unit of x: a register has the coefficients of all
 
 
 def may_be_coarse(op: ir.Operation) -> bool:
-    """Whether a function may be an approximation."""
+    """Whether the result of an op may be approximate."""
     return "afn" in str(op.attributes["fastmath"])
 
 
 def coarse_erf(x: ir.Value) -> ir.Value:
-    """erf(x) up to 1e-4, NaN for NaN."""
+    """Returns erf(x) with an error up to 1e-4, and NaN for NaN."""
     unit, x = _scaled(x)
     ints, rounds, scale = vector_of(IN_REGISTER, int_of(32)), splat(ROUNDS, x), splat(_PIECES_A_UNIT * unit, x)
     last = splat((IN_REGISTER - 1) / (_PIECES_A_UNIT * unit), x)
@@ -47,7 +48,7 @@ def coarse_erf(x: ir.Value) -> ir.Value:
 
 
 def multiply_with_one_more(one_more: ir.Operation, value: ir.Value) -> None:
-    """What is multiplied with value + 1 in place of which one instruction does both."""
+    """Replaces products with value + 1 by one multiply-add: a (value + 1) = a value + a."""
     for user in [use.owner.operation for use in one_more.results[0].uses]:
         if user.name == "arith.mulf" and user.operands[0] != user.operands[1]:
             (factor,) = (operand for operand in user.operands if operand != one_more.results[0])
@@ -57,8 +58,10 @@ def multiply_with_one_more(one_more: ir.Operation, value: ir.Value) -> None:
 
 
 def coarse_exp_below_zero(x: ir.Value) -> ir.Value:
-    """exp(x) of numbers that are not positive, or NaN, up to a ten-thousandth of it, a twentieth of what rounding to bf16 does;
-    0 for those below -86."""
+    """Returns exp(x) of numbers that are not positive, or NaN. Numbers below -86 give 0.
+
+    The relative error is at most a ten-thousandth, a twentieth of the error of rounding to bf16.
+    """
     in_twos = arith.mulf(x, splat(LOG2_E, x))
     no_mask, as_set = arith.constant(int_of(IN_REGISTER), -1), arith.constant(int_of(32), 4)
     down = [arith.constant(int_of(32), 9), splat(0.0, x), no_mask, as_set]
@@ -69,13 +72,13 @@ def coarse_exp_below_zero(x: ir.Value) -> ir.Value:
 
 @cache
 def _power_of_2() -> list[float]:
-    """Coefficients of a polynomial of degree 3 for 2^x in [0, 1], highest power first, interpolated at Chebyshev's nodes."""
+    """Returns the coefficients of a polynomial of degree 3 for 2^x in [0, 1], highest power first, from Chebyshev's nodes."""
     nodes = (1 + np.polynomial.chebyshev.chebpts1(4)) / 2
     return [float(c) for c in np.linalg.solve(np.vander(nodes), np.exp2(nodes))]
 
 
 def _scaled(x: ir.Value) -> tuple[float, ir.Value]:
-    """(c, y) where x is the positive number c times y, else (1, x)."""
+    """Returns (c, y) if x is a positive constant c times y, else (1, x)."""
     op = defining(x)
     if op is not None and op.name == "arith.mulf":
         for factor, other in (op.operands, reversed(op.operands)):

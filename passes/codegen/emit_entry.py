@@ -1,12 +1,12 @@
-"""emit-entry: the one function that the runtime calls, with one argument: a list of 64-bit words.
+"""emit-entry: adds the function that the runtime calls. Its only argument is a list of 64-bit words.
 
 before   func.func @region(%x: memref<?x768xf32>, ..., %threads: index)
 after    func.func @entry(%words: !llvm.ptr)
            words = [address of x, size of its dynamic dimension, ..., threads]
            rebuilds the (contiguous) memrefs and calls @region
 
-A memref takes a word for its address and one for each dynamic size, an index takes one. The list is also written to the
-module as `kernel.words`: for each argument the dynamic dimensions of its memref.
+A memref takes a word for its address and one for each dynamic size; an index takes one. The module's attribute `kernel.words`
+has the dynamic dimensions of the memref of each argument.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class _Words:
 
 
 def _argument(words: _Words, type_: ir.Type) -> ir.Value:
-    """The next argument: an index, or a contiguous memref from its address and dynamic sizes."""
+    """Reads the next argument: an index, or a contiguous memref from its address and dynamic sizes."""
     word = ir.IntegerType.get_signless(64)
     if not isinstance(type_, ir.MemRefType):
         return from_llvm(words.take(word), type_)

@@ -1,13 +1,15 @@
-"""expand-math{bits=512}: exp, erf and tanh on vectors of f32 become a few multiply-adds.
+"""expand-math: expands exp, erf and tanh on vectors of f32 to a few multiply-adds.
 
 before   %1 = math.erf %0 : vector<16xf32>
 after    %1 = x * P(x^2) / Q(x^2) with x = %0 clamped to [-4, 4], and NaN kept
 
-Scalars, and vectors of f64, are left to the C library (convert-math-to-libm). For normal numbers, exp is within 2 units in
-the last place of f32, erf and tanh within 6. An exp that is only added to 1, as in the logistic function, takes two thirds of
-the instructions: there, results that are no normal numbers make no difference. An erf that is only added to 1, as in GELU, is a
-polynomial of degree 4 where registers of 512 bits hold its coefficients for 32 pieces: four fifths of the time (Zen 5). Where
-it may be an approximation, too (see allow-approximations), it is one of coarse_math.py.
+Scalars, and vectors of f64, are left to the C library (convert-math-to-libm). For normal numbers, exp is within 2 units in the
+last place of f32, erf and tanh within 6. Results that are only added to 1 have cheaper forms:
+
+exp, as in the logistic function  two thirds of the instructions, because results that are no normal numbers do not matter
+erf, as in GELU                   with vectors of 512 bits, a polynomial of degree 4, whose coefficients for 32 pieces are in
+                                  registers: four fifths of the time (Zen 5)
+erf that may be approximate       the one of coarse_math.py (see allow-approximations)
 
 Sources: exp is Cephes' expf (Moshier, 1992); erf and tanh are the rational minimax approximations of Eigen 3. Pieces of erf
 interpolate it at Chebyshev's nodes.
@@ -48,9 +50,9 @@ _TANH_P = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5
 _TANH_Q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-_EXP_MIN, _EXP_MAX = -104.0, 89.0  # beyond these, f32 has 0 and infinity
-_POWER_MIN, _POWER_MAX = -87.33, 88.72  # within these, 2^n is added to the exponent of a number, which stays normal
-_PIECES, _PIECES_A_UNIT = 32, 8  # of erf, whose last one is 1
+_EXP_MIN, _EXP_MAX = -104.0, 89.0  # beyond these, exp is 0 or infinity in f32
+_POWER_MIN, _POWER_MAX = -87.33, 88.72  # within these, e^x is a normal number, so n can be added to an exponent
+_PIECES, _PIECES_A_UNIT = 32, 8  # pieces of erf, the last of which is 1, and pieces for each unit of x
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class ExpandMath:
                     op.erase()
 
     def _beside_one(self, op: ir.Operation) -> Callable[[ir.Value], ir.Value] | None:
-        """What takes the place of a function whose results are only added to 1, where that is less."""
+        """Returns the cheaper form of a function whose results are only added to 1, or None."""
         if op.name == "math.exp":
             return _exp_beside_one
         whole = ir.VectorType(op.results[0].type).shape == [IN_REGISTER] and self.bits == 32 * IN_REGISTER
@@ -100,7 +102,8 @@ def _erf(x: ir.Value) -> ir.Value:
 
 
 def _erf_by_pieces(x: ir.Value) -> ir.Value:
-    """erf(x) of 16 numbers up to 7e-8, NaN for NaN: |x| is rounded to eighths, whose lowest bits tell the piece."""
+    """Returns erf(x) of 16 numbers with an error up to 7e-8, and NaN for NaN. |x| is rounded to eighths; the lowest bits of the
+    rounded number are the number of the piece."""
     ints, rounds = vector_of(IN_REGISTER, int_of(32)), splat(ROUNDS / _PIECES_A_UNIT, x)
     last = splat((_PIECES - 1) / _PIECES_A_UNIT, x)
     size = at_most(math.absf(x), last, arith.CmpFPredicate.OLT)
@@ -134,7 +137,7 @@ def _exp(x: ir.Value) -> ir.Value:
     r = vector.fma(n, splat(-_LN2_HIGH, x), clamped)
     r = vector.fma(n, splat(-_LN2_LOW, x), r)
     p = vector.fma(polynomial(_EXP, r), arith.mulf(r, r), arith.addf(r, splat(1.0, x)))
-    # 2^n in two factors: n goes from -150 to 128, beyond the exponents of f32 at both ends.
+    # 2^n is two factors, because n goes from -150 to 128, beyond the exponents of f32 at both ends.
     exponent = arith.fptosi(ints, n)
     half = arith.shrsi(exponent, intsplat(1))
     value = arith.mulf(arith.mulf(p, power_of_2(half)), power_of_2(arith.subi(exponent, half)))
@@ -142,9 +145,9 @@ def _exp(x: ir.Value) -> ir.Value:
 
 
 def exp_below_zero(x: ir.Value) -> ir.Value:
-    """exp(x) of a register of f32 that are not positive, or NaN, and 0 for those below -86.
+    """Returns exp(x) of a vector of f32 that are not positive, or NaN. Numbers below -86 give 0.
 
-    Half as long as the expansion of math.exp, and no step of it makes a denormal number, for which x86 takes 150 cycles.
+    It takes half the instructions of the expansion of math.exp. No step gives a denormal number, which costs 150 cycles on x86.
     """
     least = splat(LEAST_EXPONENT, x)
     p, rounded = _power_of_rest(at_most(x, least, arith.CmpFPredicate.OGT))
@@ -155,18 +158,18 @@ def exp_below_zero(x: ir.Value) -> ir.Value:
 
 
 def _power_of_rest(x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """e^(x - n ln 2) for the n that is next to x / ln 2, and n + 1.5 * 2^23; exact where 2^n is a normal number."""
+    """Returns e^(x - n ln 2) for the integer n nearest to x / ln 2, and n + 1.5 * 2^23. Exact if 2^n is a normal number."""
     rounded = vector.fma(x, splat(LOG2_E, x), splat(ROUNDS, x))
     n = arith.subf(rounded, splat(ROUNDS, x))
     r = vector.fma(n, splat(-_LN2_HIGH, x), x)
     r = vector.fma(n, splat(-_LN2_LOW, x), r)
-    square = arith.mulf(r, r)  # in pairs, which do not wait for each other
+    square = arith.mulf(r, r)  # pairs of terms do not wait for each other
     pairs = [vector.fma(splat(a, x), r, splat(b, x)) for a, b in zip(_EXP[::2], _EXP[1::2], strict=True)]
     return reduce(lambda value, pair: vector.fma(value, square, pair), [*pairs, arith.addf(r, splat(1.0, x))]), rounded
 
 
 def _scaled(p: ir.Value, rounded: ir.Value) -> ir.Value:
-    """p times 2^n, where that is a normal number, for n + 1.5 * 2^23."""
+    """Returns p times 2^n, if that is a normal number. `rounded` is n + 1.5 * 2^23."""
     ints = vector_of(ir.VectorType(p.type).shape[0], int_of(32))
     shift = arith.constant(ints, ir.DenseElementsAttr.get_splat(ints, ir.IntegerAttr.get(ints.element_type, 23)))
     power = arith.addi(vector.bitcast(ints, p), arith.shli(vector.bitcast(ints, rounded), shift))
@@ -179,7 +182,8 @@ def _only_added_to_one(op: ir.Operation) -> bool:
 
 
 def _exp_beside_one(x: ir.Value) -> ir.Value:
-    """exp(x) of a vector of f32 where it is a normal number; infinity above, what 1 does not notice below, NaN for NaN."""
+    """Returns exp(x) of a vector of f32 if it is a normal number. Larger results are infinity, smaller ones too small to change
+    1, and NaN gives NaN."""
     highest = splat(_POWER_MAX, x)
     clamped = at_most(at_most(x, highest, arith.CmpFPredicate.OLT), splat(_POWER_MIN, x), arith.CmpFPredicate.OGT)
     number = _scaled(*_power_of_rest(clamped))

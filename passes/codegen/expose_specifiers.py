@@ -1,4 +1,4 @@
-"""expose-specifiers: sparse tensors of any size, once MLIR has bufferized them, become plain arguments and an output list.
+"""expose-specifiers: turns sparse tensors of any size, after MLIR has bufferized them, into plain arguments and an output list.
 
 before   func.func @region(%pos: memref<?xi32>, %crd: memref<?xi32>, %val: memref<?xf32>,
                            %s: !sparse_tensor.storage_specifier<#CSR>, ..., %workspace: memref<?xi8>, %threads: index)
@@ -6,9 +6,9 @@ before   func.func @region(%pos: memref<?xi32>, %crd: memref<?xi32>, %val: memre
 after    func.func @region(%pos: memref<?xi32>, %crd: memref<?xi32>, %val: memref<?xf32>, %rows: index, %columns: index,
                            ..., %results: memref<?xindex>, %workspace: memref<?xi8>, %threads: index)
            %s = sparse_tensor.storage_specifier.init ... set lvl_sz ... pos_mem_sz ... crd_mem_sz ... val_mem_sz
-           results = [address of pos, elements in use, address of crd, ...]    // memory from malloc, the caller's to free
+           results = [address of pos, elements in use, address of crd, ...]    // memory from malloc, which the caller frees
 
-A sparse operand comes with the size of each level after its memory. Runs after sparsification-and-bufferization.
+A sparse operand has arguments for its memory, then for the size of each level. Runs after sparsification-and-bufferization.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def _expose(function: func.FuncOp) -> None:
     block = function.entry_block
     returned = list(block.operations)[-1]
     *old, workspace, threads = block.arguments
-    memory: list[ir.Value] = []  # of the operand at hand
+    memory: list[ir.Value] = []  # the memory of the current operand
     with function.location:
         for argument in old:
             if not _is_specifier(argument.type):
@@ -69,7 +69,7 @@ def _expose(function: func.FuncOp) -> None:
 
 
 def _specifier(type_: ir.Type, fmt: Format, memory: list[ir.Value], sizes: list[ir.Value]) -> ir.Value:
-    """A specifier of these level sizes that says that all of the memory is in use."""
+    """Returns a specifier with these level sizes, of which all memory is in use."""
     specifier = st.storage_specifier_init(type_)
     for level, size in enumerate(sizes):
         specifier = st.storage_specifier_set(specifier, _kind("lvl_sz"), size, level=_level(level))
@@ -80,7 +80,7 @@ def _specifier(type_: ir.Type, fmt: Format, memory: list[ir.Value], sizes: list[
 
 
 def _store(operands: list[ir.Value], results: ir.Value) -> None:
-    """Write address and elements in use of each returned array into the list."""
+    """Writes the address and the number of used elements of each returned array into the list."""
     *memory, specifier = operands
     for number, ((level, component), buffer) in enumerate(zip(_format(specifier.type).components(), memory, strict=True)):
         at = None if component == "values" else _level(level)

@@ -1,4 +1,4 @@
-"""expose-storage: a function on tensors becomes a function on the memory behind them.
+"""expose-storage: turns a function on tensors into a function on their memory.
 
 before   func.func @region(%x: tensor<?x768xf32>, %w: tensor<3072x768xf32, #KB>, ...) -> tensor<?x3072xf32>
 after    func.func @region(%x: memref<?x768xf32>,
@@ -9,10 +9,10 @@ after    func.func @region(%x: memref<?x768xf32>,
            ...
            bufferization.materialize_in_destination %y in restrict writable %out
 
-Every schedule and the reference share this calling convention. The memory of a sparse operand comes in the order of
-sparse_tensor.assemble: positions and coordinates level by level, then values. A packing has arrays of its own, its values
-last too, and a builtin.unrealized_conversion_cast in place of the assemble. MLIR assembles tensors of static shape only: a
-sparse operand of any other shape, and a sparse result, are left to expose-specifiers.
+Every schedule and the reference share this calling convention. The arrays of a sparse operand have the order of
+sparse_tensor.assemble: positions and coordinates level by level, then values. A packing has its own arrays, also with values
+last, and a builtin.unrealized_conversion_cast in place of the assemble. MLIR assembles only tensors of static shape. A sparse
+operand of dynamic shape, and a sparse result, are left to expose-specifiers.
 """
 
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ from gossamer.passes.loops.queries import public_functions
 
 @dataclass(frozen=True)
 class ExposeStorage:
-    """Give every public function of the module memrefs for its tensors, an output for each result, a workspace and a team size.
+    """Give every public function memrefs for its tensors, an output for each result, a workspace and a number of threads.
 
-    With `arrays`, sparse operands of open shape become their arrays and the sizes of their levels too, for schedules that read
-    the arrays.
+    With `arrays`, sparse operands of dynamic shape also become their arrays and the sizes of their levels, for schedules that
+    read the arrays.
     """
 
     arrays: bool = False
@@ -73,12 +73,12 @@ def _expose(function: func.FuncOp, arrays: bool) -> None:
 
 
 def _added(block: ir.Block, type_: ir.Type) -> ir.Value:
-    """A new argument, the last one."""
+    """Adds a last argument to the block."""
     return block.add_argument(type_, ir.Location.current)
 
 
 def _exposed(block: ir.Block, type_: ir.Type, arrays: bool) -> ir.Value:
-    """A value of this type, made of new arguments: the memory behind it, or itself where there is none to be seen."""
+    """Returns a value of this type, made from new arguments: those of its memory, or itself if its memory is not exposed."""
     if isinstance(type_, ir.IndexType):
         return _added(block, type_)
     tensor = ir.RankedTensorType(type_)
@@ -101,7 +101,7 @@ def _tensor(buffer: ir.Value) -> ir.Value:
 
 
 def _assembled(tensor: ir.RankedTensorType, components: list[ir.Value]) -> ir.Value:
-    """The sparse tensor that is made of these components."""
+    """Returns the sparse tensor made from these components."""
     if isinstance(storage_of_type(tensor), Format) and tensor.has_static_shape:
         return sparse_tensor.assemble(tensor, components[:-1], components[-1])
     cast = ir.Operation.create("builtin.unrealized_conversion_cast", results=[tensor], operands=components)
@@ -109,7 +109,7 @@ def _assembled(tensor: ir.RankedTensorType, components: list[ir.Value]) -> ir.Va
 
 
 def _components(tensor: ir.RankedTensorType) -> list[ir.Type]:
-    """The memrefs of a sparse tensor's positions, coordinates and values, or of the arrays of its packing."""
+    """Returns the types of the memrefs of a sparse tensor: positions, coordinates and values, or the arrays of its packing."""
     storage = storage_of_type(tensor)
     if isinstance(storage, Packing):
         elements = [_integer(c.bits) if c.bits else tensor.element_type for c in storage.components()]

@@ -1,4 +1,4 @@
-"""lower-to-llvm: loops, vectors and memrefs to the LLVM dialect, by upstream's conversions.
+"""lower-to-llvm: lowers loops, vectors and memrefs to the LLVM dialect, by MLIR's own conversions.
 
 before   func.func @entry(%words: !llvm.ptr) { ... scf.for ... vector.fma ... }
 after    llvm.func @entry(%words: !llvm.ptr) { ... llvm.cond_br ... llvm.intr.fmuladd ... }
@@ -31,13 +31,14 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class LowerToLlvm:
-    """`bits` asks LLVM for vectors of this width where it vectorises by itself. Functions stay apart: they are called once a
-    tile, and a copy of each at every call would take LLVM most of its time.
+    """Lower to the LLVM dialect.
 
-    A loop with the attribute ROLLED is not unrolled: one that has few rounds, and a number that cannot be foretold.
+    bits  width of vectors when LLVM vectorises by itself
+    bf16  whether the target has an instruction that rounds to bf16. Without one, LLVM would call a function that few processes
+          have, so the rounding is written out in integers.
 
-    `bf16` says that the target has an instruction that rounds to bf16. Where it has not, LLVM would call a function that
-    few processes contain, so the rounding is spelled out in integers.
+    Functions are not inlined. They are called once for each tile, and LLVM would spend most of its time on the copies. A loop
+    with the attribute ROLLED is not unrolled, because it has few and unpredictably many rounds.
     """
 
     bits: int = 512
@@ -46,7 +47,7 @@ class LowerToLlvm:
     def run(self, module: ir.Module) -> None:
         steps = ",".join(_STEPS) % str(not self.bf16).lower()
         manager = passmanager.PassManager.parse(f"builtin.module({steps})")
-        manager.enable_verifier(False)  # what comes out is verified as that of every pass; between the steps it takes a quarter
+        manager.enable_verifier(False)  # a quarter of the time; the result is verified after the pass anyway
         manager.run(module.operation)
         keep_rolled(module)
         width = ir.ArrayAttr.get([ir.StringAttr.get("prefer-vector-width"), ir.StringAttr.get(str(self.bits))])

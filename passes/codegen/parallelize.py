@@ -1,4 +1,4 @@
-"""parallelize: an scf.parallel becomes a function that PyTorch's own OpenMP team runs.
+"""parallelize: turns an scf.parallel into a function that PyTorch's own OpenMP team runs.
 
 before   scf.parallel (%task) = (%c0) to (%n) step (%c1) { body(%task, %captured) }
 after    store %captured into a struct on the stack
@@ -7,8 +7,8 @@ after    store %captured into a struct on the stack
          func.func private @region_team(%context: !llvm.ptr) {
            for %task = omp_get_thread_num() to %n step omp_get_num_threads()  body(%task, loaded)
 
-The team's size is the last argument of the enclosing function. PyTorch's libgomp is already in the process, so
-torch.set_num_threads holds and no second pool of threads competes with it.
+The number of threads is the last argument of the enclosing function. PyTorch's libgomp is already in the process, so
+torch.set_num_threads applies, and no second pool of threads competes with it.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def _function_of(op: ir.Operation) -> Any:
 
 
 def _captured(parallel: ir.Operation) -> list[ir.Value]:
-    """The values from outside that the body uses, in order of first use."""
+    """Returns the values from outside that the body uses, in order of first use."""
     ops = all_ops(parallel)[1:]
     inside = {r for op in ops for r in op.results}
     inside |= {a for op in [parallel, *ops] for region in op.regions for block in region.blocks for a in block.arguments}
@@ -81,7 +81,7 @@ def _captured(parallel: ir.Operation) -> list[ir.Value]:
 
 
 def _fill_team(team: func.FuncOp, captured: list[ir.Value], struct: ir.Type, body: ir.Block) -> None:
-    """Move the parallel body into a loop of the outlined function: each thread takes every n-th task."""
+    """Moves the parallel body into a loop of the outlined function. Each of n threads takes every n-th task."""
     entry = team.add_entry_block()
     replacements: dict[ir.Value, ir.Value] = {}
     with ir.InsertionPoint(entry):

@@ -1,1 +1,1 @@
-"""From linalg to the kernel dialect: encodings, epilogues, formats, schedules."""
+"""Passes that turn linalg into the kernel dialect: encodings, epilogues, formats, schedules."""

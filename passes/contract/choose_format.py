@@ -3,9 +3,9 @@
 before   func.func @region(%x: ..., %w: tensor<3072x768xf32, #CSR> {kernel.density = 0.1 : f64})
 after    func.func @region(%x: ..., %w: tensor<3072x768xf32, "padded(reduction=1, columns=384)">)
 
-Each family of schedules has its own (`Family.storage`). The choice uses shape and hints (rounded by the importer) alone, and
-the hints are then dropped, so that layers of one shape share one kernel. A weight whose hints ask for a schedule of its own
-gets that, which is noted on the product for `schedule`.
+Each family of schedules chooses its own encoding (`Family.storage`). The choice depends only on the weight's shape and on its
+hints, which the importer rounds. The pass then drops the hints, so that layers of one shape share one kernel. If the hints of a
+weight name a schedule, the weight is stored for that one, and an attribute of the product tells the pass `schedule` so.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,19 @@ from gossamer.passes.loops.queries import dims, public_functions, walk
 from gossamer.passes.schedules.families import ALL_FAMILIES
 
 SCHEDULE = "schedule"
-"""Attribute of a kernel.contract: the schedule that its weight was stored for."""
+"""Attribute of a kernel.contract: the schedule for which its weight is stored, if the hints named one."""
 
 
 @dataclass(frozen=True)
 class ChooseFormat:
-    """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides
-    (`amx+avx512bf16`), `l1d` the bytes of its first-level data cache, `chain` whether the function becomes one."""
+    """Gives each weight its encoding.
+
+    schedule  name of a family
+    bits      width of the target's vectors
+    features  further instructions of the target, such as `amx+avx512bf16`
+    l1d       bytes of its first-level data cache
+    chain     whether the function is to run as a chain
+    """
 
     schedule: str = "broadcast"
     bits: int = 512
@@ -68,7 +74,7 @@ class ChooseFormat:
 
 
 def is_linear(contract: Any) -> bool:
-    """Whether a kernel.contract is y[t, m] = sum_k x[t, k] w[m, k], the weight stored either way and sparse."""
+    """Whether a kernel.contract is y[t, m] = sum_k x[t, k] w[m, k] with a sparse weight, stored as [M, K] or [K, M]."""
     maps = affine_maps(contract.indexing_maps)
     x_dims, w_dims = (dims(m) for m in maps)
     x, w = (ir.RankedTensorType(v.type) for v in (contract.lhs, contract.rhs))
@@ -78,7 +84,7 @@ def is_linear(contract: Any) -> bool:
 
 
 def matrix_of(contract: Any, bits: int, features: str, **hints: Any) -> Matrix:
-    """The weight of a linear kernel.contract, as the families see it; `hints` are what its shape and type do not say."""
+    """Returns the weight of a linear kernel.contract as a `Matrix`. `hints` has the fields that shape and type do not give."""
     weight = ir.RankedTensorType(contract.rhs.type)
     reduction = dims(affine_maps(contract.indexing_maps)[1]).index(2)
     rows, columns = weight.shape[1 - reduction], weight.shape[reduction]

@@ -1,9 +1,9 @@
-"""forget-hints: drops what the importer noted about a region for `choose-format`, where no format is chosen.
+"""forget-hints: drops the hints that the importer gave a region for `choose-format`, in pipelines without that pass.
 
 before   func.func @region(%w: tensor<3072x768xf32, #CSR> {kernel.density = 0.1 : f64}) attributes {kernel.tokens = 128 : i64}
 after    func.func @region(%w: tensor<3072x768xf32, #CSR>)
 
-Without them, regions that differ in density alone have the same text and share a kernel.
+Without the hints, regions that differ only in density have the same text and share a kernel.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch_mlir import ir
 
 from gossamer.passes.loops.queries import public_functions
 
-TOKENS = "kernel.tokens"  # function attribute: how many rows x is expected to have
+TOKENS = "kernel.tokens"  # function attribute: the number of rows that x is expected to have
 
 
 @dataclass(frozen=True)

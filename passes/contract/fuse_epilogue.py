@@ -1,14 +1,14 @@
-"""fuse-epilogue: a contraction and the elementwise work on its result become one `kernel.contract`.
+"""fuse-epilogue: turns a contraction and the elementwise ops on its result into one `kernel.contract`.
 
 before   %0 = linalg.generic (fill with 0) ...
          %1 = linalg.generic {parallel, parallel, reduction} ins(%x, %w) outs(%0) { out + in * in_1 }
          %2 = linalg.generic {parallel, parallel} ins(%1, %bias) { math.tanh(in + in_1) }
 after    %2 = "kernel.contract"(%x, %w) ({ ^bb0(%sum): tanh(%sum + kernel.read(%bias)) }) {indexing_maps = [...]}
 
-A function may return several values of that work; they are so many results of the contraction then.
+If the function returns several of these values, the contraction has as many results.
 
-Expects generic ops (after linalg-generalize-named-ops and linalg-fuse-elementwise-ops). A contraction that has no factor with
-a sparse encoding is left alone. Narrow factors are widened to the accumulator's type, as linalg has it.
+Expects generic ops (after linalg-generalize-named-ops and linalg-fuse-elementwise-ops). A contraction without a sparse factor
+stays as it is. Narrow factors are widened to the type of the sum, as linalg does.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch_mlir import ir
 from gossamer.dialects.kernel import ReadOp, end, product
 from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, parallel, reductions, walk
 
-_MULTIPLIED = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # by what adds up
+_MULTIPLIED = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # the op that adds up → the one that multiplies
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FuseEpilogue:
 
 
 def is_product(op: ir.Operation) -> bool:
-    """Whether `op` is sum(a * b) from zero, over projected permutations."""
+    """Whether `op` is sum(a * b), starting from zero, with maps that are projected permutations."""
     if len(op.operands) != 3 or len(op.results) != 1 or not reductions(op) or filled_with(op.operands[2]) != 0:
         return False
     maps = _maps(op)
@@ -82,7 +82,7 @@ def _fuse(op: ir.Operation) -> None:
             end(*(values[value] for value in ends))
     if several is None:
         ends[0].replace_all_uses_with(contract.result)
-    else:  # maybe the same value twice
+    else:  # the function may return the same value twice
         for position, result in enumerate(contract.operation.results):
             several.operands[position] = result
     for dead in reversed(members):
@@ -90,8 +90,11 @@ def _fuse(op: ir.Operation) -> None:
 
 
 def _members(op: ir.Operation) -> tuple[list[ir.Operation], ir.Operation | None]:
-    """A contraction and the elementwise generics after it that can go into it, in order: so many that others use one value, or
-    all of them if the function returns several values that are all they are used for, and its return."""
+    """Returns a contraction and the elementwise generics after it that are fused into it, in order, and maybe the return op.
+
+    It takes as many generics as leave one value that other ops use. It takes all of them, and gives the return op, if the
+    function returns several of their values and no other op uses any.
+    """
     members, computed = [op], {op.results[0]}
     block = [each.operation for each in op.parent.regions[0].blocks[0].operations]
     for other in block[block.index(op) + 1 :]:
@@ -106,12 +109,12 @@ def _members(op: ir.Operation) -> tuple[list[ir.Operation], ir.Operation | None]
 
 
 def _ends(members: list[ir.Operation]) -> list[ir.Value]:
-    """The values of these ops that others use."""
+    """Returns the values of these ops that other ops use."""
     return [op.results[0] for op in members if any(use.owner.operation not in members for use in op.results[0].uses)]
 
 
 def _is_epilogue(op: ir.Operation, computed: set[ir.Value]) -> bool:
-    """Whether an op is an elementwise generic that reads some of these values, element by element."""
+    """Whether an op is an elementwise generic that reads some of these values at the place of its own element."""
     if op.name != "linalg.generic" or len(op.results) != 1 or not parallel(op):
         return False
     inputs, maps = list(op.operands)[:-1], _maps(op)
@@ -127,8 +130,10 @@ def _is_epilogue(op: ir.Operation, computed: set[ir.Value]) -> bool:
 
 
 def _inline(epilogue: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Clone the body of `epilogue` at the insertion point, with these values for what it reads of them; returns what it
-    yields."""
+    """Clones the body of `epilogue` at the insertion point. Returns the value that it yields.
+
+    `values` maps tensors that it reads to their elements; it reads the others by kernel.read.
+    """
     block, maps = epilogue.regions[0].blocks[0], _maps(epilogue)
     mapping: dict[ir.Value, ir.Value] = {}
     for i, operand in enumerate(list(epilogue.operands)[:-1]):

@@ -1,12 +1,12 @@
-"""gather-rows: the product of a CSR matrix of any size with a dense one becomes a `kernel.gather_rows`, its epilogue inside.
+"""gather-rows: turns the product of a CSR matrix of any size with a dense one into a `kernel.gather_rows` with its epilogue.
 
 before   %y = "kernel.contract"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
            {indexing_maps = [(i, n, k) -> (i, k), (i, n, k) -> (k, n)]} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> ...
 after    %y = "kernel.gather_rows"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
            {lanes = 16 : i64, vectors = 16 : i64, ahead = 1 : i64}
 
-For matrices that come with each call, such as the adjacency of a graph. Runs after fuse-epilogue. Whatever else is in the
-region is an error: the caller compiles it with the reference pipeline.
+This is for matrices that are arguments of each call, such as the adjacency matrix of a graph. Runs after fuse-epilogue. If the
+region has any other op, this is an error, and the caller compiles the region with the reference pipeline.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from gossamer.passes.loops.queries import all_ops, dims, walk
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import byte_width
 
-_LARGE = 32 << 10  # bytes of a first-level cache; a larger one has room for what is needed soon
+_LARGE = 32 << 10  # bytes of a first-level cache. Rows of x are fetched ahead into it only if it is larger.
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class GatherRows:
 
 
 def _problem(contract: Any) -> str | None:
-    """What keeps a contraction from being y[i, n] = sum_k a[i, k] x[k, n], or y[i] = sum_k a[i, k] x[k], with a in CSR."""
+    """Returns why a contraction is not y[i, n] = sum_k a[i, k] x[k, n], or y[i] = sum_k a[i, k] x[k], with a in CSR."""
     a, x, y = (ir.RankedTensorType(value.type) for value in (contract.lhs, contract.rhs, contract.result))
     if a.encoding is None or Format.parse(str(a.encoding)).levels != Format.CSR.levels or x.encoding is not None:
         return f"here are {a} and {x}"

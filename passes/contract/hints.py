@@ -1,9 +1,9 @@
-"""Hints: what the importer notes about a weight, as attributes of the region's argument, for choose-format to read.
+"""Writes and reads hints: facts about a weight that the importer adds to the region's argument, for choose-format.
 
     %w: tensor<3072x768xf32, #CSR> {kernel.density = 0.1 : f64, kernel.block = [16, 16], kernel.fill = 1.0 : f64}
 
-Each is a field of `Matrix` (rows and columns as the product sees them, however the tensor is stored), left out where it
-has its default. `kernel.schedule` is none: it asks for a family, where the weights of a chain have different ones.
+Each hint is a field of `Matrix`, left out if it has its default. Rows and columns are those of the product, however the tensor
+is stored. One more attribute, `kernel.schedule`, names a family, for chains whose weights have different ones.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ _DEFAULTS = Matrix(1, 1, 1, "f32", 512)
 
 
 def hints(matrix: Matrix, schedule: str | None = None) -> ir.DictAttr:
-    """The hints about a weight, as attributes of its argument; the schedule it is to have, if it is to have one of its own.
+    """Returns the hints about a weight as attributes of its argument, with the schedule that it must get, if given.
 
-    Needs a context and a location.
+    The caller has entered a context and a location.
     """
     found: dict[str, ir.Attribute] = {
         _PREFIX + name: ir.FloatAttr.get(ir.F64Type.get(), getattr(matrix, name))
@@ -40,7 +40,7 @@ def hints(matrix: Matrix, schedule: str | None = None) -> ir.DictAttr:
 
 
 def hints_of(function: func.FuncOp, argument: int) -> dict[str, Any]:
-    """The fields of `Matrix` that an argument's attributes give."""
+    """Returns the fields of `Matrix` that an argument's attributes give."""
     if "arg_attrs" not in function.attributes:
         return {}
     attributes = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[argument])
@@ -54,7 +54,7 @@ def hints_of(function: func.FuncOp, argument: int) -> dict[str, Any]:
 
 
 def schedule_of(function: func.FuncOp, argument: int) -> str | None:
-    """The schedule that a weight is to have."""
+    """Returns the schedule that the hints of a weight name, or None."""
     if "arg_attrs" not in function.attributes:
         return None
     attributes = ir.DictAttr(ir.ArrayAttr(function.attributes["arg_attrs"])[argument])

@@ -1,10 +1,10 @@
-"""inline-stages: the stages of a chain, private functions until each has been fused by itself, become one body.
+"""inline-stages: inlines the stages of a chain, which are private functions until each is fused by itself.
 
 before   func.func private @stage0(%x, %w) { %0 = "kernel.contract"(%x, %w) ... }
          func.func @region(%x, %w0, %w1) { %0 = call @stage0(%x, %w0)   %1 = call @stage1(%0, %w1)   return %1 }
 after    func.func @region(%x, %w0, %w1) { %0 = "kernel.contract"(%x, %w0) ...   %1 = "kernel.contract"(%0, %w1) ... }
 
-MLIR's own inliner asks the dialect, and one defined in Python cannot answer.
+MLIR's own inliner asks the dialect for permission, which a dialect that is defined in Python cannot give.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class InlineStages:
 
 
 def _inline(call: ir.Operation, body: ir.Block) -> None:
-    """Put clones of the body's ops before the call, and what they return in place of its results."""
+    """Puts clones of the body's ops before the call, and replaces the call's results by the values that they return."""
     mapping = dict(zip(body.arguments, call.operands, strict=True))
     *ops, returned = [o.operation for o in body.operations]
     for op in ops:

@@ -1,11 +1,11 @@
-"""keep-nan: a bound that a comparison chooses lets a NaN through, as clamp and its kin do in torch.
+"""keep-nan: turns a bound written as a comparison into a minimum or maximum that keeps NaN, as torch's clamp does.
 
 before   %1 = arith.cmpf ult, %x, %bound : f32        // true of a NaN
          %2 = arith.select %1, %bound, %x : f32
 after    %2 = arith.maximumf %x, %bound : f32
 
-torch-mlir spells clamp, relu6 and hardtanh this way. Ordered comparisons are those of users (`where(x < 0, 0, x)`): they mean
-what they say.
+torch-mlir lowers clamp, relu6 and hardtanh to the first form, with unordered comparisons. Ordered comparisons come from users
+(`where(x < 0, 0, x)`), so they stay.
 """
 
 from dataclasses import dataclass

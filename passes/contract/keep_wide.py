@@ -1,11 +1,11 @@
-"""keep-wide: what is rounded to a narrow float and widened again at once stays wide.
+"""keep-wide: removes a rounding to a narrow float that is widened again at once.
 
 before   %1 = arith.truncf %0 : f32 to bf16
          %2 = arith.extf %1 : bf16 to f32
          %3 = math.erf %2 : f32
 after    %3 = math.erf %0 : f32
 
-Eager torch rounds after every op because results go through memory; as in Inductor, what is fused is rounded once, at the end.
+Eager torch rounds after every op because results go through memory. Fused ops are rounded once, at the end, as in Inductor.
 """
 
 from dataclasses import dataclass

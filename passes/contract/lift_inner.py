@@ -1,11 +1,11 @@
-"""lift-inner: products with a dense matrix, from linalg to `kernel.inner` in the bodies that read them.
+"""lift-inner: turns products with a dense matrix from linalg into `kernel.inner` in the bodies that read them.
 
 before   %1 = linalg.generic {parallel, parallel, reduction} ins(%h, %b) outs(%zeros) { out + in * in_1 }     low rank
          %2 = "kernel.contract"(%x, %w) ({ ^bb0(%sum): %sum + kernel.read(%1) })
 after    %2 = "kernel.contract"(%x, %w) ({ ^bb0(%sum): %sum + "kernel.inner"(%h, %b) {reduction = 1} })
 
-A product that one body reads once, element by element, goes into it. Any other becomes a `kernel.map` of its own. Runs after
-fuse-epilogue and lift-rows; narrow factors are widened to the type of the sums, as linalg has it.
+A product that one body reads once, element by element, moves into that body. Any other product becomes a `kernel.map`. Runs
+after fuse-epilogue and lift-rows. Narrow factors are widened to the type of the sums, as linalg does.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class LiftInner:
 
 
 def _reduction(op: ir.Operation) -> int | None:
-    """The dimension of the second factor that y[t, n] = sum_k x[t, k] w[n, k], or w[k, n], sums over; None for other ops."""
+    """Returns the dimension of w that y[t, n] = sum_k x[t, k] w[n, k], or w[k, n], sums over. None for other ops."""
     if not is_product(op) or any(ir.RankedTensorType(v.type).encoding is not None for v in op.operands):
         return None
     x, w, _ = (dims(ir.AffineMapAttr(a).value) for a in ir.ArrayAttr(op.attributes["indexing_maps"]))
@@ -40,7 +40,7 @@ def _reduction(op: ir.Operation) -> int | None:
 
 
 def _lift(op: ir.Operation, reduction: int) -> None:
-    """Put a kernel.inner where the product is read, or where it stands."""
+    """Puts a kernel.inner in place of the read of the product, or in a kernel.map in place of the product."""
     x, w, _ = op.operands
     given = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), reduction)
     element = ir.RankedTensorType(op.results[0].type).element_type
@@ -59,7 +59,7 @@ def _lift(op: ir.Operation, reduction: int) -> None:
 
 
 def _only_read(value: ir.Value) -> ir.Operation | None:
-    """The kernel.read that is all that a value is used for, if it reads the element at hand for a body of that shape."""
+    """Returns the kernel.read that is the only user of a value, if it reads the element of the body's own result element."""
     users = [use.owner.operation for use in value.uses]
     if len(users) != 1 or users[0].name != "kernel.read":
         return None

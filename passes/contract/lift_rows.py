@@ -1,13 +1,13 @@
-"""lift-rows: what stands between the products of a chain, from linalg to `kernel.map`, `kernel.sum` and `kernel.max`.
+"""lift-rows: turns the ops between the products of a chain from linalg into `kernel.map`, `kernel.sum` and `kernel.max`.
 
 before   %1 = linalg.generic {parallel, reduction} ins(%x) outs(%zeros) { in + out }        [T, 384] -> [T, 1]
          %2 = linalg.generic {parallel, parallel} ins(%x, %1, %g) outs(%0) { (in - in_1) * in_2 }
 after    %1 = "kernel.sum"() ({ kernel.read(%x) }) {size = 384}
          %2 = "kernel.map"() ({ (kernel.read(%x) - kernel.read(%1)) * kernel.read(%g) })
 
-Expects generic ops (after linalg-generalize-named-ops and linalg-fuse-elementwise-ops) and contractions that fuse-epilogue has
-taken. Of generics over two dimensions, tokens first, it takes those that are elementwise, and sums and greatest values over the
-second; others stay.
+Expects generic ops (after linalg-generalize-named-ops and linalg-fuse-elementwise-ops). Runs after fuse-epilogue has taken the
+contractions. Takes generics over two dimensions, tokens first: elementwise ones, and sums and maxima over the second dimension.
+Others stay.
 """
 
 import math
@@ -19,7 +19,7 @@ from gossamer.dialects.kernel import MapOp, MaxOp, ReadOp, SumOp, end
 from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, iterator_types, walk
 
 _REDUCTIONS = {"arith.addf": (SumOp, 0), "arith.maximumf": (MaxOp, -math.inf)}
-"""By what ends the body of a reduction: the op, and where it starts."""
+"""For the op that accumulates in the body of a reduction: the kernel op, and the initial value."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _lift_map(op: ir.Operation) -> None:
 
 
 def _lift_reduction(op: ir.Operation) -> None:
-    """A reduction of rows: a body that ends in `out + expression` from 0, or in the greater of the two."""
+    """Lifts a reduction of rows. Its body ends in `out + expression`, starting from 0, or in the greater of the two."""
     block, result = op.regions[0].blocks[0], ir.RankedTensorType(op.results[0].type)
     old, init = block.arguments[len(op.operands) - 1], op.operands[len(op.operands) - 1]
     total, size, reads = defining(list(block.operations)[-1].operands[0]), _summed_size(op), _rows_of(op)
@@ -78,7 +78,7 @@ def _lift_reduction(op: ir.Operation) -> None:
 
 
 Reads = list[tuple[ir.Value, ir.AffineMap]]
-"""For each input a tensor, and where it is read, by token and feature."""
+"""For each input: a tensor, and the map from token and feature to the place that is read."""
 
 
 def _as_they_are(op: ir.Operation) -> Reads:
@@ -86,8 +86,10 @@ def _as_they_are(op: ir.Operation) -> Reads:
 
 
 def _rows_of(op: ir.Operation) -> Reads | None:
-    """What a reduction reads; of one whose rows have been made [T, 1, N], as torch-mlir makes those of the greatest, the rows
-    themselves. None for what these are not."""
+    """Returns the inputs of a reduction. None if they are not rows.
+
+    torch-mlir reshapes the rows of a maximum to [T, 1, N]; then the inputs are the rows before that.
+    """
     if len(iterator_types(op)) == 2:
         return _as_they_are(op)
     places = [ir.AffineExpr.get_dim(0), ir.AffineExpr.get_constant(0), ir.AffineExpr.get_dim(1)]
@@ -109,7 +111,7 @@ def _rows_of(op: ir.Operation) -> Reads | None:
 
 
 def _reads(op: ir.Operation, inputs: Reads) -> dict[ir.Value, ir.Value]:
-    """A kernel.read at the insertion point for each block argument that stands for an input."""
+    """Makes a kernel.read at the insertion point for each block argument of an input that is used."""
     arguments = list(op.regions[0].blocks[0].arguments)[:-1]
     return {
         argument: ReadOp(operand, ir.AffineMapAttr.get(affine_map), result=argument.type).result
@@ -127,7 +129,7 @@ def _used(value: ir.Value) -> bool:
 
 
 def _summed_size(op: ir.Operation) -> int | None:
-    """The static size of the last dimension."""
+    """Returns the static size of the last dimension, or None."""
     last = len(iterator_types(op)) - 1
     for operand, affine_map in zip(op.operands, _maps(op), strict=True):
         shape = ir.RankedTensorType(operand.type).shape

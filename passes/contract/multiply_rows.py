@@ -1,10 +1,10 @@
-"""multiply-rows: the product of two CSR matrices into a third becomes a `kernel.multiply_rows` (SpGEMM).
+"""multiply-rows: turns the product of two CSR matrices into a third one into a `kernel.multiply_rows` (SpGEMM).
 
 before   %c = linalg.generic {indexing_maps = [(i, j, k) -> (i, k), (i, j, k) -> (k, j), (i, j, k) -> (i, j)]}
            ins(%a, %b : tensor<?x?xf32, #CSR>, tensor<?x?xf32, #CSR>) outs(%empty : tensor<?x?xf32, #CSR>) { mulf, addf }
 after    %c = "kernel.multiply_rows"(%a, %b)
 
-In f32 and f64. Whatever else is in the region is an error: the caller compiles it with the reference pipeline.
+Works in f32 and f64. Any other op in the region is an error, and the caller compiles the region with the reference pipeline.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""multiply-tall: the product of two dense matrices, a tall one and a narrow one, becomes a `kernel.tall_product`.
+"""multiply-tall: turns the product of two dense matrices, a tall one and a small one, into a `kernel.tall_product`.
 
 before   %y = linalg.generic {indexing_maps = [(i, j, k) -> (i, k), (i, j, k) -> (k, j), (i, j, k) -> (i, j)]}
            ins(%x, %w : tensor<?x?xf32>, tensor<?x?xf32>) outs(%zeros : tensor<?x?xf32>) { mulf, addf }
 after    %y = "kernel.tall_product"(%x, %w) {lanes = 16 : i64, vectors = 4 : i64}
 
-For features of the nodes of a graph times the weight of a layer. Whatever else is in the region is an error.
+This is for the features of a graph's nodes times the weight of a layer. Any other op in the region is an error.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class MultiplyTall:
             raise CompileError(f"the tall schedule computes dense x dense in f32 or f64, not {op.name} at {op.location}")
         x, w, _ = op.operands
         lanes = self.bits // (byte_width(ir.RankedTensorType(x.type).element_type) * 8)
-        vectors = registers(self.bits) // 8  # with as many sums for each of a few rows, all in registers
+        vectors = registers(self.bits) // 8  # the sums of a few rows, each of so many vectors, fit into registers
         with ir.InsertionPoint(op), op.location:
             scheduled = TallProductOp(x, w, _i64(lanes), _i64(vectors), result=op.results[0].type)
         op.results[0].replace_all_uses_with(scheduled.result)

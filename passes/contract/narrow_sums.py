@@ -1,9 +1,9 @@
-"""narrow-sums: integers that are summed in 64 bits and then cut to 32 are summed in 32.
+"""narrow-sums: sums integers in 32 bits if their sum of 64 bits is truncated to 32 anyway.
 
 before   "kernel.contract"(%x, %w) ({ ^bb0(%sum: i64): %0 = arith.trunci %sum : i64 to i32 ...
 after    "kernel.contract"(%x, %w) ({ ^bb0(%sum: i32): ...
 
-Sums wrap around, so the lower bits are the same. torch-mlir sums all integers in 64 bits.
+Sums wrap around, so the lower bits are the same. The wide sums come from torch-mlir, which sums all integers in 64 bits.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gossamer.passes.loops.queries import sole_user, walk
 
 @dataclass(frozen=True)
 class NarrowSums:
-    """Let each `kernel.contract` sum in the type that its epilogue cuts sums to."""
+    """Let each `kernel.contract` sum in the type to which its epilogue truncates."""
 
     def run(self, module: ir.Module) -> None:
         for contract in walk(module, "kernel.contract"):

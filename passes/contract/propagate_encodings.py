@@ -1,11 +1,11 @@
-"""propagate-encodings: what becomes of a sparse tensor without losing a zero is sparse too.
+"""propagate-encodings: gives results of ops that keep the zeros of a sparse tensor a sparse encoding too.
 
 before   %1 = linalg.transpose ins(%w : tensor<8x4xf32, #CSR>) outs(%0 : tensor<4x8xf32>) permutation = [1, 0]
 after    %1 = linalg.transpose ins(%w : tensor<8x4xf32, #CSR>) outs(%0 : tensor<4x8xf32, #CSC>) permutation = [1, 0]
 
-The importer knows the encodings of a region's arguments only. Followed are transposes, casts, and elementwise generics
-that map zero to zero: negf, absf and the like of the sparse value, and its product with anything. The encoding of a
-transpose is the permuted one: the same arrays, read as the other matrix. A value that is used outside of linalg stays dense.
+The importer sets only the encodings of a region's arguments. This pass follows transposes, casts, and elementwise generics that
+map zero to zero: negf, absf and the like of the sparse value, and its product with anything. The encoding of a transpose is the
+permuted one: the same arrays are read as the transposed matrix. A value that is used outside of linalg stays dense.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def _transpose(op: ir.Operation) -> None:
 
 
 def _elementwise(op: ir.Operation) -> None:
-    """An elementwise op with one sparse input, read by the identity, whose zeros stay zeros."""
+    """Gives the result of an elementwise op an encoding, if it reads one sparse input by the identity and keeps its zeros."""
     inputs = list(op.operands)[:-1]
     sparse = [i for i, v in enumerate(inputs) if _encoding(v) is not None]
     if len(sparse) != 1 or len(op.results) != 1 or not parallel(op) or _encoding(op.results[0]) is not None:
@@ -70,7 +70,7 @@ def _keeps_zero(value: ir.Value, sparse: ir.Value) -> bool:
 
 
 def _encode(op: ir.Operation, encoding: ir.Attribute) -> None:
-    """Give the op's result and the empty tensor that it starts from the encoding."""
+    """Gives the encoding to the op's result and to the empty tensor that it starts from."""
     result = op.results[0]
     old = ir.RankedTensorType(result.type)
     new = ir.RankedTensorType.get(old.shape, old.element_type, encoding)
@@ -85,7 +85,7 @@ def _encode(op: ir.Operation, encoding: ir.Attribute) -> None:
 
 
 def _takes_any_encoding(use: ir.OpOperand) -> bool:
-    """Whether this is an input of a linalg op or asks for a size; other ops may tie the type to one of their own."""
+    """Whether this is an input of a linalg op, or a tensor.dim. Other ops may require that the type equals one of their own."""
     op = use.owner.operation
     is_input = op.name.startswith("linalg.") and use.operand_number < len(op.operands) - len(op.results)
     return is_input or op.name == "tensor.dim"

@@ -1,10 +1,10 @@
-"""sample-rows: a `kernel.sample` at the entries of a CSR matrix that sums over one dimension is scheduled by rows (SDDMM).
+"""sample-rows: schedules a `kernel.sample` at the entries of a CSR matrix that sums over one dimension by rows (SDDMM).
 
 before   %v = "kernel.sample"(%s) ({ reads along (i, k) and (j, k), their product }) {reduced = 1}
 after    %v = "kernel.sample"(%s) ({ ... }) {reduced = 1, lanes = 16, together = 4}
 
-Vectors of `lanes` elements lie along the reduced dimension, so all that is read along it must be contiguous there; the sums
-of `together` entries are finished at once. Whatever else is in the region is an error: the caller compiles it with the
+Vectors of `lanes` elements lie along the reduced dimension, so the tensors must be contiguous along it. The kernel finishes the
+sums of `together` entries at once. Any other op in the region is an error, and the caller compiles the region with the
 reference pipeline.
 """
 
@@ -18,7 +18,7 @@ from gossamer.dialects.format import Format
 from gossamer.passes.loops.queries import all_ops, dims, walk
 from gossamer.passes.loops.scalars import Scalars
 
-_TOGETHER = 4  # a power of two: independent chains of multiply-adds, few enough that short rows fill them
+_TOGETHER = 4  # independent chains of multiply-adds, few enough for short rows; must be a power of two
 
 
 @dataclass(frozen=True)

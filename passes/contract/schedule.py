@@ -3,9 +3,9 @@
 before   %y = "kernel.contract"(%x, %w) ({epilogue}) {indexing_maps = [(t, m, k) -> (t, k), (t, m, k) -> (m, k)]}
 after    %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "broadcast", tile = [32], lanes = 16, reduction = 1}
 
-The weight has the format that choose-format has given it for the same schedule, or for the one that it has noted. A
-contraction that the schedule cannot compute is an error, and so is linalg that is no part of one: the caller leaves such a
-region dense, or compiles it with the reference pipeline.
+choose-format has stored the weight for the same schedule, or for the one in the product's attribute. A contraction that the
+schedule cannot compute is an error, and so is a linalg op outside of contractions. The caller then leaves the region dense, or
+compiles it with the reference pipeline.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from gossamer.passes.schedules.families import ALL_FAMILIES
 
 @dataclass(frozen=True)
 class Schedule:
-    """`schedule` is the name of a family, `bits` the width of the target's vectors, `features` what it can do besides."""
+    """`schedule` names a family, `bits` is the width of the target's vectors, `features` has its further instructions."""
 
     schedule: str = "broadcast"
     bits: int = 512

@@ -1,10 +1,10 @@
-"""slice-rows: a `kernel.gather_rows` of a vector takes the matrix in slices of rows (see `Slices`), for one that is used again.
+"""slice-rows: stores the matrix of a `kernel.gather_rows` of a vector as `Slices`, for a matrix that several calls use.
 
 before   %y = "kernel.gather_rows"(%a, %x) ({yield %sum}) {lanes = 16, ...} : (tensor<?x?xf32, #CSR>, tensor<?xf32>) -> ...
 after    %y = "kernel.gather_slices"(%a, %x) {gathers = 0}
            : (tensor<?x?xf32, "slices(reduction=1, lanes=16, width=32)">, tensor<?xf32>) -> ...
 
-Whatever else is in the region is an error: the caller keeps the matrix by rows.
+An epilogue, or anything else than a matrix of floats times a vector, is an error. The caller then keeps the matrix in CSR.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,11 @@ from gossamer.passes.loops.queries import public_functions, walk
 
 @dataclass(frozen=True)
 class SliceRows:
-    """Change all of them; coordinates get `width` bits, 16 or 32. `gathers` says that the target reads many places at once
-    faster than one after the other."""
+    """Changes every kernel.gather_rows of the module.
+
+    width    bits of a coordinate, 16 or 32
+    gathers  whether the target's gather instructions are faster than single loads
+    """
 
     width: int = 32
     gathers: bool = False

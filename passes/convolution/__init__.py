@@ -1,1 +1,1 @@
-"""Convolutions with a sparse weight: from contract IR to loops."""
+"""Passes for convolutions with a sparse weight, from contract IR to loops."""

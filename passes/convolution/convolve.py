@@ -1,4 +1,4 @@
-"""convolve: a product of a region that slides over images becomes a `kernel.convolve`.
+"""convolve: turns the product of a region that slides over images into a `kernel.convolve`.
 
 before   func.func @region(%x: tensor<?x576xf32>, %w: tensor<64x576xf32, #CSR>) -> tensor<?x64xf32>
              attributes {kernel.window = [1, 3, 3, 1, 1, 1, ...]}
@@ -7,8 +7,9 @@ after    func.func @region(%x: tensor<?x64x?xf32>, %w: tensor<64x576xf32, #KB>, 
            %y = "kernel.convolve"(%x, %w, %depth, %height, %width) ({epilogue})
              {window = [1, 3, 3, 1, 1, 1, ...], lanes = 16, reduction = 1}
 
-Before, a row of a matrix is a pixel, of x what the window shows there; after, matrices are images [n, channels, pixels], whose
-sizes come with each call. With `kernel.depthwise`, x shows each channel its own pixels, and all sizes are open:
+Before, a row of x has all inputs of one output pixel. After, tensors are images [n, channels, pixels], whose sizes are
+arguments of each call. With `kernel.depthwise`, each channel of the result reads only its own channel of x, and all sizes are
+dynamic:
 
            %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [1, 3, 3, 1, ...], lanes = 16}
 """
@@ -31,7 +32,7 @@ from gossamer.passes.loops.epilogue import check_elements
 from gossamer.passes.loops.queries import dims, public_functions, walk
 
 WINDOW = "kernel.window"  # function attribute: `Window.numbers`
-DEPTHWISE = "kernel.depthwise"  # function attribute, a unit: each channel for itself
+DEPTHWISE = "kernel.depthwise"  # function attribute, a unit: each result reads only its own channel
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _as_images(argument: ir.Value, channels: int) -> None:
 
 
 def _read_images(read: Any, channels: int) -> None:
-    """A read of a pixel's channel, or of a channel, by the dimensions of images."""
+    """Changes a read by pixel and channel, or by channel, to the dimensions of images."""
     positions = dims(ir.AffineMapAttr(read.map).value)
     if positions not in ([0, 1], [1], []):
         raise CompileError(f"no convolution whose epilogue reads by {read.map}")

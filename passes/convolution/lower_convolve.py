@@ -1,23 +1,23 @@
-"""lower-convolve: a `kernel.convolve` becomes loops over vectors of output pixels.
+"""lower-convolve: lowers a `kernel.convolve` to loops over vectors of output pixels.
 
 before   %y = "kernel.convolve"(%x, %w, %depth, %height, %width) ({epilogue}) {window = [1, 3, 3, ...], lanes = 16, ...}
 after    scf.parallel (%task) = ...                       // images x groups x depths x tiles of 64 pixels x chunks of rows
            func.call @region_tile64(...)
          func.func private @region_tile64(...)
            for each block of channels:
-             pack:    what the tile reads of them, with zeros around, into the workspace as [planes][phases][64 + halo]
+             pack:    the pixels that the tile reads, surrounded by zeros, as [planes][phases][64 + halo] in the workspace
              for each row of the weight:
                scf.for %p ... iter_args(4 vectors)        // the row's nonzeros in the block
                  vector.fma(values[p], packed[shift of coordinates[p] ..], sums)
                the epilogue, and a compressed store: outputs between rows of the image are no pixels
 
-Nothing is packed of images of known sizes that are whole tiles, where the window is pointwise: few rows of a weight would not
-read it often enough.
+If the window is pointwise, and images have known sizes and consist of whole tiles, nothing is packed. The few rows of a weight
+would not read packed pixels often enough.
 
-Planes are channels, and of volumes each of them at the depths that taps read. Where the sizes of images are open, a tile is a
-strip of few rows and columns, and masks take the place of expanding loads and compressed stores. So it is where each column of
-taps has what it reads packed for itself (see window.py). Nothing of the size of x times the taps is ever made. Pixels lie in
-lanes as they do in memory, so nothing is transposed. Runs on functions whose storage is exposed (expose-storage).
+Planes are the channels; for volumes, each channel at each depth that taps read. If the sizes of images are dynamic, or if each
+column of taps has its own phase (see window.py), a tile is a strip of few rows and columns. It has masked instead of expanding
+loads and compressed stores. The kernel never makes an array of the size of x times the taps. Pixels have the same order in
+lanes as in memory, so nothing is transposed. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ from gossamer.passes.loops.vectors import (
 )
 
 _LINE = 64  # bytes of a cache line
-_AVX512 = 64  # bytes of its vectors
+_AVX512 = 64  # bytes of a vector of AVX-512
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,12 @@ class LowerConvolve:
 
 @dataclass(frozen=True)
 class _Taps(KBlockRows):
-    """The rows of a weight in blocks of channels x taps, where `packed` holds what a tile reads of one block, all in a row, and
-    `offsets` say where in it the vectors of a tile are."""
+    """Inner loops for a weight in blocks of channels x taps.
+
+    packed   the pixels that a tile reads for one block, one-dimensional
+    shifts   for each column of a block, its place in `packed`
+    offsets  the places of the tile's vectors from there on
+    """
 
     shifts: ir.Value
     offsets: list[int]
@@ -76,8 +80,8 @@ class _Taps(KBlockRows):
 
 @dataclass(frozen=True)
 class _Whole(KBlockRows):
-    """The rows of a weight whose columns are channels of `packed`, which are images as they lie in memory, from `first` on of
-    an `image`."""
+    """Inner loops for a weight whose columns are channels. They read the unpacked images (`packed`): the pixels from `first` on
+    of image number `image`."""
 
     image: ir.Value
     first: ir.Value
@@ -91,10 +95,10 @@ class _Whole(KBlockRows):
 
 @dataclass(frozen=True)
 class _Place:
-    """A tile: in which image of which group, and whose outputs of it.
+    """The place of a tile: the numbers of its image and of its group of channels, and
 
-    depth   of its outputs in a volume, None in images
-    number  among the tiles of an image
+    depth   the depth of its outputs in a volume; None for images
+    number  its number among the tiles of an image
     """
 
     image: ir.Value
@@ -108,7 +112,7 @@ class _Convolution(Product):
         super().__init__(op, 1)
         self.window = Window.of(integers(op.window))
         self.numbers = [op.depth, op.height, op.width]
-        self.channels = self.K // self.window.taps  # of a group
+        self.channels = self.K // self.window.taps  # channels of a group
         self.blocks = -(-self.channels // self.window.channels)
         self.tile = self.window.vectors * self.lanes
         self.width = self.window.width(self.lanes)
@@ -117,7 +121,7 @@ class _Convolution(Product):
         self.deep = not self.window.pointwise and not self.window.flat
 
     def lower(self, module: ir.Module) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         sizes = [self._panel * byte_width(self.sum_type), self._table * 4, self._sums * byte_width(self.sum_type)]
         self.offsets = [sum(-(-size // _LINE) * _LINE for size in sizes[:n]) for n in range(len(sizes) + 1)]
         workspace = self.offsets[-1] + _LINE
@@ -126,12 +130,12 @@ class _Convolution(Product):
 
     @property
     def _planes(self) -> int:
-        """Images that are packed of a block: each of its channels, as often as taps read it at different depths."""
+        """Number of planes that are packed for a block: for each channel, one for each depth that taps read."""
         return self.window.channels * self.window.kernel[0]
 
     @property
     def _panel(self) -> int:
-        """Elements of what is packed of a block."""
+        """Number of elements that are packed for a block."""
         return self._planes * len(self.window.phases) * self.width
 
     @property
@@ -143,7 +147,7 @@ class _Convolution(Product):
         return self.M * self.tile if self.blocks > 1 else 0
 
     def all_tokens(self) -> ir.Value:
-        """Outputs, as if all images ended with a whole tile."""
+        """Returns the number of outputs, with each image rounded up to whole tiles."""
         tiles = self._tiles(self.numbers, self.storage.output)
         count = arith.muli(memref.dim(self.storage.output, index(0)), index(self.window.groups))
         if self.deep:
@@ -192,7 +196,7 @@ class _Convolution(Product):
                 self._row(operands, place.image, block, rows.induction_variable, inner, sums, stored)
 
     def _rows(self, operands: Operands, group: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The rows that a call computes of a group."""
+        """Returns the rows of a group that a call computes."""
         if self.window.groups == 1:
             return operands.low, operands.high
         each = index(self.M // self.window.groups)
@@ -211,7 +215,7 @@ class _Convolution(Product):
         return packed, shifts, sums
 
     def _fill_table(self, shifts: ir.Value) -> None:
-        """Where in what is packed a column of a block reads."""
+        """Fills the table of the places in the packed pixels that each column of a block reads."""
         i32, size = ir.IntegerType.get_signless(32), len(self.window.phases) * self.width
         places = self.window.places(self.lanes)
         with loop(index(0), index(self._planes), index(1)) as planes:
@@ -242,7 +246,7 @@ class _Convolution(Product):
             source = [place.image, arith.addi(low, channel)]
             seen = self._seen(place, tiles, tap, read)
             counts = [self.window.vectors_of(phase, self.lanes) for phase in self.window.phases]
-            for u in range(max(counts)):  # phases next to each other are loaded as one before the first is stored
+            for u in range(max(counts)):  # load all phases, then store: neighbouring ones become one load
                 loaded = {p: seen[p][u].load(narrow, x, source) for p, count in enumerate(counts) if u < count}
                 for p, value in loaded.items():
                     at = arith.addi(arith.muli(plane, index(len(read) * self.width)), index(p * self.width + u * self.lanes))
@@ -250,7 +254,7 @@ class _Convolution(Product):
                     vector.store(widened(value, self.vec), packed, where)
 
     def _seen(self, place: _Place, tiles: Tiles, tap: ir.Value, read: list[Seen]) -> list[Seen]:
-        """What a tap reads at its depth of a volume; zeros in front of the volume and behind it."""
+        """Returns the pixels that a tap reads at its depth of a volume, with zeros in front of the volume and behind it."""
         if place.depth is None:
             return read
         window = self.window
@@ -259,7 +263,7 @@ class _Convolution(Product):
         there = None
         if before or window.after[0]:
             depth = arith.subi(depth, index(before))
-            there = arith.cmpi(arith.CmpIPredicate.ult, depth, tiles.images[0])  # negative numbers are large ones
+            there = arith.cmpi(arith.CmpIPredicate.ult, depth, tiles.images[0])  # negative numbers count as large ones
         begin = arith.muli(depth, arith.muli(*tiles.images[1:]))
         return [[pixels.further(begin, there) for pixels in phase] for phase in read]
 
@@ -297,7 +301,7 @@ class _Convolution(Product):
             scf.YieldOp([])
 
     def _store(self, operands: Operands, at: list[ir.Value], totals: list[ir.Value], stored: list[Pixels]) -> None:
-        """The sums of a row of the weight, through the epilogue, into the result."""
+        """Stores the sums of a row of the weight, through the epilogue, into the result."""
         out = vector_of(self.lanes, ir.MemRefType(operands.memory.out.type).element_type)
         compresses = self.lanes * byte_width(self.sum_type) == _AVX512
         for total, pixels in zip(totals, stored, strict=True):
@@ -306,12 +310,12 @@ class _Convolution(Product):
 
 
 def _split(number: ir.Value, count: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Quotient and remainder."""
+    """Returns quotient and remainder."""
     return arith.divui(number, count), arith.remui(number, count)
 
 
 def _read(operands: Operands, at: list[ir.Value], pixels: Pixels, op: ir.Operation, type_: ir.VectorType) -> ir.Value:
-    """What the epilogue reads for the pixels of one channel of an image."""
+    """Loads the epilogue's operand for the pixels of one channel of an image."""
     buffer = operands.memory.reads[op.results[0]]
     positions = dims(ir.AffineMapAttr(op.attributes["map"]).value)
     if positions == [0, 1, 2]:

@@ -1,16 +1,16 @@
-"""lower-convolve-depthwise: a `kernel.convolve_depthwise` becomes loops over the rows of each channel, by strips of columns.
+"""lower-convolve-depthwise: lowers a `kernel.convolve_depthwise` to loops over strips of columns, and rows, of each channel.
 
 before   %y = "kernel.convolve_depthwise"(%x, %w, %height, %width) ({epilogue}) {window = [3, 3, 1, 1, ...], lanes = 16}
 after    scf.parallel (%plane) = ...                      // images x channels
-           the taps of the channel, and what the epilogue reads for it, in all lanes
+           load the taps of the channel, and its operands of the epilogue, into all lanes
            for each strip of 16 columns
-             for four rows of the result                  // one where a tap may be above or below the image
+             for four rows of the result                  // for one row if a tap may be above or below the image
                vector.fma(maskedload(x, row and columns of a tap), tap, sum) for each tap
                the epilogue, and a masked store
 
-Columns outside of the image are lanes that are not loaded. Where the stride is two, what two loads give is taken every other
-lane, for two neighbouring taps. Nothing is copied, and sizes are known at run time only, so that layers of all sizes share one
-kernel. Runs on functions whose storage is exposed (expose-storage).
+Lanes for columns outside of the image are not loaded. With a stride of two, two loads give the pixels of two neighbouring taps:
+every other lane is one tap's. Nothing is copied. Sizes are only known at run time, so layers of all sizes share one kernel.
+Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ from gossamer.passes.loops.epilogue import Epilogue
 from gossamer.passes.loops.queries import dims, walk
 from gossamer.passes.loops.vectors import index, loop, mask_of, narrowed, parallel, vector_of, widened, zeros
 
-_ROWS = 4  # of the result at a time
+_ROWS = 4  # rows of the result at a time
 
 
 @dataclass(frozen=True)
 class LowerConvolveDepthwise:
-    """Lower convolutions of each channel for itself to scf and vector."""
+    """Lower depthwise convolutions to scf and vector."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.convolve_depthwise"):
@@ -58,7 +58,7 @@ class _Depthwise:
         self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             self.rows, self.columns = (output_size(self.window, axis, n) for axis, n in enumerate((self.height, self.width), 1))
             channels = memref.dim(self.out, index(1))
@@ -96,7 +96,7 @@ class _Depthwise:
                         self._store(total, [*at, place], there, known)
 
     def _inside(self) -> tuple[ir.Value, ir.Value]:
-        """The first row of the result for which no tap is above the image, and the first from there on with one below."""
+        """Returns the first row of the result without a tap above the image, and the next one that has a tap below it."""
         stride, before = self.window.stride[1], self.window.before[1]
         first = arith.minsi(index(-(-before // stride)), self.rows)
         reach = self.window.dilation[1] * (self.window.kernel[1] - 1) - before
@@ -104,10 +104,10 @@ class _Depthwise:
         return first, arith.maxsi(first, arith.minsi(fitting, self.rows))
 
     def _mask(self, numbers: Integers, begin: ir.Value, part: int) -> ir.Value:
-        """Which lanes of the `part`-th vector from column `begin` on are in the image."""
+        """Returns the lanes of the `part`-th vector from column `begin` on that are in the image."""
         lanes = arith.addi(numbers.splat(arith.index_cast(numbers.element, begin)), numbers.counting(part * self.lanes))
         width = numbers.splat(arith.index_cast(numbers.element, self.width))
-        return arith.cmpi(arith.CmpIPredicate.ult, lanes, width)  # negative numbers are large ones
+        return arith.cmpi(arith.CmpIPredicate.ult, lanes, width)  # negative numbers count as large ones
 
     def _sum_inside(
         self,
@@ -117,9 +117,9 @@ class _Depthwise:
         masks: Sequence[list[ir.Value]],
         taps: Sequence[ir.Value],
     ) -> ir.Value:
-        """The sums of a row of the result for which taps may be above or below the image.
+        """Returns the sums of a row of the result for which taps may be above or below the image.
 
-        Each row of taps is summed for itself: one after the other, multiply-adds would wait for each other.
+        Each row of taps has its own sum, because multiply-adds of a single sum would wait for each other.
         """
         parts, across = list[ir.Value](), len(begins)
         for down, offset in enumerate(_offsets(self.window, 1)):
@@ -146,7 +146,7 @@ class _Depthwise:
         taps: Sequence[ir.Value],
         count: int,
     ) -> list[ir.Value]:
-        """The sums of so many rows of the result, all of whose taps are in the image: what they share is loaded once."""
+        """Returns the sums of `count` rows of the result whose taps are all in the image. Shared rows are loaded once."""
         stride, across = self.window.stride[1], len(begins)
         readers = dict[int, list[tuple[int, int]]]()
         for further in range(count):
@@ -161,7 +161,7 @@ class _Depthwise:
         return totals
 
     def _loaded(self, at: list[ir.Value], begins: Sequence[ir.Value], masks: Sequence[list[ir.Value]]) -> list[ir.Value]:
-        """What each tap of a row reads of a row of the image, zeros where that is beside it."""
+        """Returns the pixels that each tap of a row of taps reads from a row of the image, with zeros outside of it."""
         *plane, source = at
         first = arith.muli(source, self.width)
         narrow = vector_of(self.lanes, ir.MemRefType(self.x.type).element_type)
@@ -181,7 +181,7 @@ class _Depthwise:
         return [found[offset] for offset in offsets]
 
     def _of_channel(self, read: ir.Operation, channel: ir.Value) -> ir.Value:
-        """What an epilogue reads for a channel, or for all of them."""
+        """Loads an operand of the epilogue for a channel, or for all channels, into all lanes."""
         where = [channel if d == 1 else index(0) for d in _dims(read)]
         return vector.broadcast(vector_of(self.lanes, read.results[0].type), memref.load(buffer_of(read.operands[0]), where))
 
@@ -197,7 +197,7 @@ class _Depthwise:
 
 
 def _offsets(window: Window, axis: int) -> list[int]:
-    """Where each tap reads, from the pixel at a multiple of the stride, along height or width."""
+    """Returns the offset of each tap from the pixel at a multiple of the stride, along height or width."""
     return [tap * window.dilation[axis] - window.before[axis] for tap in range(window.kernel[axis])]
 
 

@@ -1,10 +1,9 @@
-"""Which pixels of an image the lanes of a vector are, and how they are read and stored.
+"""Maps the lanes of a vector to pixels of an image, and loads and stores them. Lanes are consecutive outputs of a `Window`.
 
-Lanes are consecutive outputs of a `Window`. Where its images have known sizes, some of them are no pixels: those between the
-rows of an image. Those that are lie behind each other in memory, so a load expands and a store compresses; with AVX-512 in a
-register, for the instruction that does both takes more than a hundred cycles on AMD's Zen 4. Where a stride of two lies between
-them, they are taken out of what is loaded; where it is larger, they are gathered. Lanes of other windows are pixels as they lie
-in a row, or past its end.
+If images have known sizes, some lanes are no pixels: those between the rows of an image. The pixels of the other lanes are
+contiguous in memory, so a load expands and a store compresses. With AVX-512 a store compresses in a register, because the
+compressing store takes more than a hundred cycles on AMD's Zen 4. With a stride of two, every other loaded pixel is used; with
+a larger one, pixels are gathered. In other windows, lanes are neighbouring pixels of a row, or past its end.
 """
 
 from collections.abc import Sequence
@@ -17,18 +16,18 @@ from torch_mlir.dialects import arith, llvm, vector
 from gossamer.dialects.window import Pair, Window
 from gossamer.passes.loops.vectors import byte_width, index, mask_of, vector_of, zeros
 
-_FAR = 0x7FFFFFFF
-_BELOW = arith.CmpIPredicate.ult  # negative numbers are large ones
+_FAR = 0x7FFFFFFF  # greater than any place
+_BELOW = arith.CmpIPredicate.ult  # negative numbers count as large ones
 
 
 @dataclass(frozen=True)
 class Pixels:
     """The pixels of a vector.
 
-    mask     which lanes are pixels
-    start    the first of them, or of all lanes where they lie in memory as they are
-    indices  of all of them from `start` on, where they do not lie behind each other
-    as_lie   whether lanes lie in memory as they are
+    mask     the lanes that are pixels
+    start    the place of the first pixel, or of the first lane if `as_lie`
+    indices  the places of all lanes from `start` on, if pixels are not contiguous; else None
+    as_lie   whether all lanes are contiguous in memory, so that loads and stores are masked
     """
 
     mask: ir.Value
@@ -37,14 +36,14 @@ class Pixels:
     as_lie: bool = False
 
     def load(self, type_: ir.VectorType, images: ir.Value, at: list[ir.Value]) -> ir.Value:
-        """images[*at, pixels], zeros in lanes that are none."""
+        """Loads images[*at, pixels], with zeros in other lanes."""
         if self.indices is not None:
             return vector.gather(type_, images, [*at, self.start], self.indices, self.mask, zeros(type_))
         load: Any = vector.maskedload if self.as_lie else vector.expandload
         return load(type_, images, [*at, self.start], self.mask, zeros(type_))
 
     def store(self, values: ir.Value, images: ir.Value, at: list[ir.Value], compresses: bool) -> None:
-        """images[*at, pixels] = values; `compresses` says whether the target compresses registers."""
+        """Stores values into images[*at, pixels]. `compresses` says whether the target compresses registers."""
         if self.as_lie or not compresses:
             store: Any = vector.maskedstore if self.as_lie else vector.compressstore
             store(images, [*at, self.start], self.mask, values)
@@ -56,25 +55,26 @@ class Pixels:
         vector.maskedstore(images, [*at, self.start], first, _compressed(values, self.mask))
 
     def further(self, offset: ir.Value, there: ir.Value | None = None) -> "Pixels":
-        """The same ones of an image that lies so many pixels further, if it is there."""
+        """Returns the same pixels of an image that lies `offset` pixels further, or none unless it is `there`."""
         mask = self.mask if there is None else arith.select(there, self.mask, zeros(ir.VectorType(self.mask.type)))
         return replace(self, mask=mask, start=arith.addi(self.start, offset))
 
 
 @dataclass(frozen=True)
 class EveryOther:
-    """The pixels of a vector of which each is so many further than the last one, in a row of the image: loaded with all that is
-    between them, and taken out of it. Those of the next rows follow.
+    """The pixels of a vector that has a stride in the rows of the image. They are loaded with the pixels between them, and then
+    selected. A vector may have pixels of several rows.
 
-    rows    of each row of the image where its vectors begin, had it only this row, and which of their lanes are pixels
-    part    the first of those that are taken
+    rows    for each row of the image: the place of its first vector, as if all lanes were in this row, and for each vector the
+            lanes that are
+    part    the first lane that is selected
     """
 
     rows: Sequence[tuple[ir.Value, Sequence[ir.Value]]]
     part: int
 
     def load(self, type_: ir.VectorType, images: ir.Value, at: list[ir.Value]) -> ir.Value:
-        """images[*at, pixels], zeros in lanes that are none."""
+        """Loads images[*at, pixels], with zeros in other lanes."""
         lanes, count = type_.shape[0], len(self.rows[0][1])
         vectors = [zeros(type_)] * count
         for start, masks in self.rows:
@@ -86,7 +86,7 @@ class EveryOther:
         return vector.shuffle(*vectors, [self.part + count * lane for lane in range(lanes)])
 
     def further(self, offset: ir.Value, there: ir.Value | None = None) -> "EveryOther":
-        """The same ones of an image that lies so many pixels further, if it is there."""
+        """Returns the same pixels of an image that lies `offset` pixels further, or none unless it is `there`."""
 
         def seen(mask: ir.Value) -> ir.Value:
             return mask if there is None else arith.select(there, mask, zeros(ir.VectorType(mask.type)))
@@ -95,7 +95,7 @@ class EveryOther:
 
 
 Seen = Sequence[Pixels | EveryOther]
-"""What a tile reads."""
+"""The pixels that a tile reads, vector by vector."""
 
 
 def _lanes(values: ir.Value) -> int:
@@ -103,7 +103,7 @@ def _lanes(values: ir.Value) -> int:
 
 
 def _compressed(values: ir.Value, mask: ir.Value) -> ir.Value:
-    """The lanes of the mask, one after the other."""
+    """Moves the lanes of the mask to the front."""
     given = ir.VectorType(values.type)
     lanes, bits = _lanes(values), byte_width(given.element_type) * 8
     integers = vector_of(lanes, ir.IntegerType.get_signless(bits))
@@ -114,10 +114,10 @@ def _compressed(values: ir.Value, mask: ir.Value) -> ir.Value:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How images are cut into tiles of outputs.
+    """The tiles of outputs into which images are cut.
 
-    images   their depth, height and width
-    results  the same of the result; of a pointwise window how many pixels there are
+    images   depth, height and width of the images
+    results  depth, height and width of the result; for a pointwise window only the number of pixels
     """
 
     window: Window
@@ -127,7 +127,7 @@ class Tiles:
 
     @classmethod
     def of(cls, window: Window, lanes: int, images: Sequence[ir.Value], pixels: ir.Value) -> "Tiles":
-        """Those of a window, for images of this size and results of so many pixels."""
+        """Returns the tiles of a window, for images of this size and results of `pixels` pixels."""
         if window.pointwise:
             return _Pieces(window, lanes, images, [pixels])
         images = [index(known) if known else given for known, given in zip(window.images, images, strict=True)]
@@ -135,20 +135,20 @@ class Tiles:
         return (_Strips if window.strip else _Rows)(window, lanes, images, results)
 
     def count(self) -> ir.Value:
-        """Tiles of an image."""
+        """Returns the number of tiles of an image."""
         raise NotImplementedError
 
     def read(self, number: ir.Value, phase: Pair) -> Seen:
-        """What a tile reads of a phase."""
+        """Returns the pixels of a phase that a tile reads."""
         raise NotImplementedError
 
     def stored(self, number: ir.Value) -> list[Pixels]:
-        """Its outputs."""
+        """Returns the outputs of a tile."""
         raise NotImplementedError
 
 
 class _Pieces(Tiles):
-    """Of pointwise windows: all pixels lie in a row."""
+    """Tiles of pointwise windows, which ignore the rows of an image."""
 
     def count(self) -> ir.Value:
         return arith.ceildivui(self.results[0], index(self.window.vectors * self.lanes))
@@ -167,7 +167,7 @@ class _Pieces(Tiles):
 
 
 class _Rows(Tiles):
-    """Of images whose sizes are known: their rows, with what is between them, lie behind each other."""
+    """Tiles of images of known sizes. A tile is a row of outputs that may span rows of the image."""
 
     def count(self) -> ir.Value:
         return index(-(-self.window.span // (self.window.vectors * self.lanes)))
@@ -181,7 +181,7 @@ class _Rows(Tiles):
         return [self._pixels(number, offset, None) for offset in self.window.offsets(self.lanes)]
 
     def _pixels(self, number: ir.Value, offset: int, phase: Pair | None) -> Pixels:
-        """Those of the outputs from one on; of the input where they read a phase of it."""
+        """Returns the pixels of a vector of outputs, or, with a phase, those of the input that it reads."""
         window, numbers = self.window, Integers(self.lanes)
         first = arith.muli(number, index(window.vectors * self.lanes))
         outputs = arith.addi(numbers.splat(arith.index_cast(numbers.element, first)), numbers.counting(offset))
@@ -201,7 +201,7 @@ class _Rows(Tiles):
         return Pixels(mask, arith.index_cast(ir.IndexType.get(), at))
 
     def _every_other(self, number: ir.Value, offset: int, phase: Pair) -> EveryOther:
-        """Those of the input that the outputs from one on read, with their neighbours in the same rows."""
+        """Returns the pixels of the input that a vector of outputs reads, with their neighbours in the same rows."""
         window, numbers = self.window, Integers(self.lanes)
         (_, height, width), (high, wide), row = window.images, window.stride[1:], window.row(self.lanes)
         first = arith.addi(arith.muli(number, index(window.vectors * self.lanes)), index(offset))
@@ -209,7 +209,7 @@ class _Rows(Tiles):
         rows = list[tuple[ir.Value, Sequence[ir.Value]]]()
         for k in range(window.rows_of(self.lanes)):
             y = arith.addi(arith.muli(arith.addi(line, index(k)), index(high)), index(phase[0] - window.before[1]))
-            begin = arith.muli(arith.subi(column, index(k * row)), index(wide))  # in the row, with zeros around it
+            begin = arith.muli(arith.subi(column, index(k * row)), index(wide))  # in the padded row
             there, masks = arith.cmpi(_BELOW, y, index(height)), list[ir.Value]()
             for n in range(wide):
                 places = arith.addi(numbers.splat(arith.index_cast(numbers.element, begin)), numbers.counting(n * self.lanes))
@@ -223,11 +223,11 @@ class _Rows(Tiles):
 
 
 class _Strips(Tiles):
-    """So many rows of so many vectors: of images whose sizes are open, or whose columns are read by taps of their own."""
+    """Tiles that are strips, some rows of some vectors: for images of dynamic sizes, or if columns of taps have own phases."""
 
     @property
     def strip(self) -> Pair:
-        """Rows, and columns, of a tile."""
+        """Rows and columns of a tile."""
         down, across = self.window.strip or (1, 1)
         return down, across * self.lanes
 
@@ -255,14 +255,14 @@ class _Strips(Tiles):
         return self._all(rows, columns, self.results, 1)
 
     def _begin(self, number: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The first row and column of the outputs of a tile."""
+        """Returns the first row and column of the outputs of a tile."""
         down, across = self.strip
         beside = arith.ceildivui(self.results[2], index(across))
         strip, place = arith.divui(number, beside), arith.remui(number, beside)
         return arith.muli(strip, index(down)), arith.muli(place, index(across))
 
     def _every_other(self, row: ir.Value, column: ir.Value, step: int) -> EveryOther:
-        """A vector of every `step`-th pixel from a column on in a row."""
+        """Returns a vector of every `step`-th pixel of a row, from a column on."""
         numbers, masks = Integers(self.lanes), list[ir.Value]()
         (_, height, width) = self.images
         there = arith.cmpi(_BELOW, row, height)
@@ -274,7 +274,7 @@ class _Strips(Tiles):
         return EveryOther([(arith.addi(arith.muli(row, width), column), masks)], 0)
 
     def _all(self, rows: list[ir.Value], columns: list[ir.Value], sizes: Sequence[ir.Value], step: int) -> list[Pixels]:
-        """The vectors from each of the columns on in each of the rows, of every `step`-th pixel."""
+        """Returns a vector of every `step`-th pixel for each of these rows and first columns."""
         numbers, found = Integers(self.lanes), list[Pixels]()
         steps = numbers.counting(0, step)
         width = numbers.splat(arith.index_cast(numbers.element, sizes[2]))
@@ -292,14 +292,14 @@ class _Strips(Tiles):
 
 
 def output_size(window: Window, axis: int, size: ir.Value) -> ir.Value:
-    """Pixels of the result along depth, height or width."""
+    """Returns the size of the result along depth, height or width."""
     more = window.before[axis] + window.after[axis] - window.dilation[axis] * (window.kernel[axis] - 1) - 1
     steps = arith.floordivsi(arith.addi(size, index(more)), index(window.stride[axis]))
     return arith.addi(steps, index(1))
 
 
 class Integers:
-    """Vectors of 32-bit integers."""
+    """Makes vectors of 32-bit integers."""
 
     def __init__(self, lanes: int) -> None:
         self.element = ir.IntegerType.get_signless(32)
@@ -307,14 +307,14 @@ class Integers:
         self.lanes = lanes
 
     def of(self, value: int) -> ir.Value:
-        """One number in all lanes."""
+        """Returns one number in all lanes."""
         return arith.constant(self.type, ir.DenseElementsAttr.get_splat(self.type, ir.IntegerAttr.get(self.element, value)))
 
     def splat(self, value: ir.Value) -> ir.Value:
-        """One value in all lanes."""
+        """Returns one value in all lanes."""
         return vector.broadcast(self.type, value)
 
     def counting(self, first: int, step: int = 1) -> ir.Value:
-        """first, first + step, ..."""
+        """Returns first, first + step, ..."""
         text = ", ".join(str(first + lane * step) for lane in range(self.lanes))
         return arith.constant(self.type, ir.Attribute.parse(f"dense<[{text}]> : {self.type}"))

@@ -1,1 +1,1 @@
-"""Products of tokens with the weights of the experts that they chose."""
+"""Lowerings of products of tokens with the weights of the experts that they chose."""

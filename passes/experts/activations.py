@@ -1,4 +1,4 @@
-"""The activations of experts on vectors, by their names."""
+"""The activations of experts on vectors, by their names, and their derivatives."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ from torch_mlir.dialects import arith, math
 from gossamer.passes.loops.vectors import splat_of
 
 ALPHA, LIMIT = 1.702, 7.0
-"""Of clamped_swiglu, that of gpt-oss."""
+"""The constants of clamped_swiglu, the activation of gpt-oss."""
 _SQRT_HALF, _SQRT_TWO_OVER_PI, _CUBIC = 0.7071067811865476, 0.7978845608028654, 0.044715
-_DENSITY = 0.3989422804014327  # of the normal distribution at 0
+_DENSITY = 0.3989422804014327  # density of the normal distribution at 0
 
 
 def hidden(activation: str, gate: ir.Value, up: ir.Value | None) -> ir.Value:
-    """activation(gate) * up, of vectors; activation(gate) without up."""
+    """Returns activation(gate) * up for vectors, or activation(gate) without up."""
     if up is None:
         return _ACTIVATIONS[activation](gate)
     if activation == "clamped_swiglu":
@@ -26,7 +26,7 @@ def hidden(activation: str, gate: ir.Value, up: ir.Value | None) -> ir.Value:
 
 
 def with_slopes(activation: str, gate: ir.Value, up: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """`hidden`, its derivative by gate, and that by up; None without up."""
+    """Returns `hidden`, its derivative by gate, and its derivative by up, or None without up."""
     if activation == "clamped_swiglu":
         assert up is not None
         return _clamped_with_slopes(gate, up)
@@ -50,7 +50,7 @@ def _clamped_with_slopes(gate: ir.Value, up: ir.Value) -> tuple[ir.Value, ir.Val
 
 
 def _rest(share: ir.Value) -> ir.Value:
-    """1 - share"""
+    """Returns 1 - share."""
     return arith.subf(_splat(share, 1.0), share)
 
 
@@ -118,7 +118,7 @@ def _gelu_tanh(x: ir.Value) -> ir.Value:
 
 
 def _half(x: ir.Value, share: ir.Value) -> ir.Value:
-    """x / 2 * (1 + share)"""
+    """Returns x / 2 * (1 + share)."""
     return arith.mulf(arith.mulf(x, _splat(x, 0.5)), arith.addf(share, _splat(x, 1.0)))
 
 
@@ -143,4 +143,4 @@ _SLOPES: dict[str, Callable[[ir.Value], tuple[ir.Value, ir.Value]]] = {
     "gelu": _gelu_slope,
     "gelu_tanh": _gelu_tanh_slope,
 }
-"""An activation and its derivative."""
+"""For each name, a function that returns an activation and its derivative."""

@@ -1,6 +1,6 @@
-"""The sums of an expert's slots with rows of its weight: what the lowerings for experts share.
+"""The frame of the lowerings for experts. It sums the products of an expert's slots with rows of its weight.
 
-scf.parallel (%task) = ...                                   // equal shares of the rows; of the slots, too, where rows are few
+scf.parallel (%task) = ...                                   // equal shares of the rows; if rows are few, also of the slots
   for each expert, for each 96 of its slots, for each 64 rows of the thread's share:
     the bias into scratch memory [slot][row]
     at most 8 slots:  func.call @region_few8(...)            // or _few1, 2, 3, 4, 6: all of them, row by row (few_slots.py)
@@ -8,10 +8,10 @@ scf.parallel (%task) = ...                                   // equal shares of 
                         for each 6 slots: func.call @region_many6(...)           // many_slots.py
     with tiles, more than 4:  many32 in place of many6 (tile_slots.py); or for rows of bf16 that fill tiles, 256 of them:
                       func.call @region_turn(...); for each 32 rows and slots: func.call @region_rows32x32(...)  // tile_rows.py
-    what the op makes of the scratch memory
+    the lowering's own code, which reads the sums from the scratch memory
 
-Weights stay where they are and are read from memory once for 96 slots, those of experts without a slot not at all. Rows of x
-are read where they are, too: no row is copied, or filled up. A `turned` weight is [experts, columns, rows] (few_turned.py).
+Weights are read in place, once for 96 slots. Those of experts without a slot are not read. Rows of x are read in place, too: no
+row is copied or padded. A `turned` weight is [experts, columns, rows] (few_turned.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -39,22 +39,23 @@ from gossamer.passes.loops.vectors import (
 )
 
 SLOTS = 96
-"""Of an expert at once: their rows of x stay in a second-level cache."""
+"""Most slots of an expert in a block: their rows of x stay in the second-level cache."""
 UNIT = 16
-"""Rows that are not shared out."""
-_APART = 16  # lines of sums are longer by these: at multiples of 1 KB, processors take places in them for one another
-_BESIDE_TILES = 4  # slots whose dot products take no longer than to read their weight
-_FEW_ROWS = {False: 64, True: 512}  # of a block of few slots, by whether the weight is turned: pieces of some KB
+"""Rows that one thread takes together."""
+_APART = 16  # extra elements of a line of sums: at multiples of 1 KB, processors confuse the addresses of its places
+_BESIDE_TILES = 4  # most slots for which dot products take no longer than reading the weight, so that tiles do not pay
+_FEW_ROWS = {False: 64, True: 512}  # rows of a block of few slots, if the weight is turned or not: pieces of some KB
 
 
 @dataclass(frozen=True)
 class Block:
     """Some slots of an expert and some rows.
 
-    expert, slot, slots    which expert, the first slot in sorted order, how many
-    row, rows              the first row, how many
-    sums                   [slot][row] f32, one for each stream
-    first                  whether these are the thread's first rows of the slots
+    expert       number of the expert
+    slot, slots  the first slot in sorted order, and their number
+    row, rows    the first row, and their number
+    sums         memory of [slot][row] f32, one for each stream
+    first        whether these are the thread's first rows of the slots
     """
 
     expert: ir.Value
@@ -68,8 +69,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Functions:
-    """What adds the products of few slots and of many, by the number of slots, the most first; what packs a panel; and for rows
-    that are not packed, what turns x and adds their products, by the number of rows and then by that of slots."""
+    """The functions of a product.
+
+    few   add the products of few slots, by the number of slots, the most first
+    pack  packs a panel
+    many  add the products of many slots with a panel, by the number of slots, the most first
+    turn  transposes x for rows that are not packed
+    rows  add the products of rows that are not packed, by the number of rows, then by that of slots
+    """
 
     few: dict[int, func.FuncOp]
     pack: func.FuncOp
@@ -80,11 +87,11 @@ class Functions:
 
 @dataclass(frozen=True)
 class Machine:
-    """What passes that lower products of experts know of their target.
+    """The target, as options of the passes that lower products of experts.
 
     bits     the width of vectors
     tiles    whether it multiplies tiles of bf16
-    streams  whether it fetches fastest past its second-level cache what is read once
+    streams  whether data that is read once arrives fastest when it bypasses the second-level cache
     """
 
     bits: int = 512
@@ -117,35 +124,34 @@ class ExpertProduct:
 
     @property
     def shared(self) -> int:
-        """Bytes of a thread's workspace that come before its scratch memory: a panel, or the sums of few slots; then what
-        tiles need."""
+        """Bytes of a thread's workspace before its scratch memory: a panel, or the sums of few slots; then memory for tiles."""
         if not self.tiles:
             return self.before_tiles
         return self.before_tiles + max(tile_slots.BYTES, tile_rows.bytes_of(SLOTS) if self.by_rows else 0)
 
     @property
     def before_tiles(self) -> int:
-        """Those that come before what tiles need."""
+        """Bytes of a thread's workspace before the memory for tiles."""
         return 4 * max((many_slots.DEPTH + 1) * self.width, max(self.few) * few_slots.HEIGHT * self.lanes)
 
     def panel(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
-        """Where columns of a weight are packed, and the scales of its rows; a thread's workspace begins at `base`."""
+        """Returns the memory for packed columns of a weight and its rows' scales. A thread's workspace begins at `base`."""
         return panels.panel_at(workspace, base, many_slots.DEPTH + 1, self.width)
 
     def lines(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
-        """Where the sums of few slots are before they are added across."""
+        """Returns the memory for the vectors of sums of few slots, before their lanes are added up."""
         kind = ir.MemRefType.get([max(self.few), few_slots.HEIGHT, self.lanes], ir.F32Type.get())
         return memref.view(kind, workspace, base, [])
 
     def sums(self, workspace: ir.Value, offset: ir.Value, slots: ir.Value) -> ir.Value:
-        """Scratch memory of a stream [slot][row], for a block of so many slots."""
+        """Returns the scratch memory of a stream, [slot][row], for a block of `slots` slots."""
         rows = arith.select(self.are_few(slots), index(self.few_rows), index(self.line))
         open_ = ir.ShapedType.get_dynamic_size()
         kind = ir.MemRefType.get([open_, open_], ir.F32Type.get())
         return memref.view(kind, workspace, offset, [arith.divui(index(self.scratch // 4), rows), rows])
 
     def sums_of_many(self, workspace: ir.Value, offset: ir.Value) -> ir.Value:
-        """The same of many slots, whose number does not matter."""
+        """Returns the same for many slots, whose number does not matter."""
         kind = ir.MemRefType.get([self.scratch // (4 * self.line), self.line], ir.F32Type.get())
         return memref.view(kind, workspace, offset, [])
 
@@ -154,15 +160,15 @@ class ExpertProduct:
         return arith.cmpi(arith.CmpIPredicate.ule, slots, index(max(self.few)))
 
     def rows_of(self, slots: ir.Value) -> ir.Value:
-        """The rows of a block of so many slots."""
+        """Returns the rows of a block of `slots` slots."""
         return arith.select(self.are_few(slots), index(self.few_rows), index(self.many_rows))
 
     def slot(self, number: ir.Value) -> ir.Value:
-        """The slot at a place of the sorted order."""
+        """Returns the slot at a place of the sorted order."""
         return load_index(self.order, number)
 
     def token(self, slot: ir.Value) -> ir.Value:
-        """Whose slot it is; the row of x."""
+        """Returns the token of a slot, which is a row of x."""
         return slot if self.top == 1 else arith.divui(slot, index(self.top))
 
     def lower(
@@ -173,11 +179,11 @@ class ExpertProduct:
         finish: Callable[[Block], None],
         begin: Callable[[ir.Value, ir.Value], None] | None = None,
     ) -> None:
-        """Put loops in place of the op, which computes so many `rows` for each slot.
+        """Replaces the op, which computes `rows` rows for each slot, by loops.
 
-        streams  the first row of each expert's weight, one for each row that the op computes
+        streams  for each row of the weight that a row of the result needs: the first such row of an expert's weight
         finish   uses the sums of a block
-        begin    prepares the rows [low, high) of the result for all slots; then the slots are not shared out
+        begin    prepares the rows [low, high) of the result for all slots. If it is given, slots are not shared out.
         """
         space = self.shared + self.scratch * len(streams)
         reserve_workspace(module, space)
@@ -232,7 +238,7 @@ class ExpertProduct:
                 finish(block)
 
     def _begin(self, sums: ir.Value, block: Block, place: ir.Value) -> None:
-        """The bias of the rows from a place on into all sums of a block; zeros without one."""
+        """Stores the bias of the rows from a place on into all sums of a block; zeros without a bias."""
         biased = arith.cmpi(arith.CmpIPredicate.ugt, memref.dim(self.bias, index(0)), index(0))
         none = zeros(self.vec)
         choice = scf.IfOp(biased, has_else=True)
@@ -259,8 +265,10 @@ class ExpertProduct:
         offset: ir.Value,
         again: bool,
     ) -> None:
-        """Adds the products of the block's slots with the rows of the expert's weight from the first place on; the second is
-        that of the rows which come next. `again` says that another stream of the block was multiplied before."""
+        """Adds the products of the block's slots with the rows of the expert's weight.
+
+        `places` are those of these rows and of the next ones. `again` says that another stream of the block came before.
+        """
         last = arith.subi(arith.addi(block.slot, block.slots), index(1))
         columns = memref.dim(self.x, index(1))
         shared = [*self.memory(), base, offset, block.slot, last]
@@ -284,7 +292,7 @@ class ExpertProduct:
             scf.YieldOp([])
 
     def _by_panels(self, functions: Functions, block: Block, places: tuple[ir.Value, ir.Value], shared: list[ir.Value]) -> None:
-        """The same for many slots, with some rows and columns at a time packed into a panel."""
+        """Does the same for many slots, with some rows and columns at a time packed into a panel."""
         step, columns, base = index(many_slots.DEPTH * self.stored.pair), memref.dim(self.x, index(1)), shared[5]
         with loop(index(0), block.rows, index(self.width)) as some:
             at = some.induction_variable
@@ -309,7 +317,7 @@ class ExpertProduct:
     def _by_rows(
         self, functions: Functions, block: Block, places: tuple[ir.Value, ir.Value], shared: list[ir.Value], again: bool
     ) -> None:
-        """The same with rows where they are, and x transposed, as long as its columns stay there only once."""
+        """Does the same for many slots, with the rows in place and x transposed, once if all its columns fit."""
         columns, tall = memref.dim(self.x, index(1)), index(max(tile_rows.HEIGHTS))
         wide = index(max(tile_rows.WIDTHS))
         tiles = arith.ceildivui(block.slots, wide)
@@ -341,13 +349,13 @@ class ExpertProduct:
                         scf.YieldOp([])
 
     def _place(self, expert: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Where a row and a column of an expert's weight lie: the row of the memory, and the place in it."""
+        """Returns the place of a row and a column of an expert's weight: the row of the memory, and the place in it."""
         if self.turned:
             row, column = column, row
         return arith.addi(arith.muli(expert, memref.dim(self.weight, index(1))), row), column
 
     def memory(self) -> list[ir.Value]:
-        """What functions for tiles work on."""
+        """Returns the memrefs that all functions take."""
         return [self.x, self.weight, self.scales, self.order, self.storage.workspace]
 
     def _functions(self) -> Functions:
@@ -380,5 +388,5 @@ class ExpertProduct:
 
 
 def store(value: ir.Value, memory: ir.Value, at: Sequence[ir.Value], left: ir.Value) -> None:
-    """The first `left` lanes of a vector into a memory."""
+    """Stores the first `left` lanes of a vector."""
     vector.maskedstore(memory, list(at), mask_of(ir.VectorType(value.type).shape[0], left), value)

@@ -1,17 +1,19 @@
-"""All slots of an expert that has a few: a row or two of the weight at a time, as they lie in memory.
+"""Products of all slots of an expert that has few. They read one or two rows of the weight at a time, in place.
 
 func.private @region_few4(...)
   for each 8 rows
     for each 2 of them
       scf.for each 2 vectors of columns iter_args(4 slots x 2 rows x 2 sums)
-        multiply-adds; the rows that come next are fetched
-      the 2 sums of each slot and row, added up, into scratch memory
-    the totals of 8 rows and 4 slots, added to scratch memory
+        multiply-adds; prefetch the next rows
+      store the 2 sums of each slot and row, added up, in scratch memory
+    add the totals of 8 rows and 4 slots to the sums
 
-The time goes into reading the weight. Where a processor fetches fastest past its second-level cache what is read once, it does
-so for two slots and more: for 8 slots that is 1.5 times as fast (Zen 5). One slot is left to the processor, which fetches ahead
-best what is read from one place only. Elsewhere, what lies 16 KB further on is fetched into the second-level cache, for one
-slot, too: on Emerald Rapids that is 1.3 to 1.5 times as fast as past it; for one slot 1.5 times as fast as to fetch nothing.
+Most of the time is spent reading the weight. How to prefetch it depends on the target:
+
+streams, two slots or more  bypass the second-level cache: for 8 slots that is 1.5 times as fast (Zen 5)
+streams, one slot           nothing: the processor's own prefetcher is best for a single sequence of reads
+others                      16 KB ahead into the second-level cache. On Emerald Rapids that is 1.3 to 1.5 times as fast as to
+                            bypass it, and for one slot 1.5 times as fast as no prefetch.
 """
 
 from collections.abc import Sequence
@@ -26,12 +28,12 @@ from gossamer.passes.loops.vectors import index, loop, sums_across, zeros
 
 HEIGHT = 8
 """Rows whose totals are computed together."""
-_AHEAD = 2  # rows that are fetched early
+_AHEAD = 2  # how many rows ahead to prefetch
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows at once, and how many sums each slot has for each, so that enough multiply-adds are under way."""
+    """Rows that are multiplied at once, and sums of each slot and row, so that enough multiply-adds are independent."""
 
     rows: int
     ways: int
@@ -39,16 +41,16 @@ class Shape:
 
 _WIDE = {8: Shape(2, 1), 6: Shape(2, 2), 4: Shape(2, 2), 3: Shape(1, 4), 2: Shape(1, 4), 1: Shape(1, 8)}
 _SHAPES = {512: _WIDE, 256: {3: Shape(1, 3), 2: Shape(1, 4), 1: Shape(1, 8)}, 128: _WIDE}
-"""By the bits of vectors and the number of slots, the most first: sums are in registers."""
+"""By the bits of vectors and the number of slots, the most first. All sums fit into registers."""
 
 
 def slots_at_once(bits: int) -> tuple[int, ...]:
-    """How many slots there are functions for, the most first."""
+    """Returns the numbers of slots for which there are functions, the most first."""
     return tuple(_SHAPES[bits])
 
 
 class FewSlots(SlotTile):
-    """All slots of a block and `rows` of the weight's rows from `row` on."""
+    """Emits the products of all slots of a block with `rows` rows of the weight, from `row` on."""
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
         *others, self.row, _, self.rows = given
@@ -56,7 +58,7 @@ class FewSlots(SlotTile):
         self.shape, self.height = _SHAPES[product.bits][slots], min(HEIGHT, self.lanes)
 
     def emit(self) -> None:
-        """The body of a function."""
+        """Emits the body of a function."""
         last, each = arith.subi(self.rows, index(1)), self.shape.rows
         with loop(index(0), self.rows, index(self.height)) as tiles:
             first = tiles.induction_variable
@@ -77,7 +79,7 @@ class FewSlots(SlotTile):
             self._add(found, first, self.weight.scales(rows))
 
     def _sums(self, rows: list[ir.Value]) -> list[ir.Value]:
-        """A vector of sums for each slot and row, the rows of a slot one after the other."""
+        """Returns a vector of sums for each slot and row. The rows of a slot follow each other."""
         one, ways, count = self.stored.columns, self.shape.ways, self.slots * len(rows)
         step = index(ways * one)
         whole = arith.muli(arith.divui(self.columns, step), step)
@@ -111,14 +113,14 @@ class FewSlots(SlotTile):
         return found
 
     def _added(self, sums: list[ir.Value]) -> ir.Value:
-        """The sum of a few vectors."""
+        """Returns the sum of a few vectors."""
         while len(sums) > 1:
             pairs = zip(sums[::2], sums[1::2], strict=False)
             sums = [*(arith.addf(a, b) for a, b in pairs), *sums[len(sums) // 2 * 2 :]]
         return sums[0]
 
     def _add(self, sums: Sequence[ir.Value], row: ir.Value, scales: Sequence[ir.Value]) -> None:
-        """Adds the totals of sums, of some rows for each slot, to scratch memory from `row` of the block on."""
+        """Adds the totals of vectors of sums, for each slot and some rows, to scratch memory, from `row` of the block on."""
         height, slot = self.height, 0
         together, kind = max(1, self.lanes // height), ir.VectorType.get([height], ir.F32Type.get())
         while slot < self.slots:

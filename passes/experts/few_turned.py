@@ -1,11 +1,11 @@
-"""All slots of an expert that has a few, and a weight whose columns are the rows of the product: [experts, columns, rows].
+"""Products of all slots of an expert that has few with a turned weight, [experts, columns, rows].
 
 func.private @region_few4(...)
   for each 4 columns of x                         // rows of memory
     for each vector of rows
-      scf.for the sums of 4 slots in scratch memory: 16 multiply-adds; the next 4 rows of memory are fetched
+      scf.for the sums of 4 slots in scratch memory: 16 multiply-adds; prefetch the next 4 rows of memory
 
-The weight is read from memory once, as it lies there, in pieces of some KB.
+The weight is read from memory once, in place, in pieces of some KB.
 """
 
 from typing import Any
@@ -17,20 +17,20 @@ from gossamer.passes.experts.slot_tile import SlotTile
 from gossamer.passes.loops.vectors import index, loop, mask_of, zeros
 
 SLOTS = (8, 4, 2, 1)
-"""How many slots there are functions for, the most first."""
-_ROWS = 4  # of memory at once
-_AHEAD = 8  # rows of memory that are fetched early
+"""Numbers of slots for which there are functions, the most first."""
+_ROWS = 4  # rows of memory that are multiplied at once
+_AHEAD = 8  # how many rows of memory ahead to prefetch
 
 
 class FewTurned(SlotTile):
-    """All slots of a block and `rows` of the product, from a place (row of memory, `begin`) of the weight on."""
+    """Emits `rows` rows of the products of all slots of a block, from a place (row of memory, `begin`) of the weight on."""
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
         *others, self.row, self.begin, self.rows = given
         super().__init__(product, slots, *others)
 
     def emit(self) -> None:
-        """The body of a function."""
+        """Emits the body of a function."""
         whole = arith.subi(self.columns, arith.remui(self.columns, index(_ROWS)))
         for low, high, count in ((index(0), whole, _ROWS), (whole, self.columns, self.stored.pair)):
             with loop(low, high, index(count)) as columns:

@@ -1,8 +1,7 @@
-"""lower-routed-gradient: a `kernel.routed_gradient` becomes the loops of expert_product.py, whose sums go back through the
-activation.
+"""lower-routed-gradient: lowers a `kernel.routed_gradient` to the loops of expert_product.py and the activation's derivative.
 
 before   %sums, %weighted, %shares = "kernel.routed_gradient"(%x, %weight, ..., %scores, %kept) {activation = "silu", ...}
-after    … the sums g of a block, and the gates and ups that were kept of its slots
+after    … the sums g of a block, and the kept gates and ups of its slots
          weighted[n, rows] = score * h; shares[n, rows / 16] = the sum of g * h
          sums[n, rows] = score * g * the derivative of h by gates and by ups
 
@@ -35,7 +34,7 @@ from gossamer.passes.loops.vectors import (
 
 @dataclass(frozen=True)
 class LowerRoutedGradient(Machine):
-    """For a target."""
+    """Its options are those of `Machine`."""
 
     name: ClassVar[str] = "lower-routed-gradient"
 
@@ -76,7 +75,7 @@ class _Gradient:
                 memref.store(total, self.shares, [slot, arith.divui(arith.addi(block.row, at), index(UNIT))])
 
     def _back(self, back: ir.Value, score: ir.Value, slot: ir.Value, row: ir.Value, left: ir.Value) -> ir.Value:
-        """Stores what the gradients of some rows give; returns their products with these rows."""
+        """Stores the results for a vector of rows. Returns the products g * h of these rows."""
         gate, up = self._load(slot, row, left)
         value, *slopes = with_slopes(self.activation, gate, up)
         store(narrowed(arith.mulf(value, score), self.kind), self.weighted, [slot, row], left)
@@ -85,7 +84,7 @@ class _Gradient:
         return arith.select(mask_of(self.lanes, left), arith.mulf(back, value), zeros(self.vec))
 
     def _load(self, slot: ir.Value, row: ir.Value, left: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-        """The gates and ups that were kept."""
+        """Loads the kept gates and ups."""
         if self.layout == "up":
             return self._read(slot, row, left), None
         if self.layout == "halves":
@@ -108,10 +107,10 @@ class _Gradient:
             store(narrowed(each, self.kind), self.sums, [slot, arith.addi(first, n)], self._more(twice, n))
 
     def _halves(self) -> list[ir.Value]:
-        """Where two vectors begin that take turns."""
+        """Returns the places of the two vectors of interleaved gates and ups."""
         return [index(0), index(self.lanes)]
 
     @staticmethod
     def _more(left: ir.Value, begun: ir.Value) -> ir.Value:
-        """How many are left from a place on."""
+        """Returns how many are left from a place on."""
         return arith.subi(arith.maxui(left, begun), begun)

@@ -1,4 +1,4 @@
-"""lower-routed-hidden: a `kernel.routed_hidden` becomes the loops of expert_product.py, whose sums go through the activation.
+"""lower-routed-hidden: lowers a `kernel.routed_hidden` to the loops of expert_product.py and the activation of their sums.
 
 before   %h, %kept = "kernel.routed_hidden"(%x, %weight, %scales, %bias, %positions, %order) {activation = "silu", ...}
 after    … the sums of a block's rows of gates, and of those of up
@@ -22,7 +22,7 @@ from gossamer.passes.loops.vectors import deinterleaved, index, loop, narrowed, 
 
 @dataclass(frozen=True)
 class LowerRoutedHidden(Machine):
-    """For a target."""
+    """Its options are those of `Machine`."""
 
     name: ClassVar[str] = "lower-routed-hidden"
 
@@ -62,7 +62,7 @@ class _Hidden:
                 store(narrowed(each, self.kind), self.kept, [slot, place], left)
 
     def _in_turns(self, sums: ir.Value, at: list[ir.Value], slot: ir.Value, row: ir.Value, left: ir.Value) -> None:
-        """The same of sums of gates and of up that take turns."""
+        """Finishes a vector of slots whose sums of gates and ups are interleaved."""
         lanes, half = self.product.lanes, index(2)
         both = [vector.load(self.product.vec, sums, [at[0], arith.addi(at[1], index(n * lanes))]) for n in (0, 1)]
         self._store(deinterleaved(both[0], both[1]), slot, arith.divui(row, half), arith.divui(left, half))

@@ -1,4 +1,4 @@
-"""lower-routed-outer: a `kernel.routed_outer` becomes loops over experts, columns, rows and slots.
+"""lower-routed-outer: lowers a `kernel.routed_outer` to loops over experts, columns, rows and slots.
 
 before   %y = "kernel.routed_outer"(%left, %right, %positions, %order) {left_top = 0, right_top = 8, dots = 0}
 after    scf.parallel (%task) = ...                          // equal shares of the rows
@@ -9,7 +9,8 @@ after    scf.parallel (%task) = ...                          // equal shares of 
                for each panel, for each 6 rows: func.call @region_tile6(...)   // panels.py
              y[expert, rows, columns] = the sums
 
-Rows of the operands are gathered into panels, which stay in caches, at their use. The result is written once.
+Rows of the operands are gathered into panels, just before they are used, so that panels stay in caches. The result is written
+once.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
@@ -41,9 +42,9 @@ from gossamer.passes.loops.vectors import (
 )
 
 _DEPTH = 96  # lines of a panel
-_LEFT = 64  # of a line of the left panel
-_ROWS = 60  # of these that are used: whole tiles
-_COLUMNS = 256  # at once
+_LEFT = 64  # elements of a line of the left panel
+_ROWS = 60  # elements of such a line that are used: whole tiles
+_COLUMNS = 256  # columns of the result at once
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class LowerRoutedOuter:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows [row, row + rows) and columns [column, column + columns) of the result for an expert, which a thread computes."""
+    """A part of the result for an expert, which a thread computes: rows [row, row + rows), columns [column, column + columns).
+    """
 
     expert: ir.Value
     row: ir.Value
@@ -112,8 +114,8 @@ class _Outer:
         self.storage.erase()
 
     def _part(self, part: _Part, ends: list[ir.Value], packs: ir.Value, base: ir.Value) -> None:
-        """The result for some rows and columns; `packs` says whether the right panels are to be packed even if they hold all
-        slots of the expert."""
+        """Computes a part of the result. `packs` says whether to pack the right panels even if they hold all slots of the
+        expert."""
         first, end = ends
         step = index(_DEPTH * self.pair)
         there = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ugt, end, first), has_else=True)
@@ -146,7 +148,7 @@ class _Outer:
             scf.YieldOp([])
 
     def _write(self, part: _Part, value: Callable[[ir.Value, ir.Value], ir.Value]) -> None:
-        """Values of some rows and columns into the result."""
+        """Stores values of a part into the result."""
         out, step = self.storage.output, index(self.lanes)
         whole = arith.subi(part.columns, arith.remui(part.columns, step))
         with loop(index(0), part.rows, index(1)) as rows:
@@ -168,7 +170,7 @@ class _Outer:
         return memref.view(self.sum_kind, workspace, arith.addi(base, index(self.before_sums)), [])
 
     def memory(self) -> list[ir.Value]:
-        """What all functions work on."""
+        """Returns the memrefs that all functions take."""
         return [self.left, self.right, self.order, self.storage.workspace]
 
     def _make_functions(self) -> None:
@@ -189,7 +191,7 @@ class _Outer:
         return made
 
     def _pack(self, side: int, width: int, *given: ir.Value) -> None:
-        """Some slots' rows of an operand into a panel, from a column on."""
+        """Packs some slots' rows of an operand into a panel, from a column on."""
         *operands, order, workspace, offset, slot, count, column, left = given
         panel = panels.panel_at(workspace, offset, _DEPTH, width)
         full = scf.IfOp(arith.cmpi(arith.CmpIPredicate.uge, left, index(width)), has_else=True)
@@ -202,7 +204,7 @@ class _Outer:
                     line = arith.divui(number, index(self.pair))
                     for v in range(0, width, self.pair * self.lanes):
                         read = [self._read(operands[side], row, arith.addi(column, index(v)), some, v) for row in rows]
-                        if self.pair > 1:  # an odd number of slots leaves a half of the last line
+                        if self.pair > 1:  # with an odd number of slots, half of the last line is zeros
                             there = arith.cmpi(arith.CmpIPredicate.ult, places[1], count)
                             read[1] = arith.select(there, read[1], zeros(ir.VectorType(read[1].type)))
                         for n, value in enumerate(self.stored.paired(read)):
@@ -221,7 +223,7 @@ class _Outer:
         return self.stored.x(memory, row, column, own)[0]
 
     def _tile(self, height: int, *given: ir.Value) -> None:
-        """Adds the products of some rows and a panel to the sums, or begins with them where they are `fresh`."""
+        """Adds the products of some rows and a panel to the sums, which begin with 0 if `fresh` is 1."""
         _, _, _, workspace, base, offset, lines, row, column, fresh = given
         left = panels.panel_at(workspace, arith.addi(base, index(self.before_sums - self.left_bytes)), _DEPTH, _LEFT)
         sums, vectors = self._sums(workspace, base), self.width // self.lanes

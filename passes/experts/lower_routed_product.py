@@ -1,4 +1,4 @@
-"""lower-routed-product: a `kernel.routed_product` becomes the loops of expert_product.py, whose sums are the result.
+"""lower-routed-product: lowers a `kernel.routed_product` to the loops of expert_product.py. Their sums are the result.
 
 before   %y = "kernel.routed_product"(%x, %weight, %scales, %bias, %positions, %order) {top = 8, ...}
 after    … y[slot, rows] = the sums of a block
@@ -19,7 +19,7 @@ from gossamer.passes.loops.vectors import index, loop, narrowed, vector_of
 
 @dataclass(frozen=True)
 class LowerRoutedProduct(Machine):
-    """For a target."""
+    """Its options are those of `Machine`."""
 
     name: ClassVar[str] = "lower-routed-product"
 

@@ -1,11 +1,11 @@
-"""lower-routed-sum: a `kernel.routed_sum` becomes the loops of expert_product.py, whose sums are added up by token.
+"""lower-routed-sum: lowers a `kernel.routed_sum` to the loops of expert_product.py. Their sums are added up for each token.
 
 before   %y = "kernel.routed_sum"(%hidden, %weight, %scales, %bias, %positions, %order, %scores) {top = 8, ...}
 after    y[:, the rows of a thread] = 0
          … y[token, rows] += score * the sums of a block
 
-A thread has some rows of the result for itself, so that a token's sum is added up in the order of the experts, whatever the
-number of threads. Runs on functions whose storage is exposed (expose-storage).
+Each row of the result belongs to one thread. So a token's sum is added up in the order of the experts, whatever the number of
+threads. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from gossamer.passes.loops.vectors import index, loop, mask_of, zeros
 
 @dataclass(frozen=True)
 class LowerRoutedSum(Machine):
-    """For a target."""
+    """Its options are those of `Machine`."""
 
     name: ClassVar[str] = "lower-routed-sum"
 

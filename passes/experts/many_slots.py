@@ -1,9 +1,9 @@
-"""Many slots of an expert: some rows and columns of its weight are packed into a panel, which all slots are multiplied with.
+"""Products of many slots of an expert. Some rows and columns of its weight are packed into a panel, which all slots share.
 
 func.private @region_pack(...)       // 64 rows x 128 columns, transposed; a turned weight is copied
 func.private @region_many6(...)      // 6 slots times the panel, added to scratch memory (panels.py)
 
-What is packed next is fetched into a second-level cache by the first of these functions, so that memory and arithmetic units
+The first calls of @region_many6 prefetch the next panel into the second-level cache, so that memory and arithmetic units
 work at the same time.
 """
 
@@ -18,12 +18,12 @@ from gossamer.passes.loops.vectors import index, loop, transpose, zeros
 
 DEPTH = 128
 """Lines of a panel."""
-_FETCHED = 2  # lines of caches that are fetched for a line of the panel
-_FETCHING = 2  # tiles of a block that fetch: the first ones, which all blocks have
+_FETCHED = 2  # cache lines to prefetch at each line of the panel
+_FETCHING = 2  # tiles of a block that prefetch: the first ones, which all blocks have
 
 
 class Following:
-    """What is packed next, from a place (row of memory, `begin`) of a weight on: fetched line by line."""
+    """Prefetches the next panel, line by line, from a place (row of memory, `begin`) of a weight on."""
 
     def __init__(self, product: Any, weight: WeightRows, row: ir.Value, begin: ir.Value) -> None:
         stored, columns = product.stored, DEPTH * product.stored.pair
@@ -34,12 +34,12 @@ class Following:
         self.lines = high * self.across
 
     def fetch(self, half: int, step: ir.Value, steps: int) -> None:
-        """Some lines of the first half of them or the second, which so many steps share."""
+        """Prefetches the share of a step of the first or second half of the lines, for `steps` steps."""
         count = -(-self.lines // (2 * steps))
         self.fetch_from(arith.addi(index(half * self.lines // 2), arith.muli(step, index(count))), count)
 
     def fetch_from(self, first: ir.Value, count: int) -> None:
-        """So many lines; the last one where there are no more."""
+        """Prefetches `count` lines; past the end, the last one again."""
         for n in range(count):
             at = arith.minui(arith.addi(first, index(n)), index(self.lines - 1))
             row = arith.addi(self.row, arith.divui(at, index(self.across)))
@@ -47,9 +47,9 @@ class Following:
 
 
 class Pack:
-    """Rows [0, count) of a product and columns [0, depth) of x, from a place (row of memory, `begin`) of a weight on.
+    """Packs rows [0, count) of a product and columns [0, depth) of x, from a place (row of memory, `begin`) of a weight on.
 
-    following  what is packed next, of which tiles have a half fetched here
+    following  the next panel; with tiles, half of it is prefetched here
     """
 
     def __init__(self, product: Any, *given: ir.Value) -> None:
@@ -59,7 +59,7 @@ class Pack:
         self.following = Following(product, self.weight, *following)
 
     def emit(self) -> None:
-        """The body of a function."""
+        """Emits the body of a function."""
         if not self.product.turned:
             self._transpose()
             return
@@ -72,7 +72,7 @@ class Pack:
             self._fill()
 
     def _fill(self) -> None:
-        """Zeros into the lines which a tile reads beside the last ones."""
+        """Stores zeros in the lines behind the last ones, up to a whole tile."""
         pair = self.stored.pair
         lines = arith.ceildivui(self.depth, index(pair))
         with loop(lines, arith.muli(arith.ceildivui(lines, index(self.lanes)), index(self.lanes)), index(1)) as rest:
@@ -95,7 +95,7 @@ class Pack:
 
     @property
     def _steps(self) -> int:
-        """Squares of a panel that are transposed."""
+        """Number of squares of a panel that are transposed."""
         return self.product.width * DEPTH // self.lanes**2
 
     def _transpose(self) -> None:
@@ -124,10 +124,10 @@ class Pack:
 
 
 class ManySlots(SlotTile):
-    """Some slots of a block times a panel of columns [low, low + depth) of x.
+    """Emits the products of some slots of a block with a panel of columns [low, low + depth) of x.
 
-    next    the place (row of memory, column) of what is packed next
-    number  of the tile in its block
+    following  the next panel
+    number     number of the tile of slots in its block
     """
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
@@ -136,7 +136,7 @@ class ManySlots(SlotTile):
         self.product, self.following = product, Following(product, self.weight, row, begin)
 
     def emit(self) -> None:
-        """The body of a function."""
+        """Emits the body of a function."""
         stored, vectors = self.stored, self.product.width // self.lanes
         columns = [index(v * self.lanes) for v in range(vectors)]
         places = [[arith.addi(self.local, index(t)), arith.addi(self.at, at)] for t in range(self.slots) for at in columns]
@@ -155,7 +155,7 @@ class ManySlots(SlotTile):
             vector.store(total, self.sums, place)
 
     def _multiplied(self, before: list[ir.Value], fetches: bool) -> list[ir.Value]:
-        """The sums with the products of the panel."""
+        """Returns the sums plus the products of the panel."""
 
         def elements(line: ir.Value) -> list[ir.Value]:
             if fetches:
@@ -167,6 +167,6 @@ class ManySlots(SlotTile):
         return panels.multiplied(self.stored, self.panel, lines, before, elements)
 
     def _fetch(self, line: ir.Value) -> None:
-        """Some lines of what is packed next, others at each line of a panel; the last one where there are no more."""
+        """Prefetches some lines of the next panel, different ones at each line of the current panel."""
         first = arith.muli(arith.addi(arith.muli(self.number, index(DEPTH)), line), index(_FETCHED))
         self.following.fetch_from(first, _FETCHED)

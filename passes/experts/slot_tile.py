@@ -1,4 +1,4 @@
-"""The base of functions for some slots of an expert and some rows of its weight: operands, and the places of sums."""
+"""The base of functions for some slots of an expert and some rows of its weight: operands, and the memory of sums."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from torch_mlir.dialects import arith, memref, vector, x86
 from gossamer.passes.experts.stored_weights import Floats
 from gossamer.passes.loops.vectors import byte_width, index, load_index
 
-_BEYOND = 16 << 10  # bytes
+_BEYOND = 16 << 10  # how many bytes ahead `fetch_beyond` prefetches
 
 
 class WeightRows:
-    """The rows of the weights of all experts, one after the other."""
+    """The rows of the weights of all experts, as one line of memory."""
 
     def __init__(self, stored: Floats, weight: ir.Value, scales: ir.Value) -> None:
         self.stored = stored
@@ -21,7 +21,8 @@ class WeightRows:
         self._line, self._scales = _line(weight), _line(scales)
 
     def read(self, row: ir.Value, column: ir.Value, left: ir.Value | None = None) -> list[ir.Value]:
-        """Vectors of a row from a column on, of which `left` are there; None for all. Scales of groups are applied."""
+        """Reads vectors of a row from a column on, of which only `left` columns exist if it is given. Applies scales of groups.
+        """
         scale = None
         if self.stored.group:
             group = arith.addi(arith.muli(row, self._groups), arith.divui(column, index(self.stored.group)))
@@ -29,37 +30,36 @@ class WeightRows:
         return self.stored.weights(self._line, self.place(row, column), scale, left)
 
     def fetch(self, row: ir.Value, column: ir.Value, streams: bool = False) -> None:
-        """Starts to fetch a line of a row into a second-level cache; past it, for a single use, where it `streams`."""
+        """Prefetches a cache line of a row into the second-level cache, or, with `streams`, for a single use past it."""
         memref.prefetch(self._line, [self.place(row, column)], False, 0 if streams else 2, True)
 
     def fetch_at(self, place: ir.Value) -> None:
-        """The same at a place in the line that all rows are."""
+        """Prefetches a cache line at a place in the line of all rows."""
         memref.prefetch(self._line, [place], False, 2, True)
 
     def place(self, row: ir.Value, column: ir.Value) -> ir.Value:
-        """Where a column of a row lies in the line that all rows are."""
+        """Returns the place of a column of a row in the line of all rows."""
         return arith.addi(arith.muli(row, self.stride), self.stored.place(column))
 
     def fetch_beyond(self, row: ir.Value, column: ir.Value) -> None:
-        """The same of what lies some KB further on in memory, in whatever row."""
+        """Prefetches the cache line that lies some KB further in memory, in whatever row."""
         ahead = index(_BEYOND // byte_width(self.stored.element))
         memref.prefetch(self._line, [arith.addi(self.place(row, column), ahead)], False, 2, True)
 
     def tile(self, kind: ir.Type, row: ir.Value, column: ir.Value) -> ir.Value:
-        """A tile of rows from a row on, and of columns from a column on, as they are stored."""
+        """Loads an AMX tile of rows from a row on, and of columns from a column on."""
         return x86.TileLoadOp(kind, self._line, [self.place(row, column)], stride=self.stride).result
 
     def scales(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
-        """The scale of each row, where rows have one; none else."""
+        """Returns the scale of each row; an empty list if rows have none."""
         return [memref.load(self._scales, [row]) for row in rows] if self.stored.scaled else []
 
 
 class SlotTile:
-    """Some `slots` of an expert, the last one in place of those that are missing.
+    """Some `slots` of an expert. Slots past the last one repeat it.
 
-    given  the memory of x, the weight, its scales, the order of slots and the workspace; where the thread's part of that
-           begins, and the scratch memory of its stream; the first slot of the block and the last one, the tile's place in the
-           block
+    given  x, the weight, its scales, the order of slots and the workspace; the begin of the thread's part of the workspace, and
+           of the scratch memory of its stream; the first and the last slot of the block; the tile's place in the block
     """
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
@@ -75,13 +75,13 @@ class SlotTile:
         self.panel, self.lines = product.panel(workspace, base), product.lines(workspace, base)
 
     def token(self, number: ir.Value) -> ir.Value:
-        """The row of x of a slot."""
+        """Returns the row of x for a slot."""
         place = arith.minui(arith.addi(self._first, number), self._last)
         return place if self._product.in_order else self._product.token(load_index(self._order, place))
 
 
 def _line(memory: ir.Value) -> ir.Value:
-    """A memory of three dimensions as a line."""
+    """Returns a memory of three dimensions as one line."""
     open_ = ir.ShapedType.get_dynamic_size()
     sizes = [memref.dim(memory, index(d)) for d in range(3)]
     total = arith.muli(arith.muli(sizes[0], sizes[1]), sizes[2])

@@ -1,10 +1,10 @@
-"""How the weights of experts lie in memory, and how a few columns of a row are read and multiplied with those of tokens.
+"""The storages of experts' weights: how a few columns of a row are read, and multiplied with those of tokens.
 
-floats        a vector of f32, or of bf16 and f16 widened, times one of x
-Pairs         a vector of bf16 twice as long times one of x, by the dot products of pairs of AVX512-BF16
-IntegerPairs  the same of integers of 8 bits whose rows have one scale, made bf16 exactly
+Floats        a vector of f32, or of bf16 or f16 widened to f32, times one of x
+Pairs         a vector of bf16, twice as long, times one of x, by AVX512-BF16's dot products of pairs
+IntegerPairs  integers of 8 bits whose rows have one scale, converted to bf16 exactly, then like Pairs
 Integers      integers of 8 bits as floats, times the scale of their group, times a vector of x (f32)
-HalfBytes     the same of 4 bits: a vector of bytes is one of the even columns and one of the odd ones, and x comes so too
+HalfBytes     the same for 4 bits: a vector of bytes is one of the even columns and one of the odd ones, and so is x
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 
 @dataclass(frozen=True)
 class Floats:
-    """Rows of `element`, in a line of memory; sums are vectors of `lanes` f32.
+    """Rows of floats in a line of memory. Sums are vectors of f32.
 
-    lanes    of a sum
-    element  of the weight
-    group    columns that share a scale; 0 where a row has one scale, or none
+    lanes    lanes of a vector of sums
+    element  element type of the weight
+    group    columns that share a scale; 0 if a row has one scale, or none
     """
 
     lanes: int
@@ -33,16 +33,16 @@ class Floats:
 
     @property
     def columns(self) -> int:
-        """How many columns of a row a step multiplies."""
+        """Number of columns of a row that a step multiplies."""
         return self.lanes
 
     @property
     def in_line(self) -> int:
-        """How many columns of a row a line of caches has."""
+        """Number of columns of a row in a cache line."""
         return 64 * self.columns // (self.lanes * self.pair * byte_width(self.element))
 
     def place(self, column: ir.Value) -> ir.Value:
-        """Of a column, in a row."""
+        """Returns the place of a column in a row."""
         return column
 
     @property
@@ -56,39 +56,39 @@ class Floats:
         return vector_of(self.lanes, ir.F32Type.get())
 
     def x(self, memory: ir.Value, row: ir.Value, column: ir.Value, left: ir.Value | None) -> list[ir.Value]:
-        """The columns of a token that a step multiplies, of which `left` are there; None for all."""
+        """Reads the columns of a token that a step multiplies, of which only `left` exist if it is given."""
         return [widened(self._read(memory, [row, column], self.lanes, left), self.vec)]
 
     def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
-        """Those of a row whose first element lies `at` a place."""
+        """Reads the columns of a weight's row from place `at` on, of which only `left` exist if it is given."""
         return [widened(self._read(memory, [at], self.lanes, left), self.vec)]
 
     def multiplied(self, weights: Sequence[ir.Value], x: Sequence[ir.Value], total: ir.Value) -> ir.Value:
-        """total + the products."""
+        """Returns total plus the products."""
         for a, b in zip(weights, x, strict=True):
             total = vector.fma(a, b, total)
         return total
 
     @property
     def pair(self) -> int:
-        """How many columns of a row are multiplied by one lane."""
+        """Number of columns of a row that one lane multiplies."""
         return 1
 
     def spread(self, memory: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
-        """What one lane multiplies, a column of a token or a pair, in all lanes."""
+        """Returns a column of a token, or a pair of columns, in all lanes."""
         element = memref.load(memory, [row, column])
         return vector.broadcast(self.vec, widened(element, ir.F32Type.get()))
 
     def paired(self, lines: Sequence[ir.Value]) -> list[ir.Value]:
-        """Vectors of as many rows as a pair has, so that each lane has one column of them all."""
+        """Interleaves vectors of `pair` rows, so that each lane has one column of all of them."""
         return list(lines)
 
     def word(self, value: ir.Value) -> ir.Value:
-        """A vector as one of f32, as panels store them."""
+        """Converts a vector to one of f32 with the same bits, for panels."""
         return value
 
     def of_word(self, value: ir.Value) -> ir.Value:
-        """The inverse of `word`."""
+        """Converts a vector of f32 from a panel back."""
         return value
 
     def _read(self, memory: ir.Value, at: list[ir.Value], count: int, left: ir.Value | None) -> ir.Value:
@@ -136,7 +136,7 @@ class Pairs(Floats):
 
 @dataclass(frozen=True)
 class IntegerPairs(Pairs):
-    """Rows of bytes that have one scale each, and tokens of bf16, which represents all bytes."""
+    """Rows of bytes that have one scale each, and tokens of bf16. bf16 represents all bytes exactly."""
 
     def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
         wide = arith.extsi(vector_of(self.columns, _i32()), self._read(memory, [at], self.columns, left))
@@ -158,7 +158,7 @@ class Integers(Floats):
 
 @dataclass(frozen=True)
 class HalfBytes(Integers):
-    """Rows of bytes with two integers each. x has the even columns of each 2 lanes, then the odd ones."""
+    """Rows of bytes with two integers each. Of each 2 `lanes` columns, x has the even ones first, then the odd ones."""
 
     @property
     def columns(self) -> int:
@@ -175,7 +175,7 @@ class HalfBytes(Integers):
 
     def weights(self, memory: ir.Value, at: ir.Value, scale: ir.Value | None, left: ir.Value | None) -> list[ir.Value]:
         kind, data = vector_of(self.lanes, _i32()), self._read(memory, [at], self.lanes, None)
-        if self.lanes == 16:  # of a lane the lowest four bits count
+        if self.lanes == 16:  # the instruction reads the lowest four bits of a lane
             low = arith.extui(kind, data)
             levels = self._levels()
             found = [
@@ -195,7 +195,7 @@ class HalfBytes(Integers):
 
 
 def stored_as(op: ir.Operation, bits: int) -> Floats:
-    """How an op's weight is stored, read on vectors of so many bits."""
+    """Returns the storage of an op's weight, for vectors of `bits` bits."""
     element = ir.RankedTensorType(op.opview.weight.type).element_type
     lanes, number = bits // 32, {name: ir.IntegerAttr(op.attributes[name]).value for name in ("dots", "four", "group")}
     if isinstance(element, ir.IntegerType) and number["dots"]:

@@ -1,13 +1,13 @@
-"""Many slots of an expert by tiles of bf16, with the rows of its weight as they lie in memory.
+"""Products of many slots of an expert by tiles of bf16, with the rows of its weight in place.
 
 func.private @region_turn(...)          // columns of the rows of x of up to 96 slots, transposed into scratch memory
 func.private @region_rows32x32(...)     // 32 rows and 32 slots; or 16 of either
   scf.for each 32 columns iter_args(2 x 2 tiles of sums)
-    x86.amx.tile_mulf(16 rows x 32 columns, 32 columns x 16 slots, sums); lines of the rows that come next are fetched
-  the tiles, transposed, added to scratch memory
+    x86.amx.tile_mulf(16 rows x 32 columns, 32 columns x 16 slots, sums); prefetch lines of the next rows
+  add the tiles, transposed, to scratch memory
 
-Nothing of the weight is packed: it is the left operand, and x has pairs of columns in its lines. So this is for weights of bf16
-whose rows and columns fill tiles; tile_slots.py has the others.
+The weight is not packed: it is the left operand, and the lines of x have pairs of columns. So this is for weights of bf16 whose
+rows and columns fill tiles. tile_slots.py is for other weights.
 """
 
 from typing import Any
@@ -19,21 +19,21 @@ from gossamer.passes.experts.slot_tile import SlotTile
 from gossamer.passes.loops.vectors import index, loop, transpose
 
 HEIGHTS, WIDTHS = (32, 16), (32, 16)
-"""Rows and slots there are functions for, the most first."""
+"""Numbers of rows and of slots for which there are functions, the most first."""
 DEPTH = 1024
 """Columns of x that are transposed at once."""
 ROWS = 256
-"""Of a block, for which x is transposed once."""
+"""Rows of a block, for which x is transposed once."""
 _TILE = 16
 
 
 def bytes_of(slots: int) -> int:
-    """Of scratch memory: x of so many slots, then tiles of sums."""
+    """Returns the bytes of scratch memory: x of `slots` slots, then tiles of sums."""
     return 2 * DEPTH * slots + 4 * max(HEIGHTS) * max(WIDTHS)
 
 
 class TurnSlots(SlotTile):
-    """The columns [low, low + depth) of the slots of a block from `local` on, 16 at a time."""
+    """Transposes the columns [low, low + depth) of the slots of a block from `local` on, 16 at a time."""
 
     def __init__(self, product: Any, *given: ir.Value) -> None:
         *others, self.slots_left, self.low, self.depth = given
@@ -41,7 +41,7 @@ class TurnSlots(SlotTile):
         self.turned = _turned(product, others[4], others[5], ir.F32Type.get())
 
     def emit(self) -> None:
-        """The body of a function."""
+        """Emits the body of a function."""
         with loop(index(0), self.slots_left, index(_TILE)) as groups:
             first = groups.induction_variable
             tokens = [self.token(arith.addi(first, index(t))) for t in range(_TILE)]
@@ -54,12 +54,12 @@ class TurnSlots(SlotTile):
 
 
 class TileRows(SlotTile):
-    """`height` rows of a weight and up to `width` slots of a block from `local` on.
+    """Emits the products of `height` rows of a weight with up to `width` slots of a block from `local` on.
 
-    row       of the memory of the weight, `begin` the column
-    at        the row in its block
-    depth     columns
-    following the row of memory that comes next, of whose tiles the lines [low, high) of each step are fetched
+    row        the row of the weight's memory; `begin` is its column
+    at         the row in its block
+    depth      number of columns
+    following  the next row of memory. Each step prefetches the lines [low, high) of its share of the next tiles.
     """
 
     def __init__(self, product: Any, height: int, width: int, *given: ir.Value) -> None:
@@ -73,7 +73,7 @@ class TileRows(SlotTile):
         self.sums = product.sums_of_many(workspace, offset)
 
     def emit(self) -> None:
-        """The body of a function."""
+        """Emits the body of a function."""
         factor, total = (ir.Type.parse(f"!x86.amx.tile<16x{kind}>") for kind in ("32xbf16", "16xf32"))
         rows, slots = range(0, self.height, _TILE), range(0, self.width, _TILE)
         self._choose_order()
@@ -97,8 +97,8 @@ class TileRows(SlotTile):
             self._add(row, slot)
 
     def _choose_order(self) -> None:
-        """How what comes next is fetched: line by line as it lies in memory, or where x has more columns, row by row at the
-        columns of a step."""
+        """Chooses the order in which to prefetch the next rows: that of memory, or, if x has more columns than `depth`, row by
+        row at the columns of a step."""
         whole = arith.cmpi(arith.CmpIPredicate.eq, self.depth, self.columns)
         self.first = self.weight.place(self.following, self.begin)
         self.of_column = arith.select(whole, index(max(HEIGHTS)), index(1))
@@ -109,11 +109,11 @@ class TileRows(SlotTile):
         return arith.addi(self.first, step)
 
     def _words(self, slot: int) -> ir.Value:
-        """Where the pairs of a slot begin in a line."""
+        """Returns the place where the pairs of a slot begin in a line."""
         return arith.muli(arith.addi(self.local, index(slot)), index(2))
 
     def _add(self, row: int, slot: int) -> None:
-        """A tile to the sums, transposed."""
+        """Adds a transposed tile to the sums."""
         read = [vector.load(self.stored.vec, self.squares, [index(row + r), index(slot)]) for r in range(_TILE)]
         first, at = arith.addi(self.local, index(slot)), arith.addi(self.at, index(row))
         for t, value in enumerate(transpose(read)):
@@ -122,6 +122,6 @@ class TileRows(SlotTile):
 
 
 def _turned(product: Any, workspace: ir.Value, base: ir.Value, element: ir.Type) -> ir.Value:
-    """The memory of transposed x, as pairs of bf16 or as words: [columns / 2][slots]."""
+    """Returns the memory of transposed x, as pairs of bf16 or as words: [columns / 2][slots]."""
     shape = [DEPTH // 2, product.slots if isinstance(element, ir.F32Type) else 2 * product.slots]
     return memref.view(ir.MemRefType.get(shape, element), workspace, arith.addi(base, index(product.before_tiles)), [])

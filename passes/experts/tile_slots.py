@@ -1,14 +1,14 @@
-"""Many slots of an expert by tiles of bf16, where the target multiplies them: what many_slots.py does by dot products.
+"""Products of many slots of an expert with packed panels by AMX tiles of bf16. (many_slots.py has them by dot products.)
 
 func.private @region_many32(...)     // or _many16
-  the columns [low, low + depth) of 32 tokens' rows into scratch memory
+  copy the columns [low, low + depth) of 32 tokens' rows into scratch memory
   for each 32 of the panel's 64 rows:
     scf.for each 32 columns iter_args(2 x 2 tiles of sums)
       x86.amx.tile_mulf(16 slots x 32 columns, 32 columns x 16 rows, sums)
-    the tiles into scratch memory, which they began with; those of integers first times the scales of their rows
+    store the tiles in scratch memory, from which they began; for integers, first multiply by the scales of their rows
 
-A panel has pairs of columns in its lines, which is how tiles have their right operand. What is packed next is fetched in two
-parts: one while a panel is packed, the other while its first tiles are multiplied.
+The lines of a panel have pairs of columns, the layout of a right operand. The next panel is prefetched in two parts: one
+while a panel is packed, the other while its first tiles are multiplied.
 """
 
 from typing import Any
@@ -21,17 +21,17 @@ from gossamer.passes.experts.slot_tile import SlotTile
 from gossamer.passes.loops.vectors import index, loop
 
 HEIGHTS = (32, 16)
-"""Slots there are functions for, the most first."""
+"""Numbers of slots for which there are functions, the most first."""
 BYTES = (2 * max(HEIGHTS) * 2 * DEPTH) + 4 * 32 * 32
-"""Of scratch memory: rows of x, then sums of integers."""
+"""Bytes of scratch memory: rows of x, then sums of integers."""
 _TILE, _ACROSS = 16, 2  # rows and slots of a tile; tiles of rows at once
 
 
 class TileSlots(SlotTile):
-    """Up to `height` slots of a block times a panel of columns [low, low + depth) of x.
+    """Emits the products of up to `height` slots of a block with a panel of columns [low, low + depth) of x.
 
-    following  what is packed next
-    number     of the slots in their block, in units of the most
+    following  the next panel
+    number     number of the tile of slots in its block
     """
 
     def __init__(self, product: Any, height: int, *given: ir.Value) -> None:
@@ -50,7 +50,7 @@ class TileSlots(SlotTile):
         self.pairs = memref.view(_memory(DEPTH, 2 * product.width, ir.BF16Type.get()), workspace, base, [])
 
     def emit(self) -> None:
-        """The body of a function."""
+        """Emits the body of a function."""
         self._gather()
         early = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, self.number, index(0)), has_else=True)
         for block, fetches in ((early.then_block, True), (early.else_block, False)):
@@ -60,7 +60,7 @@ class TileSlots(SlotTile):
                 scf.YieldOp([])
 
     def _gather(self) -> None:
-        """The columns of the slots' rows of x, zeros after the last ones."""
+        """Copies the columns of the slots' rows of x, with zeros after the last ones."""
         one = self.stored.columns
         whole = arith.subi(self.depth, arith.remui(self.depth, index(one)))
         with loop(index(0), index(self.height), index(1)) as slots:
@@ -109,7 +109,7 @@ class TileSlots(SlotTile):
             self._add_scaled(rows)
 
     def _add_scaled(self, rows: list[ir.Value]) -> None:
-        """What is in the scratch memory, times the scales of its rows, to the sums."""
+        """Adds the tiles in the scratch memory, times the scales of their rows, to the sums."""
         scales = [vector.load(self.stored.vec, self.panel, [index(DEPTH), at]) for at in rows]
         with loop(index(0), index(self.height), index(1)) as slots:
             slot = slots.induction_variable
@@ -124,5 +124,5 @@ def _memory(rows: int, columns: int, element: ir.Type) -> ir.MemRefType:
 
 
 def _after(base: ir.Value, product: Any, offset: int) -> ir.Value:
-    """A place behind the panel of a thread."""
+    """Returns a place behind the panel of a thread."""
     return arith.addi(base, index(product.before_tiles + offset))

@@ -1,1 +1,1 @@
-"""The tools that passes are made with: options, diagnostics, MLIR's own passes, descriptions of schedules."""
+"""Tools for writing passes: options, diagnostics, MLIR's own passes, descriptions of schedules."""

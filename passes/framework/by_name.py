@@ -1,7 +1,9 @@
-"""What there is, by the names of files: nothing is imported to list it.
+"""Finds passes and schedules by the names of their files, without importing them.
 
-a pass      "lower-block" is the class `LowerBlock` of a file `lower_block.py`, in any room of `passes/`, that runs on a module
-a schedule  "block" is the `Family` called `BLOCK` of a file `lower_block.py`, in a room of schedules
+a pass      "lower-block" is the class `LowerBlock`, with a method `run`, of a file `lower_block.py` in any room of `passes/`
+a schedule  "block" is the `Family` called `BLOCK` of a file `lower_block.py` in a room of schedules
+
+`registry.py` asks for the passes, `schedules/families.py` for the schedules.
 """
 
 import re
@@ -15,13 +17,13 @@ _HOUSE, _PACKAGE = Path(__file__).parents[1], __package__.rpartition(".")[0]
 
 
 def passes() -> dict[str, str]:
-    """Where our passes are, as "module:class"."""
+    """Returns the place of each of our passes, by name, as "module:class"."""
     classes = {name: (file, "".join(map(str.capitalize, name.split("-")))) for name, file in sorted(_files("*", "*"))}
     return {name: f"{_module(file)}:{cls}" for name, (file, cls) in classes.items() if _has_pass(file, cls)}
 
 
 def name_of(cls: type) -> str:
-    """The name of a pass: that of its class in small letters."""
+    """Returns the name of a pass: `LowerBlock` is "lower-block"."""
     return re.sub(r"(?<=.)(?=[A-Z])", "-", cls.__name__).lower()
 
 
@@ -31,7 +33,7 @@ def _has_pass(file: Path, cls: str) -> bool:
 
 
 def schedules(*rooms: str) -> dict[str, str]:
-    """Where the schedules of some rooms are, as "module:family"."""
+    """Returns the place of each schedule in some rooms, by name, as "module:family"."""
     found = {name.removeprefix("lower-"): file for room in rooms for name, file in _files(room, "lower_*")}
     variables = {name: name.replace("-", "_").upper() for name in sorted(found)}
     families = {name: v for name, v in variables.items() if f"\n{v} = Family(" in found[name].read_text(encoding="utf-8")}

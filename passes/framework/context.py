@@ -1,4 +1,4 @@
-"""The one place where MLIR contexts are made."""
+"""Makes the MLIR contexts. No other file of Gossamer does."""
 
 import threading
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ import gossamer.dialects.kept_steps
 import gossamer.dialects.open_ops
 import gossamer.dialects.points
 import gossamer.dialects.row_maps
-import gossamer.dialects.token_tiles  # noqa: F401  # ops belong to the dialect as soon as they are defined
+import gossamer.dialects.token_tiles  # noqa: F401  # importing the file adds its ops to the dialect
 from gossamer.dialects.kernel import KernelDialect
 
-_MODULES = 500  # that are built in one context: what it keeps of each, types and maps, is a few kilobytes
+_MODULES = 500  # number of modules built in one context, which keeps a few kilobytes of types and maps of each
 
-_loading = threading.Lock()  # a Python-defined dialect is loaded by way of its class, which all threads share
+_loading = threading.Lock()  # loading a dialect that is defined in Python changes its class, which all threads share
 _building = threading.local()
 
 
 def context() -> ir.Context:
-    """A new MLIR context with every dialect of MLIR and the kernel dialect loaded (10 ms); not entered."""
+    """Returns a new MLIR context with all dialects of MLIR and the kernel dialect, not entered. This takes 10 ms."""
     fresh = ir.Context()
     with _loading, fresh, ir.Location.unknown():
         KernelDialect.load()
@@ -36,10 +36,10 @@ def context() -> ir.Context:
 
 @contextmanager
 def building() -> Iterator[None]:
-    """To build a module in whose text is all that is kept: in a context that the thread has for that, at an unknown location.
+    """Enters a context, which the thread reuses, to build a module of which only the text is kept. Locations are unknown.
 
-    Building most contract IR takes less time than making a context. No pass may run in this one: it has no threads, so that a
-    process that is forked can let go of it.
+    The context is reused because building contract IR mostly takes less time than making a context. Run no pass in it: it has
+    no threads, so that a forked process can release it.
     """
     if getattr(_building, "left", 0) == 0:
         _building.context, _building.left = context(), _MODULES

@@ -1,6 +1,6 @@
-"""MLIR's diagnostics as plain data, and the error that carries them out of a failing pass.
+"""Copies MLIR's diagnostics into plain data, and raises them as `PassError` when a pass fails.
 
-MLIR's own objects live no longer than the callback that receives them; a `Diagnostic` here can be kept,
+MLIR's own objects live no longer than the callback that receives them. A `Diagnostic` can be kept,
 printed and compared.
 """
 
@@ -15,14 +15,14 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError, GossamerError
 
-# The first file position in any location, also in a fused or named one.
+# Finds the first file position in any location, also in a fused or named one.
 _PLACE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
-_LINES = 12  # of one diagnostic in the message of an exception: a note may quote a whole function
+_LINES = 12  # most lines of one diagnostic in the message of an exception: a note may quote a whole function
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """`severity` is "error", "warning", "remark" or "note"; `line` and `column` count from 1, 0: unknown."""
+    """A diagnostic. `severity` is "error", "warning", "remark" or "note". `line` and `column` count from 1; 0 is unknown."""
 
     severity: str
     message: str
@@ -33,7 +33,7 @@ class Diagnostic:
 
     @classmethod
     def read(cls, source: "ir.Diagnostic | ir.DiagnosticInfo") -> "Diagnostic":
-        """Copy what MLIR hands to a handler or attaches to an MLIRError."""
+        """Copies a diagnostic that MLIR passes to a handler or attaches to an MLIRError."""
         place = _PLACE.search(str(source.location))
         file, line, column = place.groups() if place else ("", 0, 0)
         notes = tuple(cls.read(note) for note in source.notes)
@@ -41,7 +41,7 @@ class Diagnostic:
 
     @property
     def where(self) -> str:
-        """`file:line:column`, or as much of it as is known."""
+        """`file:line:column`, without the parts that are not known."""
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Diagnostic:
 
 
 class PassError(CompileError):
-    """A pass failed: `label` is the pass as a pipeline writes it, `headline` the message's first line."""
+    """A pass failed. `label` is the text of the pass in a pipeline, `headline` the first line of the message."""
 
     def __init__(self, label: str, diagnostics: list[Diagnostic], failure: str = "failed") -> None:
         self.label = label
@@ -62,9 +62,9 @@ class PassError(CompileError):
 
 @contextmanager
 def collected(context: ir.Context, *severities: str) -> Iterator[list[Diagnostic]]:
-    """Collect the diagnostics of these severities (all, if none is named) that the `with` block emits.
+    """Collects the diagnostics of these severities (all, if none is named) that the `with` block emits.
 
-    The others go on to the handler outside. Errors that the bindings raise as MLIRError are only in there.
+    Others go to the next outer handler. Errors that the bindings raise as MLIRError are not collected: the exception has them.
     """
     found: list[Diagnostic] = []
 
@@ -84,10 +84,10 @@ def collected(context: ir.Context, *severities: str) -> Iterator[list[Diagnostic
 
 @contextmanager
 def failures_raised(label: str, module: ir.Module) -> Iterator[None]:
-    """Around the run of a pass: its context is entered, and whatever fails inside becomes a PassError.
+    """Enters a module's context to run a pass, and turns each failure inside into a PassError.
 
-    A pass fails by raising or by emitting an error (`op.location.emit_error`). What it creates without a
-    location gets the module's.
+    A pass fails by raising or by emitting an error (`op.location.emit_error`). Ops that it creates without a
+    location get the module's.
     """
     with module.context, module.operation.location, collected(module.context, "error") as errors:
         try:
@@ -106,7 +106,7 @@ def failures_raised(label: str, module: ir.Module) -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    """An exception as the message of a diagnostic; one that is not ours is a bug, so its place is in it."""
+    """Returns the message of an exception. If it is not a GossamerError, it is a bug, so the message has its place."""
     if isinstance(error, GossamerError):
         return str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]

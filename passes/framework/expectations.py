@@ -1,11 +1,11 @@
-"""Comments in a test file that say which diagnostics must come, as MLIR's own tools read them.
+"""Reads the comments of a test file that list the diagnostics it must cause, in the syntax of MLIR's own tools.
 
     %0 = arith.addf %a, %b : f64   // expected-error {{part of the message}}
     // expected-warning @+1 {{…}}     one line below; @-2: two lines above
-    // expected-note @below {{…}}     at the next line that is no such comment; @above: at the last one
+    // expected-note @below {{…}}     at the next line that is no such comment; @above: at the previous one
     // expected-remark @unknown {{…}} without a place in the file
 
-Every error, warning, remark and note must be expected, except MLIR's note that prints the operation at hand.
+Every error, warning, remark and note must be expected, except MLIR's note that prints the current operation.
 """
 
 import re
@@ -21,7 +21,7 @@ _EXPECTATION = re.compile(_MARK.pattern + r" *(?:@([+-]\d+|above|below|unknown))
 
 @dataclass(frozen=True)
 class Expectation:
-    """A diagnostic that must come, at `line` (0: no place) with `text` in it; comment at line `origin`."""
+    """A diagnostic that must come at `line` (0: no place) with `text` in it. Its comment is at line `origin`."""
 
     severity: str
     text: str
@@ -29,13 +29,13 @@ class Expectation:
     origin: int
 
     def meets(self, diagnostic: Diagnostic) -> bool:
-        """Whether this is the diagnostic."""
+        """Whether this diagnostic is the expected one."""
         line = diagnostic.line if diagnostic.file == "-" else 0
         return (self.severity, self.line) == (diagnostic.severity, line) and self.text in diagnostic.message
 
 
 def expectations(text: str, first_line: int = 1) -> list[Expectation]:
-    """The expectations in a piece of a file that starts at `first_line`; OptionError if one is garbled."""
+    """Returns the expectations in a part of a file that starts at `first_line`. OptionError if one cannot be read."""
     lines = text.splitlines()
     plain = [i for i, line in enumerate(lines) if not _MARK.search(line)]
     found = []
@@ -59,7 +59,7 @@ def expectations(text: str, first_line: int = 1) -> list[Expectation]:
 
 
 def mismatches(expected: Iterable[Expectation], emitted: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """One error for each diagnostic that was not expected and each expectation that was not met."""
+    """Returns one error for each diagnostic that was not expected and each expectation that was not met."""
     missing = list(expected)
     problems = []
     for diagnostic in _flat(emitted):

@@ -1,10 +1,10 @@
-"""Which lines of a region's contract IR each line of a later stage comes from, read from MLIR's locations.
+"""Finds the lines of a region's contract IR that each line of a later stage comes from, by MLIR's locations.
 
     contract IR     13:   %3 = linalg.matmul ins(%arg0, %transposed ...)         parsed as loc("-":13:10)
     kernel IR        4:   %0 = "kernel.spmm"(%arg0, %arg1) ...                   loc("-":13:10)           →  (13,)
     assembly       950:   vfmadd231ps (%rsi,%r8,4), %zmm1, %zmm4                 .loc 1 2 0, origin 2     →  (13,)
 
-Locations are MLIR's own, so passes of MLIR carry them. Ours do where they build at the location of what they replace.
+MLIR's passes keep the locations of ops. Ours do too, because they create ops at the location of the op that they replace.
 """
 
 import re
@@ -16,7 +16,7 @@ from gossamer.passes.framework import upstream
 from gossamer.passes.framework.translate import translate_to_llvm_ir
 
 Origins = tuple[tuple[int, ...], ...]
-"""For each line of a text, the lines that it comes from, counted from 1."""
+"""For each line of a text: the lines of the contract IR that it comes from, counted from 1."""
 
 _PLACE = re.compile(r'"-":(\d+):')
 _ALIAS = re.compile(r"#loc\d*")
@@ -28,12 +28,12 @@ _SECTION = re.compile(r'\t\.section\t"?\.([\w.-]+)')
 _LOC = re.compile(r"\t\.loc\t\d+ (\d+)")
 _FOR_DEBUGGER = re.compile(r"\t\.file\t\d|\t\.cfi_|\.L(tmp|func_begin)\d+:")
 _FILE, _FIRST = "origin", 1 << 20
-"""The file that `traced` names, and the line of its first entry: lines below are those of arguments of blocks."""
+"""The file name in the locations that `traced` sets, and the line of its first entry. Lower lines are of block arguments."""
 _SCOPES = "ensure-debug-info-scope-on-llvm-func{emission-kind=LineTablesOnly}"
 
 
 class StageText(str):
-    """The text of a stage, which knows the pass that made it, with its options, and the origins of its lines."""
+    """The text of a stage, with the label of the pass that made it and the origins of its lines."""
 
     label: str
     origins: Origins
@@ -46,25 +46,25 @@ class StageText(str):
 
 @dataclass(frozen=True)
 class Traced:
-    """LLVM IR with line numbers, each of them the number of an entry in `origins`, counted from `_FIRST`."""
+    """LLVM IR with line numbers. Line number `_FIRST + i` stands for `origins[i]`."""
 
     llvm_ir: str
     origins: Origins
 
 
 def printed(module: ir.Module, label: str = "") -> StageText:
-    """A module as text, with the origins of its lines."""
+    """Returns the text of a module, with the origins of its lines."""
     text = str(module)
     return StageText(text, label, _origins(text, module.operation.get_asm(enable_debug_info=True), _nowhere(module)))
 
 
 def _nowhere(module: ir.Module) -> set[int]:
-    """The line of the module itself, at which passes create what they give no location."""
+    """Returns the lines that are no origin: the module's own, which ops get that a pass creates without a location, and 0."""
     return {0, *map(int, _PLACE.findall(str(module.operation.location)))}
 
 
 def _origins(text: str, located: str, nowhere: set[int]) -> Origins:
-    """The origins of the lines of a text, given the same with locations; none if the two differ in more."""
+    """Returns the origins of the lines of a text, given the same text with locations. Empty if they differ otherwise."""
     aliases, lines = dict[str, str](), list[str]()
     for line in located.split("\n"):
         if defined := _DEFINITION.match(line):
@@ -73,7 +73,7 @@ def _origins(text: str, located: str, nowhere: set[int]) -> Origins:
             lines.append(line)
     pairs = [_split(line) for line in lines]
     plain = text.split("\n")
-    # The last location of a line that begins a block or a region is that of an argument.
+    # In a line that begins a block or a region, the last location is that of an argument.
     pairs = [(code, [] if code.endswith("{") or code.lstrip().startswith("^") else found) for code, found in pairs]
     if [code for code, _ in pairs] != plain:
         return ()
@@ -96,7 +96,7 @@ def _origins(text: str, located: str, nowhere: set[int]) -> Origins:
 
 
 def _split(line: str) -> tuple[str, list[str]]:
-    """A line without its locations, and these."""
+    """Returns a line without its locations, and the locations."""
     if line.count(" loc(") == 1 and (simple := _SIMPLE.search(line)):
         return line[: simple.start()], [simple[1]]
     code, locations, at = "", list[str](), 0
@@ -123,12 +123,12 @@ def _read(location: str, places: dict[str, set[int]]) -> set[int]:
 
 
 def line_location(line: int) -> ir.Location:
-    """The location of a line of a text that a module is made of."""
+    """Returns the location for a line of the text that a module is parsed from."""
     return ir.Location.file("-", line, 0)
 
 
 def moved(operation: ir.Operation, lines: int) -> None:
-    """Moves the locations of an op, and of those inside, so many lines on."""
+    """Adds `lines` to the line numbers in the locations of an op and of all ops inside."""
 
     def move(op: ir.Operation) -> ir.WalkResult:
         places = sorted({int(n) for n in _PLACE.findall(str(op.location))} - {0})
@@ -140,10 +140,10 @@ def moved(operation: ir.Operation, lines: int) -> None:
 
 
 def share_places(module: ir.Module) -> None:
-    """Gives ops of a function that several stages share the places of all of them.
+    """Gives the ops of a function that several stages share the places of all these stages.
 
-    Such a function has the places of the stages, in order. Equal stages have equal texts in the contract IR, so that each op
-    has a place in each of them, as far from its beginning.
+    The location of such a function has the places of the stages, in order. Equal stages have equal texts in the contract IR, so
+    each op has a place in each of them, at the same distance from its beginning.
     """
     nowhere = _nowhere(module)
     for function in module.body.operations:
@@ -167,7 +167,7 @@ def _in_order(location: ir.Location) -> list[int]:
 
 
 def traced(module: ir.Module) -> Traced:
-    """A module of LLVM's dialect as LLVM IR with line numbers; its locations are others then."""
+    """Returns the LLVM IR of a module of LLVM's dialect, with line numbers. This replaces the locations in the module."""
     numbers, nowhere = dict[tuple[int, ...], int](), _nowhere(module)
 
     def renumber(op: ir.Operation) -> ir.WalkResult:
@@ -182,7 +182,7 @@ def traced(module: ir.Module) -> Traced:
 
 
 def of_assembly(located: str, origins: Origins) -> StageText:
-    """Assembly with line numbers without these, and with the origins of its lines."""
+    """Returns assembly without its line numbers, with the origins of its lines."""
     current: tuple[int, ...] = ()
     of_debugger = False
     lines, found = list[str](), list[tuple[int, ...]]()
@@ -203,7 +203,7 @@ def _entry(origins: Origins, number: int) -> tuple[int, ...]:
 
 
 def of_llvm_ir(located: str, origins: Origins) -> StageText:
-    """LLVM IR with line numbers without these, and with the origins of its lines."""
+    """Returns LLVM IR without its line numbers, with the origins of its lines."""
     numbers = {
         tag: int(line) for tag, line in re.findall(r"^(!\d+) = (?:distinct )?!DILocation\(line: (\d+)", located, re.MULTILINE)
     }
@@ -217,7 +217,7 @@ def of_llvm_ir(located: str, origins: Origins) -> StageText:
 
 
 def carried(text: str, source: str, origins: Origins) -> Origins:
-    """The origins of the lines of a text that has all lines of `source`, in order, and others."""
+    """Returns the origins of the lines of a text that has all lines of `source`, in order, between other lines."""
     found, at, lines = list[tuple[int, ...]](), 0, source.split("\n")
     for line in text.split("\n"):
         same = at < len(lines) and lines[at] == line

@@ -1,4 +1,4 @@
-"""Passes as text: `name{option=value other=value}` to an instance of the pass's dataclass, and back.
+"""Turns the text `name{option=value other=value}` into an instance of a pass's dataclass, and back.
 
 The fields of the dataclass are the options; `min_gain` is written `min-gain` or `min_gain`. Types:
 
@@ -20,7 +20,7 @@ _BOOLS = {"true": True, "false": False}
 
 
 def split(text: str, separators: str) -> list[str]:
-    """Split at separators outside of brackets and quotes; OptionError for brackets that do not match."""
+    """Splits a text at separators outside of brackets and quotes. OptionError for brackets that do not match."""
     pieces, start, quote = [], 0, ""
     expected: list[str] = []
     for position, character in enumerate(text):
@@ -43,7 +43,7 @@ def split(text: str, separators: str) -> list[str]:
 
 
 def build(cls: type[Any], options: str) -> Any:
-    """The pass `cls` with options such as `tile=4x8 fast=true`; OptionError if they do not fit."""
+    """Returns the pass `cls` with options such as `tile=4x8 fast=true`. OptionError if a name or value is wrong."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     types = get_type_hints(cls)
     values: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def build(cls: type[Any], options: str) -> Any:
 
 
 def label(instance: Any) -> str:
-    """The pass as a pipeline writes it, with the options that differ from their defaults."""
+    """Returns the text of a pass in a pipeline, with the options that differ from their defaults."""
     given = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance)}
     defaults = {f.name: f.default for f in dataclasses.fields(instance)}
     options = [f"{_spelled(name)}={_text(value)}" for name, value in given.items() if value != defaults[name]]
@@ -72,7 +72,7 @@ def label(instance: Any) -> str:
 
 
 def signature(cls: type[Any]) -> str:
-    """The pass with all its options and their defaults, `?` for those without."""
+    """Returns the text of a pass with all its options and their defaults; `?` for an option without a default."""
     defaults = {f.name: "?" if f.default is dataclasses.MISSING else _text(f.default) for f in dataclasses.fields(cls)}
     options = [f"{_spelled(name)}={default}" for name, default in defaults.items()]
     return _named(cls, options)
@@ -83,7 +83,7 @@ def _named(cls: type[Any], options: Sequence[str]) -> str:
 
 
 def choices(wrong: str, valid: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: what it may have meant, and what there is."""
+    """Returns the end of a message about an unknown name: names like it, and all valid ones."""
     names = sorted(valid)
     close = difflib.get_close_matches(wrong, names, n=2)
     meant = f"; did you mean {' or '.join(close)}?" if close else ";"

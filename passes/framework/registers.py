@@ -1,6 +1,6 @@
-"""The registers of a target: what its sums have to fit into. They follow from the width of its vectors."""
+"""Number of vector registers of a target, which limits how many sums a loop can keep. It follows from the vector width."""
 
 
 def registers(bits: int) -> int:
-    """How many vectors of so many bits a core holds: AVX2 has 16 registers, AVX-512 and NEON have 32."""
+    """Returns the number of registers for vectors of `bits` bits: 16 with AVX2, 32 with AVX-512 and NEON."""
     return 16 if bits == 256 else 32

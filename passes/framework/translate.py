@@ -1,7 +1,7 @@
-"""MLIR's LLVM dialect to the text of LLVM IR.
+"""Translates MLIR's LLVM dialect to the text of LLVM IR.
 
-The binding of torch-mlir that does so copies a C string and never frees it: ten megabytes for the layers of one model. What it
-calls is called here, and the string is freed.
+torch-mlir's binding for this copies a C string and never frees it, which leaks ten megabytes for the layers of one model. So
+this file calls the same C function and frees the string.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _OPERATION = b"torch_mlir.ir.Operation._CAPIPtr"
 
 
 def translate_to_llvm_ir(operation: ir.Operation) -> str:
-    """LLVM IR of a module or a GPU module, which must have operations of LLVM's dialects alone."""
+    """Returns the LLVM IR of a module or a GPU module, which must have only operations of LLVM's dialects."""
     translate, dispose = _functions()
     text = translate(_pointer(operation._CAPIPtr, _OPERATION))
     try:
@@ -26,7 +26,7 @@ def translate_to_llvm_ir(operation: ir.Operation) -> str:
 
 @cache
 def _functions() -> tuple[Any, Any]:
-    library = ctypes.CDLL(_mlirDialectsLLVM.__file__)  # finds what the libraries have that it is linked with, too
+    library = ctypes.CDLL(_mlirDialectsLLVM.__file__)  # also has the symbols of the libraries that it is linked with
     translate, dispose = library.mlirTranslateModuleToLLVMIRToString, library.LLVMDisposeMessage
     # An MlirOperation is a struct of one pointer, which is passed as that pointer.
     translate.argtypes, translate.restype = [ctypes.c_void_p], ctypes.c_void_p

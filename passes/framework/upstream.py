@@ -1,8 +1,8 @@
-"""MLIR's own passes, by its textual pipeline syntax.
+"""Runs MLIR's own passes, given in its textual pipeline syntax.
 
-A pass manager holds one piece of a pipeline. Making one takes a microsecond; what costs time is setting up
-the patterns of a pass (0.25 ms for canonicalize), which MLIR does for every pass of every manager. So one
-manager for a whole pipeline would save little, and it would not tell which pass failed.
+Each piece of a pipeline gets a pass manager of its own. Making one takes a microsecond. MLIR sets up the
+patterns of every pass of every manager (0.25 ms for canonicalize), so one manager for the whole pipeline
+would save little. It would also not tell which pass failed.
 """
 
 from torch_mlir import ir
@@ -10,10 +10,10 @@ from torch_mlir.passmanager import PassManager
 
 
 def check(piece: str) -> None:
-    """ValueError with MLIR's reason if it does not know this piece of a pipeline."""
+    """Raises ValueError with MLIR's reason if MLIR cannot parse this piece of a pipeline."""
     PassManager.parse(f"builtin.module({piece})", ir.Context(load_on_create_dialects=[]))
 
 
 def run(piece: str, module: ir.Module) -> None:
-    """Run a piece of a pipeline on a module; MLIRError if it fails."""
+    """Runs a piece of a pipeline on a module. MLIRError if it fails."""
     PassManager.parse(f"builtin.module({piece})", module.context).run(module.operation)

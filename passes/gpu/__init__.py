@@ -1,1 +1,1 @@
-"""All passes for GPUs: one file for each schedule, and the way to PTX. None has run on a GPU yet."""
+"""Passes for GPUs: one file for each schedule, and those that lower kernels to PTX. None has run on a GPU yet."""

@@ -1,11 +1,11 @@
-"""emit-gpu-entry: kernels take an address and the dynamic sizes of each memref, as a launch passes them.
+"""emit-gpu-entry: makes kernels take an address and the dynamic sizes of each memref, as a launch passes them.
 
 before   gpu.func @region_t128(%x: memref<?x768xf32>, ..., %out: memref<?x3072xf32>) kernel
 after    gpu.func @region_t128(%x: !llvm.ptr {llvm.noalias, llvm.readonly, llvm.align = 16}, %x_0: i64, ...) kernel
            rebuilds the (contiguous) memrefs
 
-The order is that of emit-entry on the CPU, and the list of dynamic dimensions is written to the module as `kernel.words`
-too. All but the last memref are only read. Every address must be a multiple of 16.
+The arguments have the same order as those of emit-entry on the CPU. The pass also writes the list of dynamic dimensions to the
+module as `kernel.words`. A kernel only reads its memrefs, except the last one. Every address must be a multiple of 16.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from gossamer.passes.codegen.emit_entry import WORDS
 from gossamer.passes.loops.llvm_values import memory_at
 from gossamer.passes.loops.queries import walk
 
-ALIGNMENT = 16
+ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True)
 class EmitGpuEntry:
-    """Replace the memrefs that kernels take by pointers and sizes."""
+    """Replaces the memrefs that kernels take by pointers and sizes."""
 
     def run(self, module: ir.Module) -> None:
         kernels = [op.opview for op in walk(module, "gpu.func")]

@@ -1,17 +1,17 @@
-"""Products with few tokens that load a sparse weight and multiply a dense one: the frame around the expansion.
+"""Frame of products with few tokens that load a sparse weight, expand it in registers, and multiply it as a dense one.
 
-// a thread block computes 32 features, each of its 8 warps every eighth panel: 64 bytes of each row along K
+// a thread block computes 32 features; each of its 8 warps multiplies every eighth panel, 64 bytes of each row along K
 each warp: start to copy its first two panels: masks, offsets, values of w; x[16 tokens][64 bytes]
 scf.for %panel step 8 iter_args(2 x 2 x 4 sums)
   start to copy the panel after the next; wait for the panel's own copy
-  each lane: its elements of w, zeros included          // ExpandedPanels.elements, of who multiplies
+  each lane: its elements of w, zeros included          // ExpandedPanels.elements, in a subclass
   nvgpu.ldmatrix of x; nvvm.mma.sync
-the warps' sums added up through shared memory; through the epilogue into y
+add up the warps' sums in shared memory; store them through the epilogue into y
 
-With few tokens the weight has to come from memory and little else takes time. Lanes take a tile's elements from the packed
-values right into the registers that tensor cores read (as SpInfer does: Fan et al., EuroSys 2025; the idea is Flash-LLM's: Xia
-et al., VLDB 2023). Warps share nothing before the end, so nothing but their own copies is waited for. Tokens past the last and
-columns beyond K are zeros, and not read.
+With few tokens, loading the weight from memory takes most of the time. Lanes load a tile's elements from the packed values into
+the registers that tensor cores read (as SpInfer does: Fan et al., EuroSys 2025; the idea is Flash-LLM's: Xia et al., VLDB
+2023). Warps share nothing before the end, so each one waits only for its own copies. Tokens past the last and columns beyond K
+are zeros, and are not read.
 """
 
 from functools import partial
@@ -31,20 +31,20 @@ from gossamer.passes.loops.vectors import added, byte_width, index, load_index, 
 
 TOKENS = (16, 8)
 ROWS = Fragments.ROWS
-_RESIDENT = 3  # blocks of a multiprocessor: as many as shared memory holds where there is much
+_RESIDENT = 3  # blocks of a multiprocessor at once: as many as fit GPUs with a large shared memory
 _LINE = 64  # bytes of a row of x in a panel
 _PIECE = 16  # bytes that a lane copies at once
 _WARPS = 8
 _HEIGHTS, _DEPTHS = ROWS // 16, _LINE // 32  # tiles of a panel
-_SLOTS = 3  # panels of a warp in shared memory: one that is multiplied, two on their way
+_SLOTS = 3  # panels of a warp in shared memory: one that is multiplied, two that are being copied
 _AT_ONCE = 2  # copies of pieces of x that a lane begins one after the other
-_APART = ROWS + 4  # sums between those of neighbouring tokens: then no two lanes store to one bank
+_APART = ROWS + 4  # distance of neighbouring tokens' sums in shared memory, such that no two lanes store to one bank
 
 
 class ExpandedPanels:
-    """Emits the body of one kernel. The 32 rows of the thread block are those of the operands' chunk.
+    """Emits the body of one kernel. A thread block computes the 32 rows of the operands' chunk.
 
-    Who multiplies says in `stored` how the weight is packed, and in `lower` which bits of a mask are those before a lane's own.
+    Subclasses set `stored`, the packing of the weight, and `lower`, the bits of a mask below the lane's own.
     """
 
     stored: ClassVar[type[Fragments]]
@@ -69,7 +69,7 @@ class ExpandedPanels:
 
     @classmethod
     def lower_all(cls, module: ir.Module, family: Family) -> None:
-        """Kernels in place of all products of a family."""
+        """Replaces all products of a family by kernels."""
         for op in products(module, family.name):
             with op.location:
                 spmm = GpuProduct(op, cls.tile())
@@ -82,19 +82,19 @@ class ExpandedPanels:
 
     @classmethod
     def tile(cls) -> list[int]:
-        """[tokens, rows of the weight, columns of K]"""
+        """Returns the tile: [tokens, rows of the weight, columns of K]."""
         return [TOKENS[0], cls.stored.ROWS, cls.stored.COLUMNS]
 
     def first_mask(self, tile: int) -> ir.Value:
-        """The first of the four masks of a tile, one a quarter, that are this lane's."""
+        """Returns the number of this lane's first mask of a tile; it reads four masks from there on, one for each quarter."""
         raise NotImplementedError
 
     def elements(self, slot: ir.Value, mask: ir.Value, place: ir.Value) -> ir.Value:
-        """This lane's elements of a quarter of a tile, whose values begin at `place` in the slot."""
+        """Loads this lane's elements of a quarter of a tile, whose values begin at `place` in the slot."""
         raise NotImplementedError
 
     def expanded(self, slot: ir.Value, tile: int) -> list[ir.Value]:
-        """This lane's elements of a tile of w: of each quarter those that `multiply_add` takes."""
+        """Returns this lane's elements of the four quarters of a tile of w, as `multiply_add` takes them."""
         at = [self.warp, slot, self.first_mask(tile)]
         masks = load(vector_of(4, self.i32), self.masks, at)
         offsets = load(vector_of(4, ir.IntegerType.get_signless(16)), self.offsets, at)
@@ -106,14 +106,14 @@ class ExpandedPanels:
         return found
 
     def emit(self) -> None:
-        """The whole body."""
+        """Emits the whole body."""
         panels = [arith.addi(self.warp, index(slot * _WARPS)) for slot in range(_SLOTS)]
         for slot, panel in enumerate(panels[:-1]):
             self._copy(panel, index(slot), *self._bounds(panel))
         start = [index(0), *self._bounds(panels[-1]), *[zeros(self.sums)] * (_HEIGHTS * self.widths)]
         with loop(self.warp, index(self.panels), index(_WARPS), start) as steps:
             slot, begin, end, *sums = steps.inner_iter_args
-            sync_warp()  # all lanes have read the slot that is free now
+            sync_warp()  # all lanes must have read the slot that is filled next
             is_first = arith.cmpi(arith.CmpIPredicate.eq, slot, index(0))
             free = arith.select(is_first, index(_SLOTS - 1), arith.subi(slot, index(1)))
             later = arith.addi(steps.induction_variable, index((_SLOTS - 1) * _WARPS))
@@ -127,12 +127,12 @@ class ExpandedPanels:
         self._store(list(steps.results)[3:])
 
     def _bounds(self, panel: ir.Value) -> list[ir.Value]:
-        """Where the values of a panel begin and end, in pieces. They are asked for long before the copy needs them."""
+        """Loads where the values of a panel begin and end, in pieces. The caller loads them long before the copy needs them."""
         at = arith.addi(self.first_panel, arith.minui(panel, index(self.panels - 1)))
         return [load_index(self.positions, arith.addi(at, index(i))) for i in range(2)]
 
     def _copy(self, panel: ir.Value, slot: ir.Value, begin: ir.Value, end: ir.Value) -> None:
-        """Start to copy a panel, if there is such a one, into a slot of this warp; a group even if there is not."""
+        """Starts to copy a panel, if it exists, into a slot of this warp. Ends the group of copies even if it does not."""
         with when(below(panel, index(self.panels))):
             self._copy_x(panel, slot)
             count = _masks(self.stored)
@@ -148,7 +148,7 @@ class ExpandedPanels:
     def _copy_pieces(
         self, source: ir.Value, to: ir.Value, slot: ir.Value, first: ir.Value, pieces: ir.Value, most: int
     ) -> None:
-        """Pieces of 16 bytes, up to so many, one a lane at a time."""
+        """Starts to copy `pieces` pieces of 16 bytes, at most `most`. Each lane copies one at a time."""
         width = _PIECE // byte_width(ir.MemRefType(source.type).element_type)
         for number in range(-(-most // WARP)):
             piece = arith.addi(self.operands.lane, index(number * WARP))
@@ -157,8 +157,10 @@ class ExpandedPanels:
                 copy_async(source, [arith.addi(first, place)], to, [self.warp, slot, place])
 
     def _copy_x(self, panel: ir.Value, slot: ir.Value) -> None:
-        """The panel's columns of all tokens, as many bytes at a time as are aligned; what cp.async cannot copy goes through
-        registers, and the lanes wait for it."""
+        """Copies the panel's columns of all tokens, in the widest pieces that are aligned.
+
+        cp.async cannot copy pieces below 4 bytes. They go through registers, and the lanes wait for them.
+        """
         operands, size = self.operands, byte_width(self.spmm.element)
         width = widest(self.spmm.K, self.spmm.element, self.chunk)
         rounds = self.count * _LINE // (width * size * WARP)
@@ -178,7 +180,7 @@ class ExpandedPanels:
                 store(arith.select(exists, read, zeros(read.type)), self.x, place)
 
     def _multiply(self, slot: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + w x^T of a panel."""
+        """Returns the sums plus w x^T of a panel."""
         result = list(sums)
         matrix, line = divmod_by(self.operands.lane, 8)
         b = [
@@ -194,11 +196,11 @@ class ExpandedPanels:
         return result
 
     def _store(self, sums: list[ir.Value]) -> None:
-        """The sums of all warps, added up and through the epilogue into y."""
+        """Adds up the sums of all warps and stores them through the epilogue into y."""
         operands, spmm = self.operands, self.spmm
         parts = shared(0, [_WARPS, self.count * _APART], spmm.sum_type)
         group, quarter = divmod_by(operands.lane, 4)
-        gpu.barrier()  # what was copied is used up
+        gpu.barrier()  # the sums overwrite the slots, which no warp must still read
         for i in range(_HEIGHTS):
             for j in range(self.widths):
                 for number in range(4):
@@ -220,36 +222,36 @@ class ExpandedPanels:
                 operands.store(spmm.epilogue, result, token, feature)
 
     def _x_place(self, row: ir.Value, chunk: ir.Value) -> ir.Value:
-        """Where 16 bytes of a row of x lie: pairs of neighbouring rows have a chunk in four places."""
+        """Returns the place of 16 bytes of a row of x. Four neighbouring pairs of rows have the same chunk in four places."""
         spread = arith.andi(arith.divui(row, index(2)), index(3))
         chunks = arith.addi(arith.muli(row, index(_LINE // _PIECE)), arith.xori(chunk, spread))
         return arith.muli(chunks, index(self.chunk))
 
     def _before(self, mask: ir.Value) -> ir.Value:
-        """How many bits of a mask come before this lane's."""
+        """Returns how many bits of a mask are set below this lane's own."""
         return ir.Operation.create("llvm.intr.ctpop", results=[self.i32], operands=[arith.andi(mask, self.lower)]).results[0]
 
     def i32_constant(self, value: int) -> ir.Value:
-        """A word."""
+        """Returns a constant of 32 bits."""
         return arith.constant(self.i32, value)
 
 
 def launch(spmm: GpuProduct, stored: type[Fragments], tokens: int) -> Launch:
-    """Of the kernel for so many tokens."""
+    """Returns the launch of the kernel for so many tokens."""
     slot = tokens * _LINE + _value_bytes(spmm, stored) + (4 + 2) * _masks(stored)
     return Launch(tokens, -(-spmm.M // ROWS), _WARPS * WARP, _WARPS * _SLOTS * slot)
 
 
 def _slots(before: int, size: int, element: ir.Type) -> ir.Value:
-    """Shared memory of so many bytes for each slot of each warp, behind arrays with `before` bytes a slot."""
+    """Returns shared memory of `size` bytes for each slot of each warp, after arrays with `before` bytes a slot."""
     return shared(_WARPS * _SLOTS * before, [_WARPS, _SLOTS, size // byte_width(element)], element)
 
 
 def _value_bytes(spmm: GpuProduct, stored: type[Fragments]) -> int:
-    """Of a panel at most, and a piece that may be read behind them."""
+    """Returns the most bytes that the values of a panel take, and one piece more, which may be read after them."""
     return ROWS * stored.COLUMNS * byte_width(spmm.element) + _PIECE
 
 
 def _masks(stored: type[Fragments]) -> int:
-    """Of a panel."""
+    """Returns the number of masks of a panel."""
     return 4 * _HEIGHTS * _DEPTHS * 8 // stored.LINES

@@ -1,4 +1,4 @@
-"""What the GPU lowerings of kernel.spmm share: the gpu.module around their kernels, and what the threads of one work on.
+"""Code that the GPU lowerings of kernel.spmm share: the gpu.module around their kernels, and the operands of a thread.
 
 func.func @region(%x: memref<?x768xf32>, ..., %out, %workspace, %threads) { "kernel.spmm" ... }
     becomes
@@ -27,7 +27,7 @@ class GpuProduct:
     """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, in a function whose storage is exposed."""
 
     def __init__(self, op: Any, tile: list[int] | None = None) -> None:
-        """CompileError if the op's tile is not this one, where that is given."""
+        """Raises CompileError if `tile` is given and the op has another one."""
         if tile is not None and integers(op.tile) != tile:
             raise CompileError(f"tile {integers(op.tile)} is not {tile}")
         self.op = op
@@ -42,7 +42,7 @@ class GpuProduct:
         self.reads = [o.operation for o in block.operations if o.operation.name == "kernel.read"]
 
     def kernel(self, suffix: str, launch: Launch, emit: Callable[["Operands"], None], resident: int | None = None) -> None:
-        """Add a kernel to the gpu.module, with the body that `emit` builds; `resident` as for `add_kernel`."""
+        """Adds a kernel to the gpu.module, with the body that `emit` builds. `resident` is passed to `add_kernel`."""
 
         def body(arguments: dict[ir.Value, ir.Value]) -> None:
             weight = tuple(arguments[b] for b in sparse_buffers_of(self.op.w))
@@ -52,18 +52,18 @@ class GpuProduct:
         add_kernel(self.op.operation.parent.opview, suffix, launch, body, resident)
 
     def kernels(self, launches: Mapping[int, Launch], emit: Callable[["Operands"], None], resident: int | None = None) -> None:
-        """One kernel for each number of tokens of a tile, which takes the place of the function that held the op."""
+        """Replaces the function that held the op by one kernel for each number of tokens of a tile."""
         for tokens, launch in launches.items():
             self.kernel(f"t{tokens}", launch, emit, resident)
         self.erase()
 
     def erase(self) -> None:
-        """Remove the function that held the op, once kernels do the work."""
+        """Removes the function that held the op, once its kernels exist."""
         self.op.operation.parent.erase()
 
 
 class Operands(Place):
-    """What a kernel works on: memrefs, and this thread's place. `last` is the last token."""
+    """The memrefs that a kernel works on, and this thread's place. `tokens` is their number, `last` the last one."""
 
     def __init__(
         self, x: ir.Value, weight: tuple[ir.Value, ...], reads: dict[ir.Value, ir.Value], out: ir.Value, launch: Launch
@@ -74,5 +74,5 @@ class Operands(Place):
         self.last = arith.subi(self.tokens, index(1))
 
     def store(self, epilogue: Epilogue, sums: ir.Value, token: ir.Value, row: ir.Value) -> None:
-        """out[token, row..] = epilogue(a vector of sums); all of it lies inside of out, the vector is aligned."""
+        """Stores epilogue(a vector of sums) to out[token, row..]. The whole vector must lie inside of out, and be aligned."""
         store(epilogue.whole(sums, reader(self.reads, [token, row], load)), self.out, [token, row])

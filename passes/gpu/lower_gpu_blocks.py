@@ -1,4 +1,4 @@
-"""lower-gpu-blocks: a `kernel.spmm` of the schedule "gpu-blocks" becomes GPU kernels that multiply blocks on tensor cores.
+"""lower-gpu-blocks: lowers a `kernel.spmm` of the schedule "gpu-blocks" to GPU kernels that multiply blocks on tensor cores.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-blocks", tile = [128, 64, 64], ...}
              : (..., tensor<3072x768xbf16, #BSR>) -> ...
@@ -9,12 +9,12 @@ after    gpu.func @region_t128(...)                    // and _t32 for few token
              wait for the panel's copy, gpu.barrier
              start to copy the panel after the next: x[128 tokens][columns of the block], w's block [64][64]
              each warp: nvgpu.ldmatrix and nvvm.mma.sync on its part of the tile
-           through the epilogue into y
+           the sums through the epilogue into y
 
 The matrices are swizzled in shared memory so that no copy and no load has bank conflicts. The features of a warp are dealt to
-the columns of its products such that a lane ends up with neighbouring ones, which it stores as a vector. Columns beyond K and
-blocks beyond the last are zeros; tokens past the last one repeat it, and are not stored. For bf16 and f16, K a multiple of 8,
-and for int8, K a multiple of 16: then 16 bytes are as many elements, a panel has 128 columns of K, and sums are exact.
+the columns of its products such that a lane has neighbouring ones, which it stores as a vector. Columns beyond K and blocks
+beyond the last are zeros. Tokens past the last one repeat it, and are not stored. K must be a multiple of 8 for bf16 and f16,
+of 16 for int8. With int8, a panel has 128 columns of K, and sums are exact.
 """
 
 from dataclasses import dataclass
@@ -39,13 +39,16 @@ from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, v
 
 _SIZES = (128, 64, 32, 16)  # rows and columns of a block
 _TOKENS = (128, 32)
-_LINE = 128  # bytes of a row of K that are multiplied between two barriers, a panel: once around the banks of shared memory
-_PIECE = 16  # bytes that a thread copies at once, and of a row of a matrix of ldmatrix
-_SLOTS = 3  # panels in shared memory: one that is multiplied, two on their way
+_LINE = 128  # bytes of a row of a panel, which is multiplied between two barriers: one row of all banks of shared memory
+_PIECE = 16  # bytes that a thread copies at once; also the bytes of a row of a matrix that ldmatrix loads
+_SLOTS = 3  # panels in shared memory: one that is multiplied, two that are being copied
 
 
 def _storage(matrix: Matrix) -> Format | None:
-    """Block CSR with 32-bit positions and coordinates, in the largest blocks that fit those of the weight."""
+    """Returns block CSR with 32-bit positions and coordinates, in the largest blocks that divide those of the weight.
+
+    Returns None if there are no such blocks, for elements above 2 bytes, and for a K that is no multiple of 16 bytes.
+    """
     width = WEIGHTS[matrix.element].bytes
     if matrix.block is None or width > 2 or matrix.columns * width % _PIECE:
         return None
@@ -59,7 +62,7 @@ def _blocked(matrix: Matrix, rows: int, columns: int) -> Format:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of a block, columns of a block]"""
+    """Returns the tile: [tokens, rows of a block, columns of a block]."""
     if not isinstance(stored, Format):
         return None
     rows, columns = (level.block for level in stored.levels[:2])
@@ -68,12 +71,12 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor's tensor cores, at half of their 1024 products of 16 bits a cycle, or 2048 of bytes."""
+    """Returns the cycles of a multiprocessor's tensor cores, at half of their rate: 1024 products of 16 bits, 2048 of bytes."""
     return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.nonzeros * WEIGHTS[matrix.element].bytes / 1024
 
 
 def _read(matrix: Matrix) -> float:
-    """Bytes of the values: a block has hundreds, and one coordinate."""
+    """Returns the bytes of the values. A block has hundreds of them and one coordinate, which is not counted."""
     return matrix.nonzeros / matrix.fill * WEIGHTS[matrix.element].bytes
 
 
@@ -82,7 +85,7 @@ GPU_BLOCKS = Family("gpu-blocks", _storage, _tile, _cycles, integers=True, read=
 
 @dataclass(frozen=True)
 class LowerGpuBlocks:
-    """Lower products of block CSR to gpu, nvgpu and nvvm."""
+    """Lowers products of block CSR to gpu, nvgpu and nvvm."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_BLOCKS.name):
@@ -104,11 +107,11 @@ class _Spmm(GpuProduct):
             sizes = ", ".join(map(str, _SIZES))
             raise CompileError(f"tile {tile} is not [{_TOKENS[0]}, rows, columns] with rows and columns one of {sizes}")
         _, self.rows, self.columns = tile
-        self.chunk, self.panel = (size // byte_width(self.element) for size in (_PIECE, _LINE))  # elements
+        self.chunk, self.panel = (size // byte_width(self.element) for size in (_PIECE, _LINE))  # both in elements
 
 
 class _Tile:
-    """The sizes of one of the kernels: a warp has `warp_tokens` x `warp_rows` sums, as products of 16 x 8."""
+    """The sizes of one of the kernels. A warp has `warp_tokens` x `warp_rows` sums, in products of 16 x 8."""
 
     def __init__(self, spmm: _Spmm, tokens: int) -> None:
         self.spmm, self.tokens = spmm, tokens
@@ -126,7 +129,7 @@ def _emit(tile: _Tile, operands: Operands) -> None:
 
 
 class _Kernel:
-    """Emits the body of one kernel. The block row is the operands' chunk."""
+    """Emits the body of one kernel. A thread block computes one row of blocks, the operands' chunk."""
 
     def __init__(self, tile: _Tile, operands: Operands) -> None:
         self.tile, self.spmm, self.operands = tile, tile.spmm, operands
@@ -163,7 +166,7 @@ class _Kernel:
         self._store(list(steps.results)[1:])
 
     def _copy(self, panel: ir.Value, slot: ir.Value, panels: ir.Value) -> None:
-        """Start to copy a panel, if there is such a one, into a slot of shared memory; a group even if there is not."""
+        """Starts to copy a panel, if it exists, into a slot of shared memory. Ends the group of copies even if it does not."""
         copied = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ult, panel, panels))
         with ir.InsertionPoint(copied.then_block):
             self._copy_existing(panel, slot)
@@ -194,21 +197,21 @@ class _Kernel:
             copy_async(self.values, [at], self.w, [slot, row, self._w_place(row, chunk)], in_row)
 
     def _x_place(self, row: ir.Value, chunk: ir.Value) -> ir.Value:
-        """Where 16 bytes of a row of x lie: eight neighbouring rows have a chunk in eight places."""
+        """Returns the place of 16 bytes of a row of x. Eight neighbouring rows have the same chunk in eight places."""
         return arith.muli(arith.xori(chunk, arith.andi(row, index(7))), index(self.spmm.chunk))
 
     def _w_place(self, row: ir.Value, chunk: ir.Value) -> ir.Value:
-        """The same for w, for the eight rows that a product takes (see _multiply)."""
+        """Returns the same for w. Here the eight rows that a product takes (see _multiply) have eight different places."""
         low = arith.andi(row, index(1))
         high = arith.andi(arith.divui(row, index(2 * self.columns)), index(3))
         place = arith.ori(low, arith.shli(high, index(1)))
         return arith.muli(arith.xori(chunk, place), index(self.spmm.chunk))
 
     def _multiply(self, slot: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + x w^T of a panel, for the warp's tokens and rows.
+        """Returns the sums plus x w^T of a panel, for the warp's tokens and rows.
 
-        Column c of product j is row 2 n (c / 2) + 2 j + c % 2 of the n products' rows: then the columns 2q and 2q + 1 of all
-        products, which lane q has, are the rows from 2 n q on.
+        Column c of product j is row 2 n (c / 2) + 2 j + c % 2 of the rows of n products. Lane q has the columns 2q and 2q + 1
+        of all products, so its rows are the 2 n neighbouring ones from 2 n q on.
         """
         lane, result = self.operands.lane, list(sums)
         matrix, line = divmod_by(lane, 8)
@@ -235,7 +238,7 @@ class _Kernel:
         return result
 
     def _store(self, sums: list[ir.Value]) -> None:
-        """Through the epilogue into y, as many features at a time as are aligned."""
+        """Stores the epilogue's results into y, in the widest vectors of features that are aligned."""
         operands, spmm = self.operands, self.spmm
         group, quarter = divmod_by(operands.lane, 4)
         first = arith.addi(arith.muli(operands.chunk, index(spmm.rows)), self.warp_row)

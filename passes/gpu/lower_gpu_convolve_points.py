@@ -1,17 +1,17 @@
-"""lower-gpu-convolve-points: a `kernel.convolve_points` becomes GPU kernels, a thread block for each tile of outputs.
+"""lower-gpu-convolve-points: lowers a `kernel.convolve_points` to GPU kernels, a thread block for each tile of outputs.
 
 before   %y = "kernel.convolve_points"(%x, %weight, %bias, %inputs, %outputs, %rows, %positions)
-after    gpu.func @region_r256(...)                      // 256 outputs a block; and _c4 for few tiles: a share of columns each
+after    gpu.func @region_r256(...)                      // 256 outputs a block; _c4 for few tiles, 4 blocks each
            for each 32 columns, one a lane
              y[row] = bias for each of the tile's rows
              for each offset k
-               gpu.barrier                               // a row's pairs of another offset may be another warp's
-               each warp, 8 of the pairs of offset k that lead to the tile at a time
+               gpu.barrier                               // another warp may have added to the same rows for the last offset
+               each warp, for each 8 of its pairs of offset k with outputs in the tile
                  for each c: sums[r] += x[input r, c] * weight[k, c, column]
-                 the sums into y[output r]
+                 add the sums to y[output r]
 
-Nothing is gathered or multiplied into memory, and the order of sums is always the same. Rows of x are read in vectors of 16
-bytes where their length allows. In the last few pairs the last one stands in for those that are missing.
+No gathered rows or products are stored in memory, and the order of sums is always the same. Rows of x are read in vectors of
+16 bytes where their length allows. In the last 8 pairs, the last pair is repeated in place of missing ones, and not added.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ from gossamer.passes.loops.vectors import index, load_index, loop, vector_of
 from gossamer.passes.points.pair_tile import pairs_at
 
 _WARPS = 8
-_PAIRS = 8  # of a warp at once
+_PAIRS = 8  # pairs that a warp multiplies at once
 
 
 @dataclass(frozen=True)
 class LowerGpuConvolvePoints:
-    """Lower all of them."""
+    """Lowers every kernel.convolve_points."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.convolve_points"):
@@ -75,7 +75,7 @@ class _Kernel:
                 self._add_pairs(offsets.induction_variable, column, there)
 
     def _add_pairs(self, k: ir.Value, column: ir.Value, there: ir.Value) -> None:
-        """What the pairs of offset k add to the tile's rows."""
+        """Adds the products of the pairs of offset k to the tile's rows, in one column."""
         tile = self.place.tile
         begin, end = (load_index(self.positions, k, at) for at in (tile, arith.addi(tile, index(1))))
         begin = arith.addi(begin, arith.muli(self.place.warp, index(_PAIRS)))
@@ -95,7 +95,7 @@ class _Kernel:
                     memref.store(arith.addf(known, added), self.y, [target, column])
 
     def _sums(self, width: int, k: ir.Value, column: ir.Value, sources: list[ir.Value]) -> list[ir.Value]:
-        """For each source row the sum over c of x[row, c] weight[k, c, column]."""
+        """Returns for each source row the sum over c of x[row, c] weight[k, c, column]."""
         zero = arith.constant(self.element, 0.0)
         with loop(index(0), self.reduced, index(width), [zero] * len(sources)) as steps:
             c, sums = steps.induction_variable, list(steps.inner_iter_args)

@@ -1,10 +1,10 @@
-"""lower-gpu-convolve-points-grad: a `kernel.convolve_points_grad` becomes a GPU kernel, 16 thread blocks for each offset.
+"""lower-gpu-convolve-points-grad: lowers a `kernel.convolve_points_grad` to a GPU kernel, 16 thread blocks for each offset.
 
 before   %w = "kernel.convolve_points_grad"(%x, %gradient, %inputs, %outputs, %positions)
 after    gpu.func @region_o1(...)
-           for each 8 rows and 32 columns of w[k] that are this block's, a lane a column
+           for each of this block's tiles of w[k], 8 rows and 32 columns, one a lane
              each warp, for each of its pairs of offset k: sums[j] += x[input, row j] * gradient[output, column]
-             the sums of all warps, by shared memory; warp j stores row j
+             add up the sums of all warps in shared memory; warp j stores row j
 
 The order of sums is always the same.
 """
@@ -23,12 +23,12 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of
 
 _WARPS = _ROWS = 8
-_BLOCKS = 16  # of an offset
+_BLOCKS = 16  # thread blocks of an offset
 
 
 @dataclass(frozen=True)
 class LowerGpuConvolvePointsGrad:
-    """Lower all of them."""
+    """Lowers every kernel.convolve_points_grad."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.convolve_points_grad"):
@@ -80,7 +80,7 @@ class _Kernel:
             gpu.barrier()
 
     def _sums(self, begin: ir.Value, end: ir.Value, top: ir.Value, column: ir.Value, width: int) -> list[ir.Value]:
-        """This warp's part of the sums of rows from `top` on; what is behind the last row is of no use."""
+        """Returns this warp's part of the sums of 8 rows from `top` on. Those past the last row are not stored."""
         last = arith.subi(self.height, index(width))
         rows = [arith.minui(arith.addi(top, index(j)), last) for j in range(0, _ROWS, width)]
         zero = arith.constant(self.element, 0.0)

@@ -1,19 +1,19 @@
-"""lower-gpu-deltas: a `kernel.spmm` of the schedule "gpu-deltas" streams a sparse weight of 16 bits, for one to eight tokens.
+"""lower-gpu-deltas: lowers a `kernel.spmm` of the schedule "gpu-deltas" to GPU kernels for one to eight tokens.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-deltas", tile = [8], ...}
              : (tensor<?x4096xf16>, tensor<4096x4096xf16, "deltas(reduction=1, bits=4)">) -> tensor<?x4096xf16>
 after    gpu.func @region_t8(...)                      // and _t4, _t2, _t1
-           stage:   x[8 tokens][K], transposed, into shared memory as [K][8], and a column of zeros behind
+           stage:   copy x[8 tokens][K], transposed, to shared memory as [K][8]; add a column of zeros at its end
            gpu.barrier
-           each warp: scf.for over its steps, with the arrays of the next step on their way
+           each warp: scf.for over its steps, while the arrays of the next step are being loaded
              each lane, for each of 16 entries:
-               nvvm.dot.accumulate.4way: where the column of x begins = that of the entry before + distance
-               vector.fma(value, staged x there, sums); a stored zero meets the column of zeros
-           the warps' sums added up through shared memory; through the epilogue into y
+               nvvm.dot.accumulate.4way: address of the column of x = address of the entry before + distance
+               vector.fma(value, staged x at the address, sums); a stored zero is multiplied by the column of zeros
+           add up the warps' sums in shared memory; store them through the epilogue into y
 
-The weight has to come from memory once, 2.5 bytes a nonzero, and is read 16 bytes a lane, side by side. One instruction adds
-up to four distances, times the bytes of a column, to an address. Lanes take equally many steps, so that no lane waits for
-another. An infinity in x reaches only the results that depend on it.
+The weight, of 16-bit elements, is loaded from memory once: 2.5 bytes a nonzero, and neighbouring 16 bytes in each lane. One
+instruction adds up to four distances, times the bytes of a column, to an address. All lanes take the same number of steps, so
+none waits for another. An infinity in x reaches only the results that depend on it.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _TOKENS = (8, 4, 2, 1)
 _HALF = Deltas.ENTRIES // 2  # entries whose values a lane loads at once
 _QUAD = 4  # distances in a word
 _STAGED = 8  # elements of x that a thread stores at once
-_SUMS = 4 * Deltas.WARPS * Deltas.ROWS  # bytes of the warps' sums of a token
+_SUMS = 4 * Deltas.WARPS * Deltas.ROWS  # bytes of the warps' sums for a token
 
 
 def _storage(matrix: Matrix) -> Deltas | None:
@@ -46,7 +46,7 @@ def _storage(matrix: Matrix) -> Deltas | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_TOKENS[0],) if isinstance(stored, Deltas) and stored.reduction == matrix.reduction else None
 
 
@@ -55,7 +55,7 @@ def _shared(columns: int, tokens: int) -> int:
 
 
 def _entries(matrix: Matrix, stored: Deltas) -> float:
-    """Nonzeros, and zeros between those that are too far from each other, if they lie at random."""
+    """Returns the expected number of entries of a random pattern: its nonzeros, and stored zeros that divide long distances."""
     return matrix.nonzeros / max(1 - (1 - matrix.density) ** stored.longest, 1e-3)
 
 
@@ -70,8 +70,10 @@ def _read(matrix: Matrix) -> float:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor for the instructions of each pass over the weight, up to 8 tokens: for 32 entries seven, and
-    two for each token, of which it does 2.5 a cycle."""
+    """Returns the cycles of a multiprocessor for its instructions, 2.5 a cycle.
+
+    Each pass over the weight, for up to 8 tokens, takes seven instructions for 32 entries, and two more for each token.
+    """
     stored, able = _storage(matrix), [count for count in _TOKENS if _shared(matrix.columns, count) <= MOST_SHARED]
     assert stored is not None
     count = min((each for each in able if each >= tokens), default=able[0])
@@ -83,7 +85,7 @@ GPU_DELTAS = Family("gpu-deltas", _storage, _tile, _cycles, most=_TOKENS[0], rea
 
 @dataclass(frozen=True)
 class LowerGpuDeltas:
-    """Lower products with few tokens to gpu, scf, nvvm and vector."""
+    """Lowers products with few tokens to gpu, scf, nvvm and vector."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_DELTAS.name):
@@ -103,7 +105,7 @@ def _emit(spmv: GpuProduct, operands: Operands) -> None:
 
 
 class _Kernel:
-    """Emits the body of one kernel. The slice of the thread block is the operands' chunk."""
+    """Emits the body of one kernel. A thread block computes one slice of rows, the operands' chunk."""
 
     def __init__(self, spmv: GpuProduct, operands: Operands) -> None:
         self.spmv, self.operands, self.count = spmv, operands, operands.launch.tokens
@@ -121,7 +123,7 @@ class _Kernel:
         self.bits = stored.bits
 
     def emit(self) -> None:
-        """The whole body."""
+        """Emits the whole body."""
         operands = self.operands
         begin, end = (load_index(self.positions, arith.addi(operands.chunk, index(i))) for i in range(2))
         shares = [arith.muli(arith.addi(operands.warp, index(i)), arith.subi(end, begin)) for i in range(2)]
@@ -141,7 +143,7 @@ class _Kernel:
         self._store(steps.results[1])
 
     def _load(self, step: ir.Value) -> list[ir.Value]:
-        """A lane's distances and values of a step."""
+        """Loads this lane's distances and values of a step."""
         count = Deltas.ENTRIES * self.bits // 32
         lane = arith.addi(arith.muli(step, index(WARP)), self.operands.lane)
         found = [load(vector_of(count, self.i32), self.deltas, [arith.muli(lane, index(count))])]
@@ -151,7 +153,10 @@ class _Kernel:
         return found
 
     def _stage(self) -> None:
-        """staged[k][t] = x[first + t][k]; a thread takes so many neighbouring columns that it stores 16 bytes at once."""
+        """Copies x transposed: staged[k][t] = x[first + t][k], with a column of zeros at the end.
+
+        A thread copies several neighbouring columns at once, so that it stores up to 16 bytes.
+        """
         operands, spmv = self.operands, self.spmv
         width = widest(spmv.K, spmv.element, _STAGED // self.count)
         tokens = [arith.minui(arith.addi(operands.first, index(t)), operands.last) for t in range(self.count)]
@@ -166,7 +171,7 @@ class _Kernel:
             store(zeros(vector_of(self.count, spmv.element)), self.staged, [index(spmv.K * self.count)])
 
     def _step(self, at: ir.Value, sums: ir.Value, words: ir.Value, values: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
-        """The place and the sums after 16 entries."""
+        """Returns the place in x and the sums after the 16 entries of a step."""
         for number, word in enumerate(self._quads(words)):
             quad = vector.bitcast(vector_of(_QUAD, ir.IntegerType.get_signless(8)), word)
             places = [self._moved(at, quad, entry + 1) for entry in range(_QUAD)]
@@ -178,7 +183,7 @@ class _Kernel:
         return at, sums
 
     def _quads(self, words: ir.Value) -> list[ir.Value]:
-        """The distances, one in each byte of a vector<1 x i32>, in their order."""
+        """Returns the distances in their order, four in each vector<1 x i32>, one in each byte."""
         one, count = vector_of(1, self.i32), ir.VectorType(words.type).shape[0]
         found = [vector.extract(words, [], [i]) for i in range(count)]
         if self.bits == 4:
@@ -187,7 +192,7 @@ class _Kernel:
         return [vector.broadcast(one, word) for word in found]
 
     def _moved(self, at: ir.Value, quad: ir.Value, count: int) -> ir.Value:
-        """Where the column of x begins that is as far from `at` as the first distances of a quad say."""
+        """Returns the place of a column of x: `at` plus the first `count` distances of a quad, times the bytes of a column."""
         type_, bytes_ = ir.VectorType(quad.type), [self.column if i < count else 0 for i in range(_QUAD)]
         i8 = type_.element_type
         factors = arith.constant(type_, ir.DenseElementsAttr.get([ir.IntegerAttr.get(i8, each) for each in bytes_], type_))
@@ -195,7 +200,7 @@ class _Kernel:
         return nvvm.dot_accumulate_4way(quad, unsigned, factors, unsigned, at)
 
     def _x(self, value: ir.Value, place: ir.Value) -> ir.Value:
-        """The tokens' elements of the column at a place, zeros for a stored zero."""
+        """Loads the tokens' elements of the column at a place; zeros if the weight's value is a stored zero."""
         zero = arith.constant(value.type, 0.0)
         is_zero = arith.cmpf(arith.CmpFPredicate.OEQ, value, zero)
         place = arith.select(is_zero, arith.constant(self.i32, self.spmv.K * self.column), place)
@@ -204,7 +209,7 @@ class _Kernel:
         return widened(vector.bitcast(vector_of(self.count, self.spmv.element), found), self.sums)
 
     def _store(self, sums: ir.Value) -> None:
-        """The sums of a row's two lanes and of all warps, one row and token a thread."""
+        """Adds up the sums of a row's two lanes and of all warps. Each thread stores one row for one token."""
         operands, elements = self.operands, [vector.extract(sums, [], [t]) for t in range(self.count)]
         both = vector.from_elements(self.sums, [total(each, Deltas.PARTS) for each in elements])
         line, part = divmod_by(operands.lane, Deltas.PARTS)

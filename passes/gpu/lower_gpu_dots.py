@@ -1,4 +1,4 @@
-"""lower-gpu-dots: a `kernel.sample` scheduled by rows becomes GPU kernels, eight lanes for each entry (SDDMM).
+"""lower-gpu-dots: lowers a `kernel.sample` (SDDMM) that is scheduled by rows to a GPU kernel, eight lanes for each entry.
 
 before   %v = "kernel.sample"(%s) ({
            %0 = "kernel.read"(%x) {map = (i, j, k) -> (i, k)}
@@ -7,15 +7,15 @@ before   %v = "kernel.sample"(%s) ({
            "kernel.yield"(%2)
          }) {reduced = 1, lanes = 32, together = 4} : (tensor<?x?xf32, #CSR>) -> tensor<?xf32>
 after    gpu.func @region_e256(...)                       // a thread block has 256 entries, a warp 32
-           each lane: the row of its entry, by bisection in the positions; row and column into shared memory
-           scf.for %step = 0 to 8 step 4                   // eight lanes for 8 entries, 4 at a time
+           each lane: find the row of its entry by bisection in the positions; store row and column to shared memory
+           scf.for %step = 0 to 8 step 4                   // eight lanes compute 8 entries, 4 at a time
              scf.for %k step 8 lanes x width ... iter_args(4 vectors of sums): sums += x[row, k ...] * y[column, k ...]
-             the 4 sums over the eight lanes; lanes %step to %step + 3 keep one each
+             add up the 4 sums over the eight lanes; lanes %step to %step + 3 keep one each
            each lane stores the value of its entry
 
-Every warp has equally many entries, however they lie in rows. Rows of x and y are read in vectors of 16 bytes where their
-length allows, in narrower ones where not. What lies beyond the end of k is not added. Entries past the last one repeat it, and
-are not stored. Sums of narrow floats are in f32.
+All warps have the same number of entries, wherever row bounds lie. Rows of x and y are read in vectors of 16 bytes where their
+length allows, in narrower ones otherwise. Products beyond the end of k are not added. Entries past the last one repeat it, and
+are not stored. Narrow floats are summed in f32.
 """
 
 from dataclasses import dataclass
@@ -50,14 +50,14 @@ from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import index, load_index, loop, vector_of, zeros
 
 _WARPS = 8
-_LANES = 8  # of an entry
-_ENTRY = 16  # bytes: row and column
+_LANES = 8  # lanes that compute an entry together
+_ENTRY = 16  # bytes of an entry in shared memory: row and column
 _LAUNCH = Launch(_WARPS * WARP, 1, _WARPS * WARP, _WARPS * WARP * _ENTRY)
 
 
 @dataclass(frozen=True)
 class LowerGpuDots:
-    """Lower all that are scheduled."""
+    """Lowers every kernel.sample."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sample"):
@@ -121,7 +121,7 @@ class _Kernel:
             memref.store(self.scalars.narrowed(value), self.out, [entry])
 
     def _values(self, width: int) -> ir.Value:
-        """In each lane the value of one of the group's entries, in their order."""
+        """Returns in each lane the value of one entry of its group: lane i of a group has the group's i-th entry."""
         together, wide = self.sample.together, vector_of(width, self.scalars.wide)
         group = arith.subi(self.place.thread, self.lane)
         with loop(index(0), index(_LANES), index(together), [self.scalars.zero()]) as steps:
@@ -142,12 +142,12 @@ class _Kernel:
         return steps.results[0]
 
     def _entry(self, number: ir.Value) -> list[ir.Value]:
-        """Row and column of an entry of this block."""
+        """Loads the row and column of an entry of this block."""
         pair = load(vector_of(2, self.i64), self.entries, [number, index(0)])
         return [arith.index_cast(ir.IndexType.get(), vector.extract(pair, [], [i])) for i in range(2)]
 
     def _product(self, at: list[ir.Value], width: int) -> ir.Value:
-        """The body for `width` neighbours along k."""
+        """Emits the body for `width` neighbours along k."""
 
         def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
             where = [at[d] for d in self.sample.maps[op] if d is not None]

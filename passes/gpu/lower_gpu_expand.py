@@ -1,13 +1,14 @@
-"""lower-gpu-expand: a `kernel.spmm` of the schedule "gpu-expand" loads a sparse weight and multiplies a dense one (few tokens).
+"""lower-gpu-expand: lowers a `kernel.spmm` of the schedule "gpu-expand" to GPU kernels that expand the weight in registers.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-expand", tile = [16, 32, 32], ...}
              : (..., tensor<3072x768xbf16, "fragments(reduction=1)">) -> ...
 after    gpu.func @region_t16(...)                     // and _t8
-           the loops of expanded_panels.py, panels of 32 columns, and inside
-           each lane: its elements of w, values[offset + ctpop(mask below)] where the mask has a bit, else 0
+           the loops of expanded_panels.py with panels of 32 columns, which contain
+           each lane: its elements of w, values[offset + ctpop(lower bits of the mask)] where the mask has a bit, else 0
 
-At 60 % zeros, a bit and a half an element and the nonzeros are half of the dense weight. Zeros are multiplied: an infinity in x
-gives NaN as in the dense product. Only for bf16 and f16, K a multiple of 8.
+The kernels are for few tokens. The weight takes a bit and a half for each element, and the nonzeros. At 60 % zeros, this is
+half of the dense weight. Zeros are multiplied, so an infinity in x gives NaN as in the dense product. The element must be bf16
+or f16, and K a multiple of 8.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from gossamer.passes.loops.gpu_threads import WARP, divmod_by
 from gossamer.passes.loops.tensor_core import CHUNK
 from gossamer.passes.loops.vectors import index, vector_of
 
-_FEW = 64  # tokens up to which it may be the fastest
+_FEW = 64  # most tokens for which this schedule may be the fastest
 
 
 def _storage(matrix: Matrix) -> Fragments | None:
@@ -34,13 +35,16 @@ def _storage(matrix: Matrix) -> Fragments | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight, columns of K]"""
+    """Returns the tile: [tokens, rows of the weight, columns of K]."""
     return tuple(_Kernel.tile()) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor: 15 bytes of memory a cycle, which masks, offsets and values have to pass, and some 80
-    instructions for a tile of 16 x 16, of which it does 2.5 a cycle."""
+    """Returns the cycles of a multiprocessor, the longer time of two.
+
+    Masks, offsets and values are loaded from memory at 15 bytes a cycle. A tile of 16 x 16 takes some 80 instructions, of which
+    a multiprocessor does 2.5 a cycle.
+    """
     tiles = -(-tokens // TOKENS[0]) * matrix.rows * matrix.columns / 256
     return tiles * max(256 * (1.5 / 8 + 2 * matrix.density) / 15, 80 / 2.5)
 
@@ -50,20 +54,20 @@ GPU_EXPAND = Family("gpu-expand", _storage, _tile, _cycles, most=_FEW, read=entr
 
 @dataclass(frozen=True)
 class LowerGpuExpand:
-    """Lower products with few tokens to gpu, nvgpu and nvvm."""
+    """Lowers products with few tokens to gpu, nvgpu and nvvm."""
 
     def run(self, module: ir.Module) -> None:
         _Kernel.lower_all(module, GPU_EXPAND)
 
 
 class _Kernel(ExpandedPanels):
-    """Panels of bf16 or f16: two neighbours of each quarter of a tile are a lane's."""
+    """Panels of bf16 or f16. A lane has two neighbouring elements of each quarter of a tile."""
 
     stored = Fragments
 
     def __init__(self, spmm: GpuProduct, operands: Operands) -> None:
         super().__init__(spmm, operands)
-        # Which bits of a mask are this lane's: `shift` and the next one; `lower` has those before.
+        # This lane's bits of a mask are bit `shift` and the next one. `lower` has the bits below them.
         half, place = divmod_by(operands.lane, WARP // 2)
         self.mask_of_half = arith.muli(half, index(4))
         self.shift = arith.index_cast(self.i32, arith.muli(place, index(2)))

@@ -1,15 +1,15 @@
-"""lower-gpu-gather: a `kernel.spmm` of the schedule "gpu-gather" becomes GPU kernels for a few tokens, SpMV for one.
+"""lower-gpu-gather: lowers a `kernel.spmm` of the schedule "gpu-gather" to GPU kernels for a few tokens, SpMV for one.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-gather", tile = [4], ...} : ... tensor<3072x768xf32, #CSR>
 after    gpu.func @region_t4(...)                      // and _t1
-           stage:   x[4 tokens][K], transposed, into shared memory as [K][4]
+           stage:   copy x[4 tokens][K], transposed, to shared memory as [K][4]
            gpu.barrier
            each warp, for each of its 2 rows: scf.for %p step 128 iter_args(sums)
              each lane: vector.fma(values[p], staged x[coordinates[p]][0..3], sums) for 4 nonzeros, 32 apart
-           the sums' totals over the lanes, through the epilogue into y
+           add up the sums over the lanes; store the totals through the epilogue into y
 
-Lanes are nonzeros: they read values and coordinates side by side, which is all that has to come from memory. A row's end is
-no multiple of 32: lanes without a nonzero add 0. Tokens past the last one repeat it, and are not stored.
+Each lane has its own nonzeros. So lanes read neighbouring values and coordinates, and nothing else has to come from memory.
+At a row's end, lanes without a nonzero add nothing. Tokens past the last one repeat it, and are not stored.
 """
 
 from dataclasses import dataclass
@@ -33,13 +33,16 @@ from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, m
 
 _TOKENS = (4, 1)
 _WARPS = 16
-_ROWS = 2  # of a warp
+_ROWS = 2  # rows of a warp
 _TOGETHER = 4  # nonzeros of a lane whose loads are in flight at once
-_FEW = 16  # tokens up to which it may be the fastest
+_FEW = 16  # most tokens for which this schedule may be the fastest
 
 
 def _storage(matrix: Matrix) -> Format | None:
-    """CSR (CSC if the matrix is stored transposed) with coordinates as narrow as they can be."""
+    """Returns CSR (CSC if the matrix is stored transposed) with the narrowest coordinates that fit the columns.
+
+    Returns None for f64, and if one token of x does not fit shared memory.
+    """
     if matrix.element == "f64" or matrix.columns * WEIGHTS[matrix.element].bytes > MOST_SHARED:
         return None
     rows = Format.CSR if matrix.reduction == 1 else Format.CSC
@@ -47,12 +50,12 @@ def _storage(matrix: Matrix) -> Format | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_TOKENS[0],) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor: its share of memory is 15 bytes a cycle, which values and coordinates have to pass."""
+    """Returns the cycles in which a multiprocessor loads values and coordinates, at its share of memory, 15 bytes a cycle."""
     return -(-tokens // _TOKENS[0]) * matrix.nonzeros * (WEIGHTS[matrix.element].bytes + 2) / 15
 
 
@@ -61,7 +64,7 @@ GPU_GATHER = Family("gpu-gather", _storage, _tile, _cycles, most=_FEW, integers=
 
 @dataclass(frozen=True)
 class LowerGpuGather:
-    """Lower products with few tokens to gpu, scf and vector."""
+    """Lowers products with few tokens to gpu, scf and vector."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_GATHER.name):
@@ -83,7 +86,7 @@ class _Spmv(GpuProduct):
             raise CompileError(f"tile {integers(op.tile)} is not [{_TOKENS[0]}]")
 
     def launch(self, tokens: int) -> Launch:
-        """For so many tokens a block."""
+        """Returns the launch for so many tokens a block."""
         blocks = -(-self.M // (_WARPS * _ROWS))
         return Launch(tokens, blocks, _WARPS * WARP, self.K * tokens * byte_width(self.element))
 
@@ -114,7 +117,7 @@ class _Kernel:
         self._store(totals)
 
     def _stage(self) -> None:
-        """staged[k][t] = x[first + t][k]; neighbouring threads take neighbouring columns."""
+        """Copies x transposed: staged[k][t] = x[first + t][k]. Neighbouring threads copy neighbouring columns."""
         operands = self.operands
         tokens = [arith.minui(arith.addi(operands.first, index(t)), operands.last) for t in range(self.count)]
         with loop(operands.thread, index(self.spmv.K), index(_WARPS * WARP)) as columns:
@@ -123,7 +126,7 @@ class _Kernel:
             store(vector.from_elements(self.read, elements), self.staged, [arith.muli(k, index(self.count))])
 
     def _row(self, row: ir.Value) -> ir.Value:
-        """This lane's part of the sums of a row, none of a row past the last."""
+        """Returns this lane's part of the sums of a row; zeros for a row past the last."""
         begin, end = (load_index(self.positions, arith.minui(arith.addi(row, index(i)), index(self.spmv.M))) for i in range(2))
         step = index(WARP * _TOGETHER)
         whole = arith.subi(end, arith.remui(arith.subi(end, begin), step))
@@ -138,7 +141,7 @@ class _Kernel:
         return rest.results[0]
 
     def _multiply_add(self, places: list[ir.Value], sums: ir.Value, exists: ir.Value | None = None) -> ir.Value:
-        """sums + values[p] x[coordinates[p]] for some p; where `exists` is false, sums."""
+        """Returns the sums plus values[p] x[coordinates[p]] for some p, or only the sums where `exists` is false."""
         factors = []
         for p in places:
             at = arith.muli(load_index(self.coordinates, p), index(self.count))
@@ -149,7 +152,7 @@ class _Kernel:
         return sums
 
     def _store(self, totals: list[ir.Value]) -> None:
-        """Lane r x tokens + t takes the result of row r and token t."""
+        """Stores the totals. Lane r x tokens + t stores the result of row r and token t."""
         operands, mine = self.operands, totals[0]
         for lane, result in enumerate(totals[1:], 1):
             is_it = arith.cmpi(arith.CmpIPredicate.eq, operands.lane, index(lane))

@@ -1,19 +1,19 @@
-"""lower-gpu-kblock: a `kernel.spmm` of the schedule "gpu-kblock" becomes GPU kernels that stage x in shared memory.
+"""lower-gpu-kblock: lowers a `kernel.spmm` of the schedule "gpu-kblock" to GPU kernels that stage x in shared memory.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-kblock", tile = [128, 128, 128], ...} : ...
 after    gpu.func @region_t128(...)                    // and _t64, _t32 for fewer tokens and rows a block
            for each block of 128 columns:
-             stage:   x[128 tokens][128 columns], transposed, into shared memory as [columns][tokens]
+             stage:   copy x[128 tokens][128 columns], transposed, to shared memory as [columns][tokens]
              gpu.barrier
              each warp: scf.for %round ... iter_args(8 sums of 4 tokens a lane)
                copy up to 256 nonzeros of the warp's 8 rows into its own part of shared memory
                for each of the 8 rows: for its nonzeros: vector.fma(value, x[column][lane's 4 tokens], sum)
              gpu.barrier
-           through the epilogue into y
+           the sums through the epilogue into y
 
-Lanes are tokens, so that the nonzeros of a row are the same for all lanes of a warp: no thread diverges, and a column of x is
-read without bank conflicts. The nonzeros of a warp's rows in a block lie one after the other, so that lanes read them side by
-side. Nothing is read past the end of a tensor: tokens, columns and rows past the last one repeat it, and are not stored.
+Lanes have different tokens, so all lanes of a warp read the same nonzeros of a row. No thread diverges, and a column of x is
+read without bank conflicts. The nonzeros of a warp's rows in a block are contiguous, so neighbouring lanes read neighbouring
+ones. Nothing is read past the end of a tensor: tokens, columns and rows past the last one repeat it, and are not stored.
 """
 
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ from gossamer.passes.loops.gpu_threads import WARP, divmod_by, load, shared, sto
 from gossamer.passes.loops.product import products
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 
-_TOKENS, _ROWS, _COLUMNS = 128, 128, 128  # of the largest tile
+_TOKENS, _ROWS, _COLUMNS = 128, 128, 128  # sizes of the largest tile
 _WARPS = 16
 _ENTRY = 8  # bytes of a nonzero in shared memory: where its column begins in the staged x, and its value
 _TOGETHER = 4  # nonzeros of a row whose loads are in flight at once
 
 
 def _storage(matrix: Matrix) -> Format | None:
-    """K-blocked CSR with 32-bit positions and 16-bit coordinates."""
+    """Returns K-blocked CSR with 32-bit positions and 16-bit coordinates, or None if sums are not in f32."""
     if FLOATS[matrix.element].sums != "f32":
         return None
     blocked = Format.kblock(_COLUMNS)
@@ -50,12 +50,15 @@ def _storage(matrix: Matrix) -> Format | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight, columns of K]"""
+    """Returns the tile: [tokens, rows of the weight, columns of K]."""
     return (_TOKENS, _ROWS, _COLUMNS) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor's shared memory, which bounds it: 128 bytes of x a cycle, and one for the nonzero."""
+    """Returns the cycles of a multiprocessor's shared memory, the bottleneck.
+
+    For each nonzero they are one to read it, and one for each 128 bytes of its column of x.
+    """
     width = FLOATS[matrix.element].bytes
     tiles = -(-tokens // _TOKENS)
     return tiles * matrix.nonzeros * (_TOKENS * width / 128 + 1)
@@ -66,7 +69,7 @@ GPU_KBLOCK = Family("gpu-kblock", _storage, _tile, _cycles, read=entries_read)
 
 @dataclass(frozen=True)
 class LowerGpuKblock:
-    """Lower K-blocked products to gpu, scf and vector."""
+    """Lowers K-blocked products to gpu, scf and vector."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_KBLOCK.name):
@@ -91,7 +94,7 @@ class _Spmm(GpuProduct):
 
 
 class _Tile:
-    """The sizes of one of the kernels: each lane has `vectors` tokens, each warp 2 x `vectors` rows."""
+    """The sizes of one of the kernels. Each lane has `vectors` tokens, each warp 2 x `vectors` rows."""
 
     def __init__(self, spmm: _Spmm, vectors: int) -> None:
         self.spmm, self.vectors = spmm, vectors
@@ -130,7 +133,7 @@ class _Kernel:
         self._store(list(blocks.results))
 
     def _stage(self, column: ir.Value) -> None:
-        """staged[k][t] = x[first + t][column + k]; neighbouring threads take neighbouring tokens."""
+        """Copies x transposed: staged[k][t] = x[first + t][column + k]. Neighbouring threads copy neighbouring tokens."""
         operands, tokens = self.operands, self.tile.tokens
         width = widest(self.spmm.K, self.spmm.element, 8)
         apart = self.tile.launch.threads // tokens  # vectors of columns that all threads load at once
@@ -154,12 +157,12 @@ class _Kernel:
                     memref.store(vector.extract(elements, [], [i]), self.staged, [at])
 
     def _multiply(self, block: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + what the nonzeros of the warp's rows in this block add to them."""
+        """Returns the sums plus the products of the nonzeros of the warp's rows in this block."""
         rows, first = self.tile.rows, arith.muli(block, index(self.spmm.M))
         at = [arith.addi(first, arith.minui(arith.addi(self.row, index(r)), index(self.spmm.M))) for r in range(rows + 1)]
         positions = [memref.load(self.positions, [p]) for p in at]
         origin = arith.index_castui(ir.IndexType.get(), positions[0])
-        # From here on positions count from the warp's first: narrow numbers, few registers.
+        # From here on, positions count from the warp's first one, so that 32 bits suffice, which saves registers.
         bounds = [arith.subi(p, positions[0]) for p in positions]
         room = self._i32(self.tile.entries)
         with loop(self._i32(0), bounds[-1], room, sums) as rounds:
@@ -173,9 +176,10 @@ class _Kernel:
         return list(rounds.results)
 
     def _copy(self, origin: ir.Value, base: ir.Value, end: ir.Value) -> None:
-        """The nonzeros [base, end) into the warp's part of shared memory, as pairs of column x tokens and value.
+        """Copies the nonzeros [base, end) to the warp's part of shared memory, as pairs (column x tokens, value).
 
-        What does not fit is left for the next round, a part that is not filled gets the last one again and again."""
+        The next round copies those that do not fit. Places past the last nonzero get copies of it.
+        """
         last = arith.subi(end, self._i32(1))
         lane = arith.index_cast(self.i32, self.operands.lane)
         for i in range(self.tile.entries // WARP):
@@ -188,7 +192,7 @@ class _Kernel:
             store(vector.from_elements(pair_type, pair), self.entries, [self.operands.warp, self._index(entry), index(0)])
 
     def _row(self, begin: ir.Value, end: ir.Value, total: ir.Value) -> ir.Value:
-        """total + the nonzeros [begin, end) of shared memory: several at a time, then one by one."""
+        """Returns the total plus the products of nonzeros [begin, end) of shared memory, several at a time, then singly."""
         whole = arith.subi(end, arith.remui(arith.subi(end, begin), self._i32(_TOGETHER)))
         for low, high, together in ((begin, whole, _TOGETHER), (whole, end, 1)):
             with loop(low, high, self._i32(together), [total]) as nonzeros:
@@ -217,7 +221,7 @@ class _Kernel:
         return arith.index_castui(ir.IndexType.get(), value)
 
     def _store(self, sums: list[ir.Value]) -> None:
-        """Through the epilogue into y, as many features at a time as are aligned."""
+        """Stores the epilogue's results into y, in the widest vectors of features that are aligned."""
         width = widest(self.spmm.M, ir.MemRefType(self.operands.out.type).element_type, self.tile.rows)
         piece_type = vector_of(width, self.spmm.sum_type)
         for v in range(self.tile.vectors):

@@ -1,17 +1,17 @@
-"""lower-gpu-rows: a `kernel.gather_rows` becomes GPU kernels, a warp for each row, a block for each long one (SpMM, SpMV).
+"""lower-gpu-rows: lowers a `kernel.gather_rows` (SpMM, SpMV) to GPU kernels, a warp for each row, a block for each long one.
 
 before   %y = "kernel.gather_rows"(%a, %x) ({epilogue}) {lanes = 32, vectors = 8} : (tensor<?x?xf32, #CSR>, ...) -> ...
-after    gpu.func @region_r32(...)                       // 32 rows a block; and _r8 for few rows, on more blocks
+after    gpu.func @region_r32(...)                       // 32 rows a block; _r8 for few rows, to occupy more blocks
            each warp, for each of its rows with at most 512 entries; then all warps, for a part of each longer row:
              for each 128 columns of x:                  // 64 or 32 where that fits x better
-               32 entries at a time: where their rows of x begin, and their values, into the warp's part of shared memory
+               for each 32 entries: store where their rows of x begin, and their values, to the warp's part of shared memory
                  scf.for %p, 4 at a time: vector.fma(value, x[coordinate, the lane's 4 columns], sums)
-               the sums through the epilogue into y; those of a long row's parts are added up in shared memory before
+               the sums through the epilogue into y; the parts of a long row are first added up in shared memory
 
-With less than 16 columns, down to the one of SpMV, lanes are entries instead, and their sums are added up across the warp.
-Rows are dealt to blocks as they come, and blocks to multiprocessors as these fall free: what is left to balance are rows that
-are much longer than others. Rows of x are read in vectors of 16 bytes where their length allows. The transposed product is
-this one with the arrays of the transposed matrix in CSR, so that sums are complete, and the same at every call.
+With less than 16 columns, down to the one of SpMV, each lane has an entry instead, and the sums are added up across the warp.
+Rows are dealt to blocks in their order, and blocks to multiprocessors that are free. So only rows that are much longer than
+others need balancing. Rows of x are read in vectors of 16 bytes where their length allows. The transposed product is this one
+with the arrays of the transposed matrix in CSR, so that sums are complete, and the same at every call.
 """
 
 from collections.abc import Sequence
@@ -44,17 +44,17 @@ from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 
 _WARPS = 8
-_LONG = 512  # entries from which on a row is shared out to all warps of a block
-_FEW = 16  # columns from which on lanes are columns
+_LONG = 512  # a row with more entries is divided among all warps of a block
+_FEW = 16  # number of columns from which on each lane has columns of x, not entries
 _TOGETHER = 4  # entries whose loads are in flight at once
-_ENTRY = 16  # bytes: where a row of x begins, and the value
-_ENTRIES = _WARPS * WARP * _ENTRY
+_ENTRY = 16  # bytes of an entry in shared memory: where a row of x begins, and the value
+_ENTRIES = _WARPS * WARP * _ENTRY  # bytes of the entries of a block
 _SHAPES = ((32, 1), (8, 4))  # rows of a block, and blocks that share the columns
 
 
 @dataclass(frozen=True)
 class LowerGpuRows:
-    """Lower all of them."""
+    """Lowers every kernel.gather_rows."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_rows"):
@@ -77,7 +77,7 @@ class _Rows:
         self.buffers = [*sparse_buffers_of(op.a), buffer_of(op.x), storage_of(op.operation).output]
         element = ir.MemRefType(self.buffers[-1].type).element_type
         lane_bytes = 16 // byte_width(element) * byte_width(Scalars(element).wide)
-        self.sums_bytes = _WARPS * WARP * lane_bytes  # of the parts of a long row
+        self.sums_bytes = _WARPS * WARP * lane_bytes  # bytes of the parts of a long row
 
 
 def _emit(rows: _Rows, launch: Launch, arguments: dict[ir.Value, ir.Value]) -> None:
@@ -117,7 +117,10 @@ class _Kernel:
             scf.YieldOp([])
 
     def _all_rows(self, last: ir.Value, lanes: "_Lanes") -> list[ir.Value]:
-        """The block's rows: first the short ones, by a warp each; then the long ones, if there can be any, by all warps."""
+        """Multiplies the block's rows: first the short ones, by a warp each, then any long ones, by all warps together.
+
+        The second pass is skipped if the block has too few entries for a long row.
+        """
         place, end = self.place, self._bounds(arith.subi(last, index(1)))[1]
         some_long = below(index(_LONG), arith.subi(end, self._bounds(place.first)[0]))
         with loop(index(0), arith.select(some_long, index(2), index(1)), index(1)) as passes:
@@ -132,7 +135,10 @@ class _Kernel:
         return []
 
     def _row(self, lanes: "_Lanes", row: ir.Value, begin: ir.Value, end: ir.Value, together: ir.Value) -> None:
-        """A row, tile by tile of those that are this block's. Each warp sums up its share of it, in whole rounds of a warp."""
+        """Multiplies a row with this block's tiles of columns, one after the other.
+
+        If the warps work `together`, each one sums up its share of the row, in whole rounds of 32 entries.
+        """
         place, step = self.place, lanes.columns * self.place.launch.blocks
         share = arith.ceildivui(arith.subi(end, begin), index(_WARPS * WARP))
         low = arith.addi(begin, arith.muli(place.warp, arith.muli(share, index(WARP))))
@@ -151,7 +157,7 @@ class _Kernel:
                 lanes.store(row, tile, choice.results[0])
 
     def _added(self, lanes: "_Lanes", sums: ir.Value) -> ir.Value:
-        """The sum of what all warps have summed up of a row."""
+        """Returns the total of all warps' sums of a row."""
         parts = shared(_ENTRIES, [_WARPS, WARP * lanes.width], self.sum_type)
         at = arith.muli(self.place.lane, index(lanes.width))
         store(sums, parts, [self.place.warp, at])
@@ -161,7 +167,7 @@ class _Kernel:
         return reduce(arith.addf, added)
 
     def finished(self, sums: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
-        """What the epilogue makes of sums of a row for the columns from `column` on."""
+        """Returns the epilogue's result for sums of a row, for the columns from `column` on."""
         return self.epilogue.whole(sums, reader(self.reads, [row, column], load))
 
     def _bounds(self, row: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -169,14 +175,14 @@ class _Kernel:
 
 
 class _Columns:
-    """Lanes are columns of x, `width` neighbours each."""
+    """Row sums where each lane has `width` neighbouring columns of x."""
 
     def __init__(self, kernel: _Kernel, width: int) -> None:
         self.kernel, self.width, self.columns = kernel, width, width * WARP
         self.read, self.vec = vector_of(width, kernel.element), vector_of(width, kernel.sum_type)
 
     def sums(self, begin: ir.Value, end: ir.Value, tile: ir.Value) -> ir.Value:
-        """The sums of the entries [begin, end) for the columns from `tile` on."""
+        """Returns the sums of the entries [begin, end) for the columns from `tile` on."""
         kernel, place = self.kernel, self.kernel.place
         column = arith.addi(tile, arith.muli(place.lane, index(self.width)))
         column = arith.minui(column, arith.subi(kernel.columns, index(self.width)))
@@ -195,7 +201,7 @@ class _Columns:
         return rounds.results[0]
 
     def _entries(self, count: ir.Value, column: ir.Value, sums: ir.Value) -> ir.Value:
-        """sums + the first `count` entries of the warp's part of shared memory: several at a time, then one by one."""
+        """Returns the sums plus the first `count` entries of the warp's shared memory, added several at a time, then singly."""
         whole = arith.subi(count, arith.remui(count, index(_TOGETHER)))
         for low, high, together in ((index(0), whole, _TOGETHER), (whole, count, 1)):
             with loop(low, high, index(together), [sums]) as steps:
@@ -217,14 +223,14 @@ class _Columns:
         )
 
     def store(self, row: ir.Value, tile: ir.Value, sums: ir.Value) -> None:
-        """The sums of a row for the columns from `tile` on into y."""
+        """Stores the sums of a row for the columns from `tile` on into y."""
         column = arith.addi(tile, arith.muli(self.kernel.place.lane, index(self.width)))
         with when(below(column, self.kernel.columns)):
             store(self.kernel.finished(sums, row, column), self.kernel.out, [row, column])
 
 
 class _Entries:
-    """Lanes are entries of a row, for one column of x."""
+    """Row sums for one column of x, where each lane has entries of the row."""
 
     width = columns = 1
 
@@ -232,7 +238,7 @@ class _Entries:
         self.kernel = kernel
 
     def sums(self, begin: ir.Value, end: ir.Value, tile: ir.Value) -> ir.Value:
-        """The sum of the entries [begin, end) for the column `tile`, in all lanes."""
+        """Returns the sum of the entries [begin, end) for the column `tile`, in all lanes."""
         kernel = self.kernel
         with loop(begin, end, index(WARP * _TOGETHER), [arith.constant(kernel.sum_type, 0.0)]) as rounds:
             added, last = rounds.inner_iter_args[0], arith.subi(end, index(1))
@@ -246,15 +252,15 @@ class _Entries:
         return vector.broadcast(vector_of(1, kernel.sum_type), total(rounds.results[0]))
 
     def store(self, row: ir.Value, tile: ir.Value, sums: ir.Value) -> None:
-        """The sum of a row for the column `tile` into y."""
+        """Stores the sum of a row for the column `tile` into y."""
         with when(arith.cmpi(arith.CmpIPredicate.eq, self.kernel.place.lane, index(0))):
             result = self.kernel.finished(sums, row, tile)
             memref.store(vector.extract(result, [], [0]), self.kernel.out, [row, tile])
-        sync_warp()  # together again, before lanes exchange sums
+        sync_warp()  # the lanes must meet again before they exchange sums
 
 
 def _view(memory: ir.Value, rank: int) -> ir.Value:
-    """A contiguous matrix as a vector, or a vector as a matrix of one column."""
+    """Returns a contiguous matrix as a vector (rank 1), or a vector as a matrix of one column (rank 2)."""
     type_ = ir.MemRefType(memory.type)
     if type_.rank == rank:
         return memory
@@ -271,13 +277,13 @@ _Lanes = _Columns | _Entries
 
 
 def _as_word(value: ir.Value) -> ir.Value:
-    """The bits of an f32 or f64 as an i64."""
+    """Returns the bits of an f32 or f64 as an i64."""
     width = ir.FloatType(value.type).width
     bits = arith.bitcast(ir.IntegerType.get_signless(width), value)
     return bits if width == 64 else arith.extui(ir.IntegerType.get_signless(64), bits)
 
 
 def _from_word(word: ir.Value, type_: ir.Type) -> ir.Value:
-    """The inverse of `_as_word`."""
+    """Returns the float with these bits, the inverse of `_as_word`."""
     width = ir.FloatType(type_).width
     return arith.bitcast(type_, word if width == 64 else arith.trunci(ir.IntegerType.get_signless(width), word))

@@ -1,4 +1,4 @@
-"""lower-gpu-segments: `kernel.segment_reduce` and `kernel.segment_map` become a GPU kernel, a warp for each segment.
+"""lower-gpu-segments: lowers `kernel.segment_reduce` and `kernel.segment_map` to a GPU kernel, a warp for each segment.
 
 before   %m = "kernel.segment_reduce"(%positions) ({ x }) {kind = "max"}
          %e = "kernel.segment_map"(%positions) ({ exp(x - m) }) {each = "entry"}
@@ -6,13 +6,13 @@ before   %m = "kernel.segment_reduce"(%positions) ({ x }) {kind = "max"}
          %y = "kernel.segment_map"(%positions) ({ e / t }) {each = "entry"}
 after    gpu.func @region_e256(...)                      // or, if the result is one value a segment, @region_s8
            each warp, for each segment that begins in its 32 entries (or its one segment):
-             scf.for %p step 32 iter_args(m): max(m, x[p + lane]);              m across the lanes
-             scf.for %p step 32 iter_args(t): t + exp(x[p + lane] - m);         t across the lanes
+             scf.for %p step 32 iter_args(m): max(m, x[p + lane]);              combine m across the lanes
+             scf.for %p step 32 iter_args(t): t + exp(x[p + lane] - m);         add t up across the lanes
              scf.for %p step 32: y[p + lane] = exp(x[p + lane] - m) / t
 
-All ops of a function go over the same segments, and the last of them is its result (softmax over the rows of a sparse matrix).
-What is one value an entry is computed again where it is read, which costs less than memory; what is one value a segment is in
-registers. Floats only.
+All ops of a function have the same segments, and the last op is its result (in the example, softmax over the rows of a sparse
+matrix). Values of entries are computed again at each use, which takes less time than memory. Values of segments are in
+registers. Elements must be floats.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class LowerGpuSegments:
-    """Lower all of them."""
+    """Lowers the segment ops of every public function to one kernel."""
 
     def run(self, module: ir.Module) -> None:
         for function in public_functions(module):
@@ -59,7 +59,7 @@ def _lower(function: ir.OpView, ops: list[ir.Operation]) -> None:
 
 
 def _emit(ops: list[ir.Operation], launch: Launch, arguments: dict[ir.Value, ir.Value]) -> None:
-    """The segments of this warp, one after the other."""
+    """Emits a loop over the segments of this warp."""
     positions, place = arguments[buffer_of(ops[-1].operands[0])], Place(launch)
     segments = arith.subi(memref.dim(positions, index(0)), index(1))
     if of_entries(ops[-1]):
@@ -75,14 +75,14 @@ def _emit(ops: list[ir.Operation], launch: Launch, arguments: dict[ir.Value, ir.
 
 
 def _begun_before(positions: ir.Value, segments: ir.Value, entry: ir.Value) -> ir.Value:
-    """How many segments begin before an entry."""
+    """Returns how many segments begin before an entry."""
     is_first = arith.cmpi(arith.CmpIPredicate.eq, entry, index(0))
     before = arith.subi(entry, arith.select(is_first, index(0), index(1)))
     return arith.select(is_first, index(0), arith.minui(arith.addi(last_at_most(positions, before), index(1)), segments))
 
 
 class _Segment:
-    """A segment, whose entries are the lanes', 32 at a time."""
+    """Emits the results of a segment. The lanes of a warp take its entries, 32 at a time."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class _Segment:
         self.ops, self.arguments, self.place = ops, arguments, place
         self.segment, self.begin, self.end = segment, begin, end
         self.out = arguments[storage_of(ops[-1]).output]
-        self.of_segment: dict[ir.Operation, ir.Value] = {}  # results that are one value a segment, in all lanes
+        self.of_segment: dict[ir.Operation, ir.Value] = {}  # results with one value for the segment, in all lanes
 
     def emit(self) -> None:
-        """Compute and store the result."""
+        """Computes and stores the result."""
         for op in self.ops:
             if op.name == "kernel.segment_reduce":
                 self.of_segment[op] = self._reduced(op)
@@ -119,14 +119,17 @@ class _Segment:
             return [arith.select(exists, reduction.combine(carried[0], self._body(op, p)), carried[0])]
 
         (found,) = self._loop([reduction.start()], step)
-        sync_warp()  # together, before lanes exchange what they have found
+        sync_warp()  # the lanes must meet before they exchange their values
         whole = across(vector.extract(found, [], [0]), reduction.combine)
         return vector.broadcast(reduction.type, whole)
 
     def _loop(
         self, start: list[ir.Value], step: Callable[[ir.Value, ir.Value, list[ir.Value]], list[ir.Value]]
     ) -> list[ir.Value]:
-        """For 32 entries at a time, step(this lane's, or the last where it has none, whether it has one, what is carried)."""
+        """Emits a loop over 32 entries at a time, and returns the carried values.
+
+        Its body is step(this lane's entry, whether the lane has one, carried values). A lane without one gets the last entry.
+        """
         with loop(self.begin, self.end, index(WARP), start) as chunks:
             p = arith.addi(chunks.induction_variable, self.place.lane)
             safe = arith.minui(p, arith.subi(self.end, index(1)))
@@ -142,7 +145,7 @@ class _Segment:
         return []
 
     def _body(self, op: ir.Operation, p: ir.Value) -> ir.Value:
-        """What an op gives at entry p, a vector of one."""
+        """Returns the value of an op at entry p, as a vector of one element."""
 
         def read(inner: ir.Operation, type_: ir.VectorType) -> ir.Value:
             source = defining(inner.operands[0])

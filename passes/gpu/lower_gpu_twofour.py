@@ -1,4 +1,4 @@
-"""lower-gpu-twofour: a `kernel.spmm` of the schedule "gpu-twofour" becomes GPU kernels on sparse tensor cores.
+"""lower-gpu-twofour: lowers a `kernel.spmm` of the schedule "gpu-twofour" to GPU kernels on sparse tensor cores.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-twofour", tile = [128, 128, 64], ...}
              : (..., tensor<3072x768xbf16, "twofour(reduction=1)">) -> ...
@@ -9,10 +9,10 @@ after    gpu.func @region_t128(...)                    // and _t32 for few token
              wait for the panel's copy, gpu.barrier
              start to copy the panel after the next
              each warp: nvgpu.ldmatrix and nvvm.mma.sp.sync on 64 features x 32 tokens
-           through the epilogue into y
+           the sums through the epilogue into y
 
-All is swizzled in shared memory such that no copy and no load has bank conflicts. Columns of x beyond K are zeros; tokens past
-the last one repeat it, and are not stored. Only for bf16 and f16, K a multiple of 8.
+The matrices are swizzled in shared memory such that no copy and no load has bank conflicts. Columns of x beyond K are zeros.
+Tokens past the last one repeat it, and are not stored. The element must be bf16 or f16, and K a multiple of 8.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from gossamer.passes.loops.tensor_core import CHUNK, commit, copy_async, load_ma
 from gossamer.passes.loops.vectors import index, loop
 
 _TOKENS = (128, 32)
-_SLOTS = 3  # panels in shared memory: one that is multiplied, two on their way
+_SLOTS = 3  # panels in shared memory: one that is multiplied, two that are being copied
 _TILE = [_TOKENS[0], ROWS, PANEL]
 
 
@@ -44,12 +44,12 @@ def _storage(matrix: Matrix) -> TwoFour | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight, columns of K]"""
+    """Returns the tile: [tokens, rows of the weight, columns of K]."""
     return tuple(_TILE) if isinstance(stored, TwoFour) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor's tensor cores, at half of their 2048 products a cycle."""
+    """Returns the cycles of a multiprocessor's tensor cores, at half of their 2048 products a cycle."""
     return -(-tokens // _TOKENS[0]) * _TOKENS[0] * matrix.rows * matrix.columns / 1024
 
 
@@ -58,7 +58,7 @@ GPU_TWOFOUR = Family("gpu-twofour", _storage, _tile, _cycles, read=entries_read)
 
 @dataclass(frozen=True)
 class LowerGpuTwofour:
-    """Lower products of 2:4 weights to gpu, nvgpu and nvvm."""
+    """Lowers products of 2:4 weights to gpu, nvgpu and nvvm."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_TWOFOUR.name):
@@ -76,7 +76,7 @@ def _emit(spmm: GpuProduct, operands: Operands) -> None:
 
 
 class _Kernel:
-    """Emits the body of one kernel. The 128 rows of the thread block are those of the operands' chunk."""
+    """Emits the body of one kernel. A thread block computes the 128 rows of the operands' chunk."""
 
     def __init__(self, spmm: GpuProduct, operands: Operands) -> None:
         self.spmm, self.operands = spmm, operands
@@ -101,7 +101,7 @@ class _Kernel:
         self.rows.store(list(steps.results)[1:])
 
     def _copy(self, panel: ir.Value, slot: ir.Value) -> None:
-        """Start to copy a panel, if there is such a one, into a slot of shared memory; a group even if there is not."""
+        """Starts to copy a panel, if it exists, into a slot of shared memory. Ends the group of copies even if it does not."""
         with when(below(panel, index(self.panels))):
             self._copy_x(panel, slot)
             self.rows.copy(panel, slot)
@@ -119,7 +119,7 @@ class _Kernel:
             copy_async(operands.x, [token, k], self.x, [slot, row, _x_place(row, chunk)], inside)
 
     def _fragments(self, slot: ir.Value, step: int, j: int) -> list[ir.Value]:
-        """Of x, for a step and the j-th 8 tokens of the warp."""
+        """Loads the fragments of x for a step and the j-th 8 tokens of the warp."""
         matrix, line = divmod_by(self.operands.lane, 8)
         x_row = arith.addi(arith.muli(self.rows.token_warp, index(WARP_TOKENS)), line)
         row, chunk = arith.addi(x_row, index(8 * j)), arith.addi(matrix, index(4 * step))
@@ -127,5 +127,5 @@ class _Kernel:
 
 
 def _x_place(row: ir.Value, chunk: ir.Value) -> ir.Value:
-    """Where 8 elements of a row of x lie: eight neighbouring rows have a chunk in eight places."""
+    """Returns the place of 8 elements of a row of x. Eight neighbouring rows have the same chunk in eight different places."""
     return arith.muli(arith.xori(chunk, arith.andi(row, index(7))), index(CHUNK))

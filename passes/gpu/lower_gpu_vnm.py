@@ -1,23 +1,23 @@
-"""lower-gpu-vnm: a `kernel.spmm` of the schedule "gpu-vnm" becomes GPU kernels on sparse tensor cores, of selected columns.
+"""lower-gpu-vnm: lowers a `kernel.spmm` of the schedule "gpu-vnm" to GPU kernels on sparse tensor cores, with selected columns.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "gpu-vnm", tile = [128, 128, 64], ...}
              : (..., tensor<3072x768xbf16, "vnm(reduction=1, rows=128, group=16)">) -> ...
 after    gpu.func @region_t128(...)                    // and _t64
            // a thread block computes 128 features x 128 tokens
-           scf.for %panel ... iter_args(4 x 4 x 4 sums)     // 16 groups of columns of K, of which 64 columns are left
+           scf.for %panel ... iter_args(4 x 4 x 4 sums)     // 16 groups of columns of K, 4 selected columns in each
              start to copy the next panel's values and metadata
              twice, for half of a panel's x (once, for groups of 8):
                load x[128 tokens][128 columns] of the next panel into registers
                each warp: nvgpu.ldmatrix and nvvm.mma.sp.sync on 64 features x 32 tokens of this panel
-               store the columns that are left of what was loaded, transposed, into shared memory as [64 columns][tokens]
+               store the selected ones of the loaded columns, transposed, to shared memory as [64 columns][tokens]
              wait for the panel's copy, gpu.barrier
-           through the epilogue into y
+           the sums through the epilogue into y
 
-V:N:M is VENOM's (Castro et al., SC 2023): with groups of M columns tensor cores do 4 / M of the dense work, at twice its rate.
-There, x is stored by columns, and those that are selected are copied as they are; here x is stored by tokens, so they are
-sorted out on their way through registers. Transposed and swizzled in shared memory, they are read without bank conflicts.
-Columns of x beyond K are zeros; tokens past the last one repeat it, and are not stored. What is stored is multiplied, its zeros
-included. Only for bf16 and f16, K a multiple of 8.
+V:N:M is VENOM's (Castro et al., SC 2023): with groups of M columns, tensor cores do 4 / M of the dense work, at twice its rate.
+In VENOM, x is stored by columns, and selected columns are copied as they are. Here x is stored by tokens, so the columns are
+selected in registers. They are transposed and swizzled in shared memory, where they are read without bank conflicts. Columns of
+x beyond K are zeros. Tokens past the last one repeat it, and are not stored. Stored zeros of the weight are multiplied. The
+element must be bf16 or f16, and K a multiple of 8.
 """
 
 from dataclasses import dataclass
@@ -41,9 +41,9 @@ from gossamer.passes.loops.tensor_core import CHUNK, commit, load_matrices, wait
 from gossamer.passes.loops.vectors import index, loop, vector_of, zeros
 
 _TOKENS = (128, 64)
-_SLOTS = 2  # panels in shared memory: one that is multiplied, one on its way
+_SLOTS = 2  # panels in shared memory: one that is multiplied, one that is being copied
 _PART = 128  # columns of x that are in registers at once
-_GROUPS = (8, 16)
+_GROUPS = (8, 16)  # columns of K in a group, M of V:N:M
 _TILE = [_TOKENS[0], ROWS, PANEL]
 
 
@@ -56,13 +56,15 @@ def _storage(matrix: Matrix) -> Vnm | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight, columns that are left]"""
+    """Returns the tile: [tokens, rows of the weight, selected columns]."""
     return tuple(_TILE) if isinstance(stored, Vnm) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Cycles of a multiprocessor: of its tensor cores, at half of their 2048 products a cycle, and of its shared memory, which
-    takes a column that is left for 64 tokens a cycle."""
+    """Returns the cycles of a multiprocessor, the sum of two.
+
+    Its tensor cores run at half of their 2048 products a cycle. Its shared memory takes a selected column of 64 tokens a cycle.
+    """
     left = matrix.columns * 4 / (matrix.vnm[2] if matrix.vnm else 4)
     tiles = -(-tokens // _TOKENS[0]) * -(-matrix.rows // ROWS)
     return tiles * left * (_TOKENS[0] * ROWS / 1024 + _TOKENS[0] / 64)
@@ -73,7 +75,7 @@ GPU_VNM = Family("gpu-vnm", _storage, _tile, _cycles, read=entries_read)
 
 @dataclass(frozen=True)
 class LowerGpuVnm:
-    """Lower products of V:N:M weights to gpu, nvgpu and nvvm."""
+    """Lowers products of V:N:M weights to gpu, nvgpu and nvvm."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, GPU_VNM.name):
@@ -93,8 +95,13 @@ def _emit(spmm: GpuProduct, packing: Vnm, operands: Operands) -> None:
 
 
 class _Unit(NamedTuple):
-    """Of x, 8 columns for the tokens `pair` and the next; their places in each strip; and the row of shared memory
-    where their group begins."""
+    """Eight columns of x for two tokens, in registers.
+
+    row     the row of shared memory at which the columns' group begins
+    pair    the first of the two tokens
+    x       a vector of 8 columns for each token
+    places  for each strip, the places of the 8 columns among the 4 of their group; 255 for a column that is not selected
+    """
 
     row: ir.Value
     pair: ir.Value
@@ -103,15 +110,15 @@ class _Unit(NamedTuple):
 
 
 class _Kernel:
-    """Emits the body of one kernel. The 128 rows of the thread block, of one strip or two, are those of the operands' chunk."""
+    """Emits the body of one kernel. A thread block computes the 128 rows of the operands' chunk, one strip or two."""
 
     def __init__(self, spmm: GpuProduct, packing: Vnm, operands: Operands) -> None:
         self.spmm, self.operands, self.group = spmm, operands, packing.group
         self.places, *_ = operands.weight
         self.tokens, self.strips = operands.launch.tokens, ROWS // packing.rows
-        self.depth = packing.group * packing.GROUPS  # columns of K of a panel
+        self.depth = packing.group * packing.GROUPS  # columns of K of a panel, with those that are not selected
         self.parts = self.depth // _PART
-        self.units = _PART // CHUNK * self.tokens // 2 // operands.launch.threads  # of a thread in a part
+        self.units = _PART // CHUNK * self.tokens // 2 // operands.launch.threads  # units of a thread in a part
         self.panels = -(-spmm.K // self.depth)
         self.x = shared(0, [_SLOTS, self.strips, PANEL, self.tokens], spmm.element)
         x_bytes = _SLOTS * self.strips * PANEL * self.tokens * 2
@@ -138,7 +145,7 @@ class _Kernel:
         self.rows.store(list(panels.results)[1:])
 
     def _start(self, panel: ir.Value, slot: ir.Value) -> None:
-        """Start to copy values and metadata of a panel, if there is such a one."""
+        """Starts to copy the values and metadata of a panel, if it exists. Ends the group of copies even if it does not."""
         with when(below(panel, index(self.panels))):
             self.rows.copy(panel, slot)
         commit()
@@ -148,8 +155,10 @@ class _Kernel:
         gpu.barrier()
 
     def _unit(self, panel: ir.Value, part: int, number: ir.Value) -> _Unit:
-        """One of the thread's units of a part of a panel; of a panel past the last, what lies at K's end. A warp's units are of
-        the same columns."""
+        """Loads one of the thread's units of a part of a panel. All lanes of a warp load the same columns.
+
+        x is zero in a panel past the last one.
+        """
         operands, read = self.operands, vector_of(CHUNK, self.spmm.element)
         warps, width = operands.launch.threads // WARP, self.panels * self.depth
         half, chunk = divmod_by(arith.addi(operands.warp, arith.muli(number, index(warps))), _PART // CHUNK)
@@ -169,7 +178,7 @@ class _Kernel:
         return _Unit(arith.muli(arith.divui(column, index(self.group)), index(4)), pair, both, places)
 
     def _keep(self, panel: ir.Value, slot: ir.Value, loaded: list[_Unit]) -> None:
-        """Store the columns that a strip has left of what was loaded, pairs of tokens side by side."""
+        """Stores the columns of the loaded units that each strip selects, pairs of tokens side by side."""
         pair_type = vector_of(2, self.spmm.element)
         with when(below(panel, index(self.panels))):
             for unit in loaded:
@@ -183,7 +192,7 @@ class _Kernel:
                             store(vector.from_elements(pair_type, both), self.x, to)
 
     def _fragments(self, slot: ir.Value, step: int, j: int) -> list[ir.Value]:
-        """Of x, for a step and the j-th 8 tokens of the warp, as the warp's strip has it."""
+        """Loads the fragments of x for a step and the j-th 8 tokens of the warp, from the columns of the warp's strip."""
         strip = self.rows.row_warp if self.strips == 2 else index(0)
         row = arith.addi(self.operands.lane, index(32 * step))
         token = arith.addi(arith.muli(self.rows.token_warp, index(WARP_TOKENS)), index(8 * j))
@@ -191,6 +200,6 @@ class _Kernel:
 
 
 def _x_place(row: ir.Value, token: ir.Value) -> ir.Value:
-    """Where a token lies in a row of selected columns: eight neighbouring rows have 8 tokens in eight places."""
+    """Returns the place of a token in a row of selected columns. Eight neighbouring rows have 8 tokens in eight places."""
     chunk, rest = divmod_by(token, CHUNK)
     return arith.addi(arith.muli(arith.xori(chunk, arith.andi(row, index(7))), index(CHUNK)), rest)

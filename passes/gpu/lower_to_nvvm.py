@@ -1,10 +1,10 @@
-"""lower-to-nvvm: the kernels of a gpu.module to the LLVM and NVVM dialects, by upstream's conversions.
+"""lower-to-nvvm: lowers the kernels of a gpu.module to the LLVM and NVVM dialects, by upstream's conversions.
 
 before   gpu.module @kernels { gpu.func @region_t128(%x: !llvm.ptr, ...) kernel { ... scf.for ... vector.fma ... } }
 after    gpu.module @kernels { llvm.func @region_t128(%x: !llvm.ptr, ...) attributes {nvvm.kernel} { ... llvm.cond_br ... } }
 
-Upstream turns the functions of the math dialect into calls of NVIDIA's libdevice. Those that GPUs have an instruction for
-become LLVM's intrinsics here.
+Upstream turns the functions of the math dialect into calls of NVIDIA's libdevice. This pass turns those calls for which GPUs
+have an instruction into LLVM's intrinsics.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ _INTRINSICS = {
 
 @dataclass(frozen=True)
 class LowerToNvvm:
-    """Lower what is inside of every gpu.module."""
+    """Lowers the content of every gpu.module."""
 
     def run(self, module: ir.Module) -> None:
         steps = ",".join(_STEPS)
@@ -56,7 +56,7 @@ class LowerToNvvm:
             intrinsic = _INTRINSICS.get(str(call.attributes["callee"]).lstrip("@"))
             if intrinsic:
                 _replace(call, f"llvm.intr.{intrinsic}")
-        # Memory whose size the launch gives belongs to no module; upstream makes it an empty array of this one.
+        # The launch gives the size of dynamic shared memory, which must be external; upstream defines an empty array here.
         for variable in walk(module, "llvm.mlir.global"):
             if "llvm.array<0 x" in str(variable.attributes["global_type"]):
                 variable.attributes["linkage"] = ir.Attribute.parse("#llvm.linkage<external>")

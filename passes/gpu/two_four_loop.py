@@ -1,8 +1,8 @@
-"""128 rows of a weight of which 2 of every 4 columns are stored: into shared memory, through tensor cores, and out.
+"""Copies 128 rows of a 2:4 weight to shared memory, multiplies them on sparse tensor cores, and stores the results.
 
-What products of 2:4 weights share, whichever columns of x stand for the columns of the weight. The weight is the sparse factor,
-so a product is y^T = w x^T: a lane ends up with eight neighbouring features of a token, because the packing deals the rows to
-the products so.
+lower-gpu-twofour and lower-gpu-vnm share this code; they differ in the columns of x that they multiply with the stored columns.
+Tensor cores take the sparse factor on the left, so a product is y^T = w x^T. The packing deals the rows to the products such
+that a lane has eight neighbouring features of a token.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,23 @@ from gossamer.passes.loops.gpu_threads import WARP, below, divmod_by, shared, wh
 from gossamer.passes.loops.tensor_core import CHUNK, copy_async, load_matrices, multiply_add_sparse
 from gossamer.passes.loops.vectors import index, vector_of, zeros
 
-ROWS, PANEL = TwoFour.ROWS, TwoFour.COLUMNS  # of a thread block, of a panel
+ROWS, PANEL = TwoFour.ROWS, TwoFour.COLUMNS  # rows of a thread block, columns of a panel
 WARP_ROWS, WARP_TOKENS = 64, 32
 STEPS = PANEL // 32  # products along a panel
-HEIGHTS, WIDTHS = WARP_ROWS // 16, WARP_TOKENS // 8  # products of a warp
+HEIGHTS, WIDTHS = WARP_ROWS // 16, WARP_TOKENS // 8  # products of a warp, down and across
 ROW_WARPS = ROWS // WARP_ROWS
-_WORDS = ROW_WARPS * STEPS * (HEIGHTS // 2) * WARP  # of metadata in a panel
-_VALUE_BYTES = ROWS * PANEL // 2 * 2
-SLOT_BYTES = _VALUE_BYTES + _WORDS * 4  # of shared memory, for a panel
+_WORDS = ROW_WARPS * STEPS * (HEIGHTS // 2) * WARP  # words of metadata in a panel
+_VALUE_BYTES = ROWS * PANEL // 2 * 2  # bytes of the values of a panel: half of its elements, 2 bytes each
+SLOT_BYTES = _VALUE_BYTES + _WORDS * 4  # bytes of shared memory for a panel
 
 
 def threads(tokens: int) -> int:
-    """Of a block for 128 rows and so many tokens."""
+    """Returns the number of threads of a block for 128 rows and so many tokens."""
     return WARP * ROW_WARPS * (tokens // WARP_TOKENS)
 
 
 class TwoFourRows:
-    """The 128 rows of the operands' chunk, `slots` panels of them in shared memory from byte `at` on."""
+    """Multiplies the 128 rows of the operands' chunk. Shared memory has `slots` panels of them, from byte `at` on."""
 
     def __init__(self, spmm: GpuProduct, operands: Operands, panels: int, slots: int, at: int) -> None:
         self.spmm, self.operands, self.panels = spmm, operands, panels
@@ -43,16 +43,16 @@ class TwoFourRows:
         self.token_warp, self.row_warp = divmod_by(operands.warp, ROW_WARPS)
 
     def start(self) -> list[ir.Value]:
-        """Sums of nothing."""
+        """Returns the zeros from which the sums begin."""
         return [zeros(self.sums)] * (HEIGHTS * WIDTHS)
 
     def copy(self, panel: ir.Value, slot: ir.Value) -> None:
-        """Start to copy values and metadata of a panel."""
+        """Starts to copy the values and metadata of a panel into a slot."""
         self._copy_values(panel, slot)
         self._copy_metadata(panel, slot)
 
     def _copy_values(self, panel: ir.Value, slot: ir.Value) -> None:
-        chunks = PANEL // 2 // CHUNK  # of a row
+        chunks = PANEL // 2 // CHUNK  # number of chunks of a row
         line, chunk = divmod_by(self.operands.thread, chunks)
         origin = arith.muli(self.operands.chunk, index(ROWS))
         column = arith.addi(arith.muli(panel, index(PANEL // 2)), arith.muli(chunk, index(CHUNK)))
@@ -73,7 +73,10 @@ class TwoFourRows:
     def multiply(
         self, slot: ir.Value, steps: range, x: Callable[[int, int], list[ir.Value]], sums: list[ir.Value]
     ) -> list[ir.Value]:
-        """sums + w x^T of some steps of a panel, for the warp's rows and tokens; x(step, j) are its fragments for 8 tokens."""
+        """Returns the sums plus w x^T of some steps of a panel, for the warp's rows and tokens.
+
+        x(step, j) returns the fragments of x for the j-th 8 tokens of the warp.
+        """
         lane, result = self.operands.lane, list(sums)
         matrix, line = divmod_by(lane, 8)
         right, lower = divmod_by(matrix, 2)
@@ -93,7 +96,7 @@ class TwoFourRows:
         return result
 
     def store(self, sums: list[ir.Value]) -> None:
-        """Through the epilogue into y, as many features at a time as are aligned."""
+        """Stores the epilogue's results into y, in the widest vectors of features that are aligned."""
         operands, spmm = self.operands, self.spmm
         group, quarter = divmod_by(operands.lane, 4)
         warp_row = arith.addi(arith.muli(operands.chunk, index(ROWS)), arith.muli(self.row_warp, index(WARP_ROWS)))
@@ -113,7 +116,10 @@ class TwoFourRows:
 
 
 def _w_place(row: ir.Value, chunk: ir.Value) -> list[ir.Value]:
-    """Line and place of 8 values of a row of w: rows 8 apart, which a product takes, have a chunk in eight places."""
+    """Returns the line and place of 8 values of a row of w.
+
+    A product takes rows that are 8 apart. Their chunks are in eight different places, so loads have no bank conflicts.
+    """
     line, odd = divmod_by(row, 2)
     side = arith.addi(arith.muli(odd, index(4)), chunk)
     spread = arith.andi(arith.divui(row, index(8)), index(7))

@@ -1,1 +1,1 @@
-"""Builders of loops for lowerings: vectors, tiles, epilogues, shares of rows, threads of a GPU."""
+"""Builders of loops for lowerings: vectors, tiles, epilogues, shares of rows, threads of GPUs."""

@@ -1,4 +1,4 @@
-"""Memory that a kernel asks its caller for while it runs, for results whose sizes it finds out itself."""
+"""Lets a kernel ask its caller for memory while it runs, for results whose sizes only the kernel finds out."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +14,14 @@ _DYNAMIC = ir.ShapedType.get_dynamic_size()
 
 @contextmanager
 def given(giver: ir.Value, sizes: Sequence[ir.Value]) -> Iterator[list[ir.Value]]:
-    """Memories (memref<?xi8>) of so many bytes. The insertion point is where all have been given; if one has not, the kernel
-    skips that.
+    """Asks for memories (memref<?xi8>) of these sizes in bytes, and yields them.
 
-    giver  the address (index) of a function of the caller: (i64 bytes, ptr) → nothing. It writes where the memory is to the
-           ptr, or leaves the 0 there. (It returns nothing because a Python function that is interrupted returns garbage.)
+    The code inside the `with` block only runs if all of them are given.
 
-    Only the thread that entered the kernel may ask. When the kernel returns, the memory is the caller's again.
+    giver  the address (index) of a function of the caller: (i64 bytes, ptr) → nothing. It writes the address of the memory to
+           the ptr, or leaves the 0 there. (It returns nothing because a Python function that is interrupted returns garbage.)
+
+    Only the thread that entered the kernel may ask. When the kernel returns, the memory belongs to the caller again.
     """
     pointer, word = ir.Type.parse("!llvm.ptr"), ir.IntegerType.get_signless(64)
     function = llvm.inttoptr(pointer, to_llvm(giver))
@@ -41,6 +42,6 @@ def given(giver: ir.Value, sizes: Sequence[ir.Value]) -> Iterator[list[ir.Value]
 
 
 def array_in(memory: ir.Value, element: ir.Type, size: ir.Value, offset: ir.Value | None = None) -> ir.Value:
-    """An array of `size` elements in a memory."""
+    """Returns an array of `size` elements in a memory, from byte `offset` on."""
     type_ = ir.MemRefType.get([_DYNAMIC], element)
     return memref.view(type_, memory, index(0) if offset is None else offset, [size])

@@ -1,4 +1,4 @@
-"""The memrefs behind the tensors of a scheduled op, in a function whose storage is exposed (expose-storage)."""
+"""Finds the memrefs behind the tensors of a scheduled op, in a function whose storage is exposed (expose-storage)."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ _WHY = "it is computed and used inside of the region, or expose-storage has not 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where an op finds its operands and puts its results; `threads` is the size of the team that it may use."""
+    """The memory of an op: its `outputs`, and a `workspace`. `threads` is the number of threads that it may use."""
 
     op: ir.Operation
     outputs: tuple[ir.Value, ...]
@@ -21,11 +21,11 @@ class Storage:
 
     @property
     def output(self) -> ir.Value:
-        """Where its only result goes, or the first one."""
+        """The memory of its only or first result."""
         return self.outputs[0]
 
     def erase(self) -> None:
-        """Remove the op and the writes of its results, once loops do the work."""
+        """Removes the op and the writes of its results, after loops have replaced them."""
         for result in self.op.results:
             write = sole_user(result)
             assert write is not None
@@ -34,7 +34,7 @@ class Storage:
 
 
 def storage_of(op: ir.Operation) -> Storage:
-    """The storage of `op`; CompileError if expose-storage has not run or a result goes elsewhere."""
+    """Returns the storage of `op`. CompileError if expose-storage has not run, or if a result has other uses."""
     writes = [sole_user(result) for result in op.results]
     if any(write is None or write.name != "bufferization.materialize_in_destination" for write in writes):
         raise CompileError(f"{op.name} at {op.location}: its result has no buffer, for {_WHY}")
@@ -43,7 +43,7 @@ def storage_of(op: ir.Operation) -> Storage:
 
 
 def buffer_of(tensor: ir.Value) -> ir.Value:
-    """The memref that a dense tensor was made of."""
+    """Returns the memref of a dense tensor."""
     op = defining(tensor)
     if op is None or op.name != "bufferization.to_tensor":
         raise CompileError(f"{tensor} has no buffer, for {_WHY}")
@@ -51,7 +51,7 @@ def buffer_of(tensor: ir.Value) -> ir.Value:
 
 
 def sparse_buffers_of(tensor: ir.Value) -> list[ir.Value]:
-    """The memrefs of a sparse tensor: positions and coordinates by level, or the arrays of its packing, then values."""
+    """Returns the memrefs of a sparse tensor: positions and coordinates by level, or arrays of its packing. Values are last."""
     op = defining(tensor)
     if op is None or op.name not in ("sparse_tensor.assemble", "builtin.unrealized_conversion_cast"):
         raise CompileError(f"{tensor} has no buffers, for {_WHY}")
@@ -59,18 +59,18 @@ def sparse_buffers_of(tensor: ir.Value) -> list[ir.Value]:
 
 
 class WeightArrays:
-    """What each array in `weight` is."""
+    """Names for the arrays in `weight`."""
 
     weight: tuple[ir.Value, ...]
 
     @property
     def positions(self) -> ir.Value:
-        """Where the entries of each row begin, of a weight with positions."""
+        """The places where the entries of each row begin, for a weight with positions."""
         return self.weight[0]
 
     @property
     def coordinates(self) -> ir.Value:
-        """The columns of the entries, of a weight with positions and coordinates."""
+        """The columns of the entries, for a weight with positions and coordinates."""
         return self.weight[1]
 
     @property

@@ -1,4 +1,4 @@
-"""The encoding of a tensor type, read and written as what it stands for: a `Format` or a `Packing`."""
+"""Reads and writes the encoding of a tensor type as a `Format` or a `Packing`."""
 
 from torch_mlir import ir
 
@@ -7,11 +7,11 @@ from gossamer.dialects.packing import Packing, parse
 
 
 def storage_of_type(tensor: ir.RankedTensorType) -> Format | Packing | None:
-    """How a tensor of this type is stored; None for a dense one."""
+    """Returns the storage of tensors of this type; None for dense ones."""
     return None if tensor.encoding is None else parse(str(tensor.encoding))
 
 
 def stored_as(tensor: ir.RankedTensorType, storage: Format | Packing) -> ir.RankedTensorType:
-    """The type of the same tensor in another storage."""
+    """Returns the type of the same tensor in another storage."""
     encoding = ir.StringAttr.get(str(storage)) if isinstance(storage, Packing) else ir.Attribute.parse(str(storage))
     return ir.RankedTensorType.get(tensor.shape, tensor.element_type, encoding)

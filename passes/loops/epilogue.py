@@ -1,9 +1,9 @@
-"""The epilogue of a kernel op on vectors: the scalar ops of its region, replicated to lanes.
+"""Emits the epilogue of a kernel op on vectors: the scalar ops of its region become vector ops.
 
-Sums are computed feature-major (lanes are tokens), results are stored token-major (lanes are features). What depends on the
-sum, on scalars and on per-feature vectors runs on the sums (`before`), once per row while they are in registers; what
-reads a whole [T, M] tensor or a per-token vector runs after the transpose (`after`). One value crosses between the two, in
-the memory of the sums; where that cannot be, or there are several results, all is done after.
+Kernels compute sums feature-major (lanes are tokens), and store results token-major (lanes are features). Ops that depend on
+the sum, on scalars and on vectors of features run on the sums (`before`), while these are in registers. Ops that read a whole
+[T, M] tensor or a vector of tokens run after the transpose (`after`). One value crosses between the two parts, in the memory of
+the sums. If one is not enough or does not fit there, or if there are several results, all ops run after.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Load = Callable[[ir.VectorType, ir.Value, list[ir.Value]], ir.Value]
 
 
 class Epilogue:
-    """Splits the block of an epilogue; `before` and `after` emit its halves at the insertion point."""
+    """Splits the block of an epilogue. `before` and `after` emit its two parts at the insertion point."""
 
     def __init__(self, block: ir.Block) -> None:
         *body, terminator = [op.operation for op in block.operations]
@@ -40,7 +40,7 @@ class Epilogue:
 
     @property
     def trivial(self) -> bool:
-        """Whether `before` has nothing to do."""
+        """Whether the part before the transpose is empty."""
         return self.crossing == self.sum
 
     @property
@@ -50,21 +50,21 @@ class Epilogue:
         return result
 
     def before(self, sums: ir.Value, read: Read) -> ir.Value:
-        """The crossing value, for a vector of sums of one feature."""
+        """Emits the first part for a vector of sums of one feature. Returns the crossing value."""
         (crossing,) = self._emit(self._before, {self.sum: sums}, [self.crossing], read)
         return crossing
 
     def after(self, crossing: ir.Value, read: Read) -> list[ir.Value]:
-        """What is stored into each result, for a vector of crossing values of one token."""
+        """Emits the second part for a vector of crossing values of one token. Returns the values of the results."""
         missing = [op for op in self._before if not any(r in self._summed for r in op.results)]
         return self._emit(missing + self._after, {self.crossing: crossing}, self.results, read)
 
     def every(self, sums: ir.Value, read: Read) -> list[ir.Value]:
-        """What is stored into each result, for a vector of sums of one token."""
+        """Emits both parts for a vector of sums of one token. Returns the values of the results."""
         return self._emit(self._before + self._after, {self.sum: sums}, self.results, read)
 
     def whole(self, sums: ir.Value, read: Read) -> ir.Value:
-        """What is stored into the only result, for a vector of sums of one token."""
+        """Emits both parts for a vector of sums of one token. Returns the value of the only result."""
         (value,) = self.every(sums, read)
         return value
 
@@ -77,7 +77,7 @@ class Epilogue:
 
 
 def on_lanes(body: list[ir.Operation], mapping: dict[ir.Value, ir.Value], wanted: ir.Value, lanes: int, read: Read) -> ir.Value:
-    """Emit the scalar ops of a body on vectors; `mapping` holds the vectors of what they take from elsewhere."""
+    """Emits the scalar ops of a body on vectors. Returns the value `wanted`. `mapping` has the vectors of known values."""
     _emit_lanes(body, mapping, lanes, read)
     return _lanes_of(wanted, mapping, lanes)
 
@@ -107,7 +107,7 @@ def _emit_op(op: ir.Operation, mapping: dict[ir.Value, ir.Value], lanes: int, re
 
 
 def check_elements(contract: Any) -> None:
-    """CompileError unless the result and what the epilogue reads are floats that lie in memory in the order of the result."""
+    """Raises CompileError unless results and reads are floats, and each read has its dimensions in the result's order."""
     elements = [ir.RankedTensorType(result.type).element_type for result in contract.operation.results]
     for read in contract.epilogue.blocks[0].operations:
         if read.operation.name == "kernel.read":
@@ -124,9 +124,9 @@ def check_elements(contract: Any) -> None:
 
 
 def reader(buffers: dict[ir.Value, ir.Value], at: Sequence[ir.Value], load: Load) -> Read:
-    """kernel.read for lanes that are neighbours along the second dimension of the result, from `at` on.
+    """Returns the kernel.read for lanes along the second dimension of the result, from `at` on.
 
-    `load` gives the lanes of a buffer from some indices on; what all lanes have in common is loaded once.
+    `load` loads lanes of a buffer from some indices on. A read that is the same for all lanes is one load and a broadcast.
     """
 
     def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
@@ -140,7 +140,7 @@ def reader(buffers: dict[ir.Value, ir.Value], at: Sequence[ir.Value], load: Load
 
 
 class Buffers:
-    """The memory behind the kernel.read ops of an epilogue, and the results': how lanes are read and stored."""
+    """The memory of the kernel.read ops of an epilogue and of the results. Reads and stores lanes of it."""
 
     def __init__(self, reads: dict[ir.Value, ir.Value], out: ir.Value, *others: ir.Value) -> None:
         self.reads, self.out, self._outs = reads, out, (out, *others)
@@ -148,7 +148,7 @@ class Buffers:
         self.features = memref.dim(out, index(1))
 
     def by_feature(self, m: ir.Value) -> Read:
-        """kernel.read where all lanes are tokens of feature m."""
+        """Returns the kernel.read for lanes that are tokens of feature m."""
 
         def read(op: ir.Operation, type_: ir.VectorType) -> ir.Value:
             at = [index(0) if d is None else m for d in _dims(op)]
@@ -157,8 +157,8 @@ class Buffers:
         return read
 
     def store_token(self, token: ir.Value, row: ir.Value, lanes: int, results: Callable[[Read], list[ir.Value]]) -> None:
-        """out[token, row..] = results(read) for each result, where the lanes are the features from `row` on; a token past the
-        end is not stored, and reads the last one's memory."""
+        """Stores results(read) to out[token, row..] for each result. Lanes are the features from `row` on. A token past the end
+        is not stored, and reads the memory of the last one."""
         mask = mask_of(lanes, arith.subi(self.features, row))
         none = arith.constant(mask.type, ir.DenseElementsAttr.get_splat(mask.type, ir.BoolAttr.get(False)))
         exists = arith.cmpi(arith.CmpIPredicate.ult, token, self.tokens)
@@ -167,7 +167,7 @@ class Buffers:
         self._store([safe, row], mask, results)
 
     def store_whole(self, token: ir.Value, row: ir.Value, results: Callable[[Read], list[ir.Value]]) -> None:
-        """out[token, row..] = results(read) for each result, where the token and all features of the lanes exist."""
+        """Stores results(read) to out[token, row..] for each result. The token and all features of the lanes must exist."""
         self._store([token, row], None, results)
 
     def _store(self, at: list[ir.Value], mask: ir.Value | None, results: Callable[[Read], list[ir.Value]]) -> None:
@@ -197,7 +197,7 @@ def _reads_tokens(op: ir.Operation) -> bool:
 
 
 def splat(scalar: ir.Value, lanes: int) -> ir.Value:
-    """A constant from outside the kernel as a vector, made anew so that nothing outside is captured."""
+    """Returns a constant from outside the kernel as a vector. It is made again, so that the kernel captures no value."""
     op = defining(scalar)
     assert op is not None and op.name == "arith.constant", f"epilogue captures {scalar}"
     constant = ir.Operation.create("arith.constant", results=[scalar.type], attributes={"value": op.attributes["value"]})
@@ -205,7 +205,7 @@ def splat(scalar: ir.Value, lanes: int) -> ir.Value:
 
 
 def _users(values: set[ir.Value], body: list[ir.Operation]) -> set[ir.Value]:
-    """`values` and all that is computed from them."""
+    """Returns `values` and all values that are computed from them."""
     found = set(values)
     for op in body:
         if any(v in found for v in op.operands):
@@ -214,7 +214,7 @@ def _users(values: set[ir.Value], body: list[ir.Operation]) -> set[ir.Value]:
 
 
 def _fits(type_: ir.Type, sum_type: ir.Type) -> bool:
-    """Whether a value can lie where a sum lies and come back unchanged."""
+    """Whether a value can be stored in the memory of a sum without loss."""
     if not isinstance(type_, ir.FloatType) or not isinstance(sum_type, ir.FloatType):
         return False
     return ir.FloatType(type_).width <= ir.FloatType(sum_type).width

@@ -1,7 +1,8 @@
-"""How threads of a GPU find their work and reach memory, in the words that all GPU lowerings share.
+"""Builders that all GPU lowerings share: kernels, the place of a thread in the work, and accesses to memory.
 
-A kernel is launched on one row of thread blocks: `blocks` for each `tokens` tokens, of `threads` threads and `shared` bytes
-of shared memory each. Which of a region's kernels runs is decided at every call, by the number of tokens (rows of the result).
+A kernel is launched on a one-dimensional grid: `blocks` thread blocks for each `tokens` tokens, each with `threads` threads and
+`shared` bytes of shared memory. At every call, the number of tokens (rows of the result) decides which of a region's kernels
+runs (`dialects/launch.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,19 +17,19 @@ from gossamer.passes.loops.vectors import added, byte_width, index, load_index, 
 MODULE = "kernels"
 LAUNCH = "kernel.launch"  # attribute of a gpu.func: the fields of its `Launch`
 WARP = 32
-MOST_SHARED = 96 << 10  # bytes of shared memory that a block may have on every architecture since Ampere
+MOST_SHARED = 96 << 10  # most bytes of shared memory that a block may have on every architecture since Ampere
 _RESIDENT = "nvvm.minctasm"
 _VECTOR_BYTES = 16  # the widest load and store of a thread
 
 
 def launch_attribute(launch: Launch) -> ir.DictAttr:
-    """A launch as the gpu.func carries it."""
+    """Returns a launch as an attribute of a gpu.func."""
     i64 = ir.IntegerType.get_signless(64)
     return ir.DictAttr.get({name: ir.IntegerAttr.get(i64, value) for name, value in launch.as_json().items()})
 
 
 def read_launch(attribute: ir.Attribute) -> Launch:
-    """The inverse of `launch_attribute`."""
+    """Returns the launch in an attribute that `launch_attribute` made."""
     return Launch.from_json({entry.name: ir.IntegerAttr(entry.attr).value for entry in ir.DictAttr(attribute)})
 
 
@@ -39,10 +40,10 @@ def add_kernel(
     emit: Callable[[dict[ir.Value, ir.Value]], None],
     resident: int | None = None,
 ) -> None:
-    """Add a kernel to the gpu.module beside a function whose storage is exposed, with the body that `emit` builds.
+    """Adds a kernel to the gpu.module beside a function whose storage is exposed. `emit` builds its body.
 
-    It takes the function's memrefs but for the workspace; `emit` gets its argument for each of them. `resident` is the number
-    of blocks that a multiprocessor is to have registers for.
+    The kernel takes the function's memrefs without the workspace. `emit` gets the kernel's argument for each of them.
+    `resident` is the number of blocks whose registers must fit into a multiprocessor together.
     """
     *arguments, _workspace, _threads = function.entry_block.arguments
     memrefs = [a for a in arguments if isinstance(a.type, ir.MemRefType)]
@@ -69,8 +70,12 @@ def _module(function: func.FuncOp) -> gpu.GPUModuleOp:
 
 
 class Place:
-    """This thread's place: its number `thread` in the block, which is that of a `lane` of a `warp`; the block's `tile` and
-    `chunk`: tokens from `first` = tile x launch.tokens on, and the chunk-th of launch.blocks parts of the work on them."""
+    """The place of this thread in the work.
+
+    thread      its number in the block; `warp` and `lane` follow from it
+    tile        number of the block's tile of tokens, whose first token is `first` = tile x launch.tokens
+    chunk       number of the block's part, of launch.blocks parts, of the work on the tile
+    """
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -81,12 +86,12 @@ class Place:
 
 
 def divmod_by(value: ir.Value, divisor: int) -> tuple[ir.Value, ir.Value]:
-    """Quotient and remainder of an index by a constant."""
+    """Returns quotient and remainder of an index by a constant."""
     return arith.divui(value, index(divisor)), arith.remui(value, index(divisor))
 
 
 def below(value: ir.Value, limit: ir.Value) -> ir.Value:
-    """value < limit, both unsigned."""
+    """Whether value < limit, both unsigned."""
     return arith.cmpi(arith.CmpIPredicate.ult, value, limit)
 
 
@@ -97,7 +102,7 @@ def divides(width: int, size: ir.Value) -> ir.Value:
 
 @contextmanager
 def when(condition: ir.Value) -> Iterator[None]:
-    """The insertion point in an scf.if without results; its yield is added."""
+    """Makes an scf.if without results, with the insertion point inside, and ends it."""
     op = scf.IfOp(condition)
     with ir.InsertionPoint(op.then_block):
         yield
@@ -105,7 +110,7 @@ def when(condition: ir.Value) -> Iterator[None]:
 
 
 def widest(size: int, element: ir.Type, most: int) -> int:
-    """Elements of the widest vector, up to `most`, that divides rows of `size` elements: 16 bytes, if that divides them."""
+    """Returns the elements of the widest vector, up to 16 bytes and `most` elements, that divides rows of `size` elements."""
     width = min(_VECTOR_BYTES // byte_width(element), most)
     while size % width:
         width //= 2
@@ -115,9 +120,9 @@ def widest(size: int, element: ir.Type, most: int) -> int:
 def by_width(
     element: ir.Type, fits: Callable[[int], ir.Value], results: Sequence[ir.Type], build: Callable[[int], Sequence[ir.Value]]
 ) -> list[ir.Value]:
-    """What `build` gives for the widest vector, of 16 bytes or less, that `fits` at run time; for single elements if none does.
+    """Calls `build` for all widths of vectors up to 16 bytes, and emits a choice of the widest that `fits` at run time.
 
-    All threads of a block must agree.
+    Single elements always fit. All threads of a block must choose the same width.
     """
 
     def narrower(width: int) -> Sequence[ir.Value]:
@@ -133,17 +138,17 @@ def by_width(
 
 
 def load(type_: ir.VectorType, buffer: ir.Value, at: Sequence[ir.Value]) -> ir.Value:
-    """A vector from an address that is aligned to its size."""
+    """Loads a vector from an address that is aligned to its size."""
     return vector.load(type_, buffer, list(at), alignment=_bytes(type_))
 
 
 def store(value: ir.Value, buffer: ir.Value, at: Sequence[ir.Value]) -> None:
-    """A vector to an address that is aligned to its size."""
+    """Stores a vector to an address that is aligned to its size."""
     vector.store(value, buffer, list(at), alignment=_bytes(ir.VectorType(value.type)))
 
 
 def shared(at: int, shape: list[int], element: ir.Type) -> ir.Value:
-    """A memref of the block's shared memory, from byte `at` on (a multiple of 16)."""
+    """Returns a memref in the block's shared memory, from byte `at` on (a multiple of 16)."""
     space = ir.Attribute.parse("#gpu.address_space<workgroup>")
     dynamic = ir.ShapedType.get_dynamic_size()
     i8 = ir.IntegerType.get_signless(8)
@@ -152,8 +157,10 @@ def shared(at: int, shape: list[int], element: ir.Type) -> ir.Value:
 
 
 def last_at_most(positions: ir.Value, limit: ir.Value) -> ir.Value:
-    """The last row whose position is at most `limit`, of ascending positions of which the first one is; the one behind the last
-    row is not looked at. All lanes take equally many steps."""
+    """Returns the last row whose position is at most `limit`. Positions ascend, and the first one is at most `limit`.
+
+    The last position, which is the end of the last row, is not read. All lanes take equally many steps.
+    """
     i = ir.IndexType.get()
     search = scf.WhileOp([i, i], [index(0), arith.subi(memref.dim(positions, index(0)), index(1))])
     before = ir.Block.create_at_start(search.before, [i, i], [search.location] * 2)
@@ -171,13 +178,13 @@ def last_at_most(positions: ir.Value, limit: ir.Value) -> ir.Value:
 
 
 def sync_warp() -> None:
-    """Wait for all threads of the warp; what they wrote to shared memory is seen by all."""
+    """Waits for all threads of the warp. Then each sees what the others wrote to shared memory."""
     nvvm.bar_warp_sync(arith.constant(ir.IntegerType.get_signless(32), -1))
 
 
 def total(value: ir.Value, lanes: int = WARP) -> ir.Value:
-    """The sum of a number over `lanes` neighbouring lanes (a power of two), in all of them. For words in a warp GPUs have an
-    instruction."""
+    """Returns the sum of a number over `lanes` neighbouring lanes (a power of two), in all of them. For words of a whole warp
+    it is one instruction."""
     word = ir.IntegerType.get_signless(32)
     if value.type == word and lanes == WARP:
         return nvvm.redux_sync(value, ir.Attribute.parse("#nvvm<reduction_kind add>"), arith.constant(word, -1))
@@ -185,7 +192,7 @@ def total(value: ir.Value, lanes: int = WARP) -> ir.Value:
 
 
 def across(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value], lanes: int = WARP) -> ir.Value:
-    """The numbers of `lanes` neighbouring lanes (a power of two), combined in pairs, in all of them."""
+    """Combines the numbers of `lanes` neighbouring lanes (a power of two) in pairs. All of these lanes get the result."""
     distance = lanes // 2
     while distance:
         value = combine(value, _of_lane(value, distance))
@@ -194,7 +201,7 @@ def across(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value], l
 
 
 def _of_lane(value: ir.Value, distance: int) -> ir.Value:
-    """A number of 32 or 64 bits of the lane whose number differs in one bit."""
+    """Returns the number (32 or 64 bits) that the lane with lane number xor `distance` has."""
     i32 = ir.IntegerType.get_signless(32)
     mode = ir.Attribute.parse("#gpu<shuffle_mode xor>")
     single, words = vector_of(1, value.type), vector_of(byte_width(value.type) // 4, i32)

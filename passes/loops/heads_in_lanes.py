@@ -1,7 +1,7 @@
-"""Rows of heads x features in vectors: sums over each head's features, and one value a head spread over its features.
+"""Works on rows of heads x features in vectors: sums over the features of each head, and repeats a head's value for them.
 
-A row of G heads with F features each lies in memory, and in vectors of `lanes`, head after head. F need not divide the lanes:
-which lane goes where is known when the code is made, so every regrouping is a few shuffles, and none where heads fill vectors.
+A row of G heads with F features each lies in memory, and in vectors of `lanes`, head after head. F need not divide the lanes.
+The code generator knows the place of each lane, so a regrouping is a few shuffles, or none if heads fill whole vectors.
 
     dot(q, k, heads=8, size=8)     8 sums of 8 products: 4 multiplications, 7 additions, 8 shuffles of 16 lanes
     spread(p, heads=8, size=8)     4 vectors, each with two values of p, eight times each
@@ -16,7 +16,7 @@ from gossamer.passes.loops.vectors import vector_of, zeros
 
 
 def spread(values: ir.Value, heads: int, size: int, lanes: int) -> list[ir.Value]:
-    """One value a head, as vectors of `lanes` that hold it at each of the head's `size` features."""
+    """Repeats the value of each head for all its `size` features, in vectors of `lanes`."""
     total = heads * size
     return [
         vector.shuffle(values, values, [min(at, total - 1) // size for at in range(first, first + lanes)])
@@ -25,13 +25,13 @@ def spread(values: ir.Value, heads: int, size: int, lanes: int) -> list[ir.Value
 
 
 def repeated(values: ir.Value, lanes: int) -> ir.Value:
-    """A short vector over and over, until it fills `lanes`."""
+    """Repeats a short vector until it fills `lanes`."""
     width = ir.VectorType(values.type).shape[0]
     return values if width == lanes else vector.shuffle(values, values, [lane % width for lane in range(lanes)])
 
 
 def gathered_sums(values: ir.Value, width: int) -> ir.Value:
-    """The inverse of `repeated`: the sums of the lanes that hold the same element."""
+    """Sums up lanes of the same element of a vector that is laid out as `repeated` does. Returns a vector of `width`."""
     lanes = ir.VectorType(values.type).shape[0]
     while lanes > width:
         lanes //= 2
@@ -41,7 +41,7 @@ def gathered_sums(values: ir.Value, width: int) -> ir.Value:
 
 
 def dot(left: Sequence[ir.Value], right: Sequence[ir.Value], heads: int, size: int, width: int) -> ir.Value:
-    """The sum over its features of left * right for each head: a vector of `width` lanes, zeros behind the heads."""
+    """Returns for each head the sum over its features of left * right: `width` lanes, with zeros behind the heads."""
     lanes = ir.VectorType(left[0].type).shape[0]
     if size % lanes:
         products = [arith.mulf(a, b) for a, b in zip(left, right, strict=True)]
@@ -57,7 +57,7 @@ def dot(left: Sequence[ir.Value], right: Sequence[ir.Value], heads: int, size: i
 
 
 def _sums(flat: list[ir.Value], heads: int, size: int, width: int) -> ir.Value:
-    """Sums over each head's `size` elements, by adding the second half of every head to the first until one is left."""
+    """Sums over each head's `size` elements. It adds the second half of every head to the first until one element is left."""
     while size > 1:
         half = -(-size // 2)
         low = _regrouped(flat, [h * size + f for h in range(heads) for f in range(half)])
@@ -70,14 +70,14 @@ def _sums(flat: list[ir.Value], heads: int, size: int, width: int) -> ir.Value:
 
 
 def _regrouped(flat: Sequence[ir.Value], places: Sequence[int | None]) -> list[ir.Value]:
-    """Vectors of the elements at these places, 0 for None and behind the last one."""
+    """Returns vectors of the elements at these places, with 0 for None and behind the last one."""
     lanes = ir.VectorType(flat[0].type).shape[0]
     padded = [*places, *[None] * (-len(places) % lanes)]
     return [_gather(flat, padded[first : first + lanes]) for first in range(0, len(padded), lanes)]
 
 
 def _gather(flat: Sequence[ir.Value], places: Sequence[int | None]) -> ir.Value:
-    """A vector of as many elements as the given ones have."""
+    """Returns one vector of the elements at these places of several vectors, with 0 for None."""
     type_ = ir.VectorType(flat[0].type)
     lanes = type_.shape[0]
     sources: list[int | None] = list(dict.fromkeys(None if at is None else at // lanes for at in places))

@@ -1,7 +1,7 @@
-"""The innermost loops of products with tokens in the lanes: what they read, and sums that take turns.
+"""The base of the innermost loops of products with tokens in the lanes: what they read, and several sets of sums.
 
-A multiply-add takes four cycles. So where few sums are in registers, there are several sets of them, which the nonzeros take in
-turns, and which are added up in the end.
+A multiply-add takes four cycles. So if only few sums are in registers, a loop has several sets of them. Nonzeros take turns
+with the sets, which are added up in the end.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from gossamer.passes.loops.vectors import index, load_index, loop, widened, zero
 
 @dataclass(frozen=True)
 class InnerLoop(WeightArrays):
-    """The arrays of a `weight`, and `packed`: x as [K][`vectors` of type `vec`], tokens in lanes."""
+    """The base of inner loops: the arrays of a `weight`, and `packed`, which is x as [K][`vectors` of type `vec`]."""
 
     weight: tuple[ir.Value, ...]
     packed: ir.Value
@@ -24,26 +24,26 @@ class InnerLoop(WeightArrays):
     vectors: int
 
     def entries(self, at: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """positions[at], and the next one."""
+        """Returns positions[at] and positions[at + 1]."""
         begin = load_index(self.positions, at)
         return begin, load_index(self.positions, arith.addi(at, index(1)))
 
     def x(self, k: ir.Value) -> Iterator[ir.Value]:
-        """The vectors of column k of x, each loaded when it is asked for."""
+        """Yields the vectors of column k of x. Each is loaded when it is asked for."""
         return (vector.load(self.vec, self.packed, [k, index(v * self.vec.shape[0])]) for v in range(self.vectors))
 
     def value(self, p: ir.Value) -> ir.Value:
-        """values[p] in all lanes."""
+        """Returns values[p] in all lanes."""
         return vector.broadcast(self.vec, widened(memref.load(self.values, [p]), self.vec.element_type))
 
 
 def sets_of(sums: list[ir.Value], ways: int) -> list[ir.Value]:
-    """So many sets of sums: these, then zeros."""
+    """Returns `ways` sets of sums: these, then zeros."""
     return sums + [zeros(ir.VectorType(sums[0].type))] * (len(sums) * (ways - 1))
 
 
 def added_up(sets: list[ir.Value], count: int) -> list[ir.Value]:
-    """`count` sums: the sets of so many, added up."""
+    """Adds up sets of `count` sums each. Returns one set."""
     total, *others = (sets[at : at + count] for at in range(0, len(sets), count))
     for other in others:
         total = [_add(a, b) for a, b in zip(total, other, strict=True)]
@@ -63,9 +63,10 @@ def add_in_turns(
     sums: list[ir.Value],
     add: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
 ) -> list[ir.Value]:
-    """sums = add(p, sums) for begin <= p < end; from `least` of them on, several at a time, each with sums of its own.
+    """Emits sums = add(p, sums) for begin <= p < end. Returns the sums.
 
-    For fewer, the second loop over what is left over would cost more than that gains.
+    If there are at least `least` numbers p, it takes `ways` of them at a time, each with its own set of sums. For fewer, the
+    second loop over the remainder would cost more than this gains.
     """
     number, width = arith.subi(end, begin), len(sums)
     many = arith.cmpi(arith.CmpIPredicate.uge, number, index(least))

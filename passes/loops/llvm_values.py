@@ -1,4 +1,4 @@
-"""How values look in LLVM's types: what an outlined function or the entry point takes apart and puts together."""
+"""Converts values to LLVM's types and back, for outlined functions and the entry point."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch_mlir.dialects import arith, llvm
 
 
 def llvm_type(type_: ir.Type) -> ir.Type:
-    """The LLVM type of a memref (its descriptor), an index, or a scalar."""
+    """Returns the LLVM type of a memref (its descriptor), an index, or a scalar."""
     if isinstance(type_, ir.MemRefType):
         rank = ir.MemRefType(type_).rank
         arrays = f", array<{rank} x i64>, array<{rank} x i64>" if rank else ""
@@ -16,12 +16,12 @@ def llvm_type(type_: ir.Type) -> ir.Type:
 
 
 def to_llvm(value: ir.Value) -> ir.Value:
-    """A value in its LLVM type."""
+    """Converts a value to its LLVM type."""
     return _cast(value, llvm_type(value.type))
 
 
 def from_llvm(value: ir.Value, type_: ir.Type) -> ir.Value:
-    """The inverse of `to_llvm`."""
+    """Converts a value of an LLVM type back to `type_`."""
     return _cast(value, type_)
 
 
@@ -32,12 +32,12 @@ def _cast(value: ir.Value, type_: ir.Type) -> ir.Value:
 
 
 def insert(container: ir.Value, value: ir.Value, *position: int) -> ir.Value:
-    """llvm.insertvalue."""
+    """Returns `container` with `value` at a position (llvm.insertvalue)."""
     return llvm.insertvalue(container, value, list(position))
 
 
 def memory_at(address: ir.Value, type_: ir.Type, sizes: Sequence[ir.Value] = ()) -> ir.Value:
-    """The contiguous memref of a type at an address (!llvm.ptr), with its dynamic sizes (i64)."""
+    """Returns a contiguous memref of a type at an address (!llvm.ptr), with its dynamic sizes (i64)."""
     memory, remaining = ir.MemRefType(type_), iter(sizes)
     shape = [next(remaining) if memory.is_dynamic_dim(d) else i64(memory.shape[d]) for d in range(memory.rank)]
     descriptor = llvm.mlir_undef(llvm_type(type_))
@@ -53,10 +53,10 @@ def memory_at(address: ir.Value, type_: ir.Type, sizes: Sequence[ir.Value] = ())
 
 
 def struct_of(types: Sequence[ir.Type]) -> ir.Type:
-    """An LLVM struct of the LLVM types of `types`."""
+    """Returns an LLVM struct of the LLVM types of `types`."""
     return ir.Type.parse(f"!llvm.struct<({', '.join(str(llvm_type(t)) for t in types)})>")
 
 
 def i64(value: int) -> ir.Value:
-    """An i64 constant."""
+    """Returns an i64 constant."""
     return arith.constant(ir.IntegerType.get_signless(64), value)

@@ -1,4 +1,4 @@
-"""Calls into the OpenMP runtime that PyTorch runs on (GNU's entry points)."""
+"""Emits calls into PyTorch's own OpenMP runtime, by GNU's entry points."""
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func
@@ -11,17 +11,17 @@ _SIGNATURES = {
 
 
 def thread_number() -> ir.Value:
-    """This thread's number in its team, 0 outside of one."""
+    """Returns this thread's number in its team; 0 outside of a team."""
     return _query("omp_get_thread_num")
 
 
 def team_size() -> ir.Value:
-    """The number of threads in the team, 1 outside of one."""
+    """Returns the number of threads in the team; 1 outside of a team."""
     return _query("omp_get_num_threads")
 
 
 def run_team(function: ir.Value, context: ir.Value, threads: ir.Value) -> None:
-    """Call function(context) on `threads` threads and wait for them; both are !llvm.ptr, threads an index."""
+    """Calls function(context) on `threads` threads and waits for them. Both are !llvm.ptr, `threads` is an index."""
     i32 = ir.IntegerType.get_signless(32)
     size = arith.index_cast(i32, threads)
     _call("GOMP_parallel", [function, context, size, arith.constant(i32, 0)])
@@ -32,7 +32,7 @@ def _query(name: str) -> ir.Value:
 
 
 def _call(name: str, operands: list[ir.Value]) -> func.CallOp:
-    """Call a runtime function, which is declared in the module if it is not yet."""
+    """Calls a runtime function, and declares it in the module if necessary."""
     type_ = ir.FunctionType(ir.Type.parse(_SIGNATURES[name]))
     op = ir.InsertionPoint.current.block.owner
     while op.name != "builtin.module":

@@ -1,7 +1,7 @@
-"""What the lowerings of kernel.spmm share: the operands of a product, and the frame around its inner loops.
+"""The base of the lowerings of kernel.spmm: the operands of a product, and the frame around its inner loops.
 
 scf.parallel (%task) = ...                       Product.parallel, Product.by_tiles
-  func.call @region_tile64(operands, ...)        Product.call: the narrowest function that holds the tokens left
+  func.call @region_tile64(operands, ...)        Product.call: the narrowest function for the remaining tokens
 func.func private @region_tile64(operands, %offset, %first, %low, %high)      Product.function
 """
 
@@ -23,14 +23,21 @@ from gossamer.passes.loops.vectors import call_narrowest, index, load_index, loo
 
 Stored = TypeVar("Stored", bound=Packing)
 
-_MEETING = 1 << 13  # cycles of multiply-adds that are as soon done by one thread as shared by two, which have to meet
-_MANY = 4  # tiles a thread from which on it does not matter that some threads have one more
+_MEETING = 1 << 13  # cycles below which one thread is faster than two, which have to synchronise
+_MANY = 4  # tiles for each thread from which it no longer matters that some threads have one more than others
 
 
 @dataclass(frozen=True)
 class Operands(WeightArrays):
-    """What a function of a product works on: memrefs (the arrays of the weight in `weight`), this thread's `offset` into the
-    workspace, the `first` of its tokens and the row groups [low, high), and the `numbers` that came with the call."""
+    """The arguments of a function of a product.
+
+    weight   the arrays of the weight
+    memory   the memory of results and of the epilogue's reads
+    offset   this thread's offset into the workspace
+    first    its first token
+    low, high  its groups of rows, [low, high)
+    numbers  the numbers among the region's arguments
+    """
 
     x: ir.Value
     weight: tuple[ir.Value, ...]
@@ -44,24 +51,24 @@ class Operands(WeightArrays):
 
 
 def products(module: ir.Module, schedule: str) -> list[Any]:
-    """The kernel.spmm ops of one schedule."""
+    """Returns the kernel.spmm ops of one schedule."""
     found = [op.opview for op in walk(module, "kernel.spmm")]
     return [op for op in found if ir.StringAttr(op.schedule).value == schedule]
 
 
 def shape_of(op: Any) -> tuple[int, int]:
-    """Rows and columns of the weight of a kernel.spmm: results, and elements summed over."""
+    """Returns rows and columns of the weight of a kernel.spmm: results of a token, and elements summed over."""
     sizes, reduction = ir.RankedTensorType(op.w.type).shape, ir.IntegerAttr(op.reduction).value
     return sizes[1 - reduction], sizes[reduction]
 
 
 def lanes_of(op: Any) -> int:
-    """Sums in a vector of a kernel.spmm."""
+    """Returns the number of sums in a vector of a kernel.spmm."""
     return int(ir.IntegerAttr(op.lanes).value)
 
 
 def stored_of(op: Any, kind: type[Stored]) -> Stored:
-    """How the weight of a kernel.spmm is stored; CompileError if that is of another kind."""
+    """Returns the packing of the weight of a kernel.spmm. CompileError if it is of another kind."""
     stored = storage_of_type(ir.RankedTensorType(op.w.type))
     if not isinstance(stored, kind):
         raise CompileError(f"a weight stored as {stored} is not stored as {kind.kind}")
@@ -69,15 +76,15 @@ def stored_of(op: Any, kind: type[Stored]) -> Stored:
 
 
 def _before(op: Any) -> int:
-    """How many functions of other products stand before the one that holds this product."""
+    """Returns the number of functions before the one with this product."""
     function = op.operation.parent
     names = [each.operation.attributes["sym_name"] for each in function.parent.regions[0].blocks[0].operations]
     return names.index(function.attributes["sym_name"])
 
 
 class Product:
-    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w, the rows in groups of `unit`, by default one
-    vector."""
+    """y[t, m] = epilogue(sum_k x[t, k] w[m, k]) with M rows and K columns of w. The rows are in groups of `unit`, by default
+    one vector."""
 
     def __init__(self, op: Any, unit: int | None = None) -> None:
         self.op = op
@@ -97,7 +104,7 @@ class Product:
         self.numbers = list[ir.Value]()
 
     def function(self, suffix: str, emit: Callable[[Operands], None]) -> func.FuncOp:
-        """A private function before the one that holds the op, with the body that `emit` builds."""
+        """Makes a private function, placed before the one with the op. `emit` builds its body."""
         parent = self.op.operation.parent.opview
         own = f"{parent.name.value}_{suffix}"
         name = own if self._others == 0 else f"{own}_{self._others}"
@@ -116,10 +123,10 @@ class Product:
         return function
 
     def by_tiles(self, variants: dict[int, func.FuncOp], workspace: int) -> None:
-        """Replace the op by calls of functions for tiles of tokens, keyed by their tokens, the widest first.
+        """Replaces the op by calls of functions for tiles of tokens. `variants` has them by their tokens, the widest first.
 
-        The rows are shared out too where there are too few tiles to keep all threads equally busy. What takes less time than
-        waking a team is done by the calling thread.
+        If there are too few tiles to keep all threads equally busy, the rows are shared out too. If the product takes less time
+        than waking a team of threads, the calling thread computes it.
         """
         with ir.InsertionPoint(self.op):
             tile, threads, one = index(next(iter(variants))), self.storage.threads, index(1)
@@ -144,7 +151,7 @@ class Product:
         self.storage.erase()
 
     def by_rows(self, variants: dict[int, func.FuncOp], tokens: int, workspace: int) -> None:
-        """Replace the op by calls of functions for parts of the rows, each with all tokens, `tokens` at a time."""
+        """Replaces the op by calls of functions for parts of the rows. Each takes all tokens, `tokens` at a time."""
         with ir.InsertionPoint(self.op):
             chunks = arith.minui(index(self.groups), self.workers())
 
@@ -158,37 +165,40 @@ class Product:
         self.storage.erase()
 
     def all_tokens(self) -> ir.Value:
-        """Their number."""
+        """Returns the number of tokens."""
         return memref.dim(self.storage.output, index(0))
 
     def small(self) -> ir.Value:
-        """Whether one thread computes the product before two could meet."""
+        """Whether one thread computes the product before two threads could synchronise."""
         cycles = self.cycles(memref.dim(self.buffers[self.components], index(0)), self.all_tokens())
         return arith.cmpi(arith.CmpIPredicate.ult, cycles, index(_MEETING))
 
     def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
-        """About how many cycles the multiply-adds take: two for each value of the weight and vector of tokens."""
+        """Returns the approximate cycles of the multiply-adds: two for each value of the weight and vector of tokens."""
         return arith.muli(arith.muli(values, index(2)), arith.ceildivui(tokens, index(self.lanes)))
 
     def workers(self) -> ir.Value:
-        """The number of threads that share the product."""
+        """Returns the number of threads that share the product."""
         return arith.select(self.small(), index(1), self.storage.threads)
 
     def parallel(self, tasks: ir.Value, workspace: int, body: Callable[[ir.Value, ir.Value], None]) -> None:
-        """Run body(task, offset of the thread into the workspace) for all tasks, `workspace` bytes a thread."""
+        """Emits body(task, the thread's offset into the workspace) for all tasks. A thread has `workspace` bytes."""
         with parallel(tasks) as task:
             body(task, arith.muli(thread_number(), index(workspace)))
 
     def row_range(self, chunk: ir.Value, chunks: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The row groups [low, high) of one of `chunks` parts of equal work."""
+        """Returns the groups of rows [low, high) of one of `chunks` parts of equal work."""
         return self._boundary(chunk, chunks), self._boundary(arith.addi(chunk, index(1)), chunks)
 
     def work_before(self, row: ir.Value) -> ir.Value:
-        """What the rows before this one cost, in any unit; each costs something. By default all cost the same."""
+        """Returns the cost of the rows before this one, in any unit. Each row costs more than 0; by default, all the same."""
         return row
 
     def stored_before(self, row: ir.Value, blocks: int, each: int) -> ir.Value:
-        """The entries that the rows before this one have in all blocks of a weight with positions, `each` more a row."""
+        """Returns the entries of the rows before this one in all blocks of a weight with positions.
+
+        Each row of a block counts `each` more entries.
+        """
         positions = self.buffers[1]
         with loop(index(0), index(blocks), index(1), [arith.muli(row, index(blocks * each))]) as steps:
             start = arith.muli(steps.induction_variable, index(self.M))
@@ -197,7 +207,7 @@ class Product:
         return steps.results[0]
 
     def _boundary(self, chunk: ir.Value, chunks: ir.Value) -> ir.Value:
-        """The first row group that has `chunk` / `chunks` of the work before it (all of them for the last), by bisection."""
+        """Returns the first group of rows with `chunk` / `chunks` of the work before it, or the end, by bisection."""
         rows, one = index(self.M), index(1)
         wanted = arith.ceildivui(arith.muli(chunk, self.work_before(rows)), chunks)
         steps = self.groups.bit_length()
@@ -205,7 +215,7 @@ class Product:
             low, high = search.inner_iter_args
             middle = arith.divui(arith.addi(low, high), index(2))
             before = self.work_before(arith.minui(arith.muli(middle, index(self.unit)), rows))
-            # Once low meets high, middle is both of them and must stay.
+            # Once low equals high, so does middle, and both must stay.
             less = arith.andi(
                 arith.cmpi(arith.CmpIPredicate.ult, before, wanted), arith.cmpi(arith.CmpIPredicate.ult, low, high)
             )
@@ -213,7 +223,7 @@ class Product:
         return search.results[0]
 
     def call(self, variants: dict[int, func.FuncOp], offset: ir.Value, first: ir.Value, low: ir.Value, high: ir.Value) -> None:
-        """Call the narrowest of the functions, keyed by their tokens, that holds the tokens from `first` on."""
+        """Calls the narrowest of the functions, keyed by their tokens, that takes all tokens from `first` on."""
         arguments = [*self.numbers, *self.buffers, *self.storage.outputs, self.storage.workspace, offset, first, low, high]
         left = arith.subi(self.all_tokens(), first)
         call_narrowest(left, variants, arguments)

@@ -1,11 +1,11 @@
-"""Questions about ops and values that several passes ask, and the cloning of bodies."""
+"""Answers questions about ops and values for several passes, and clones bodies."""
 
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
 
 def all_ops(root: ir.Operation) -> list[ir.Operation]:
-    """`root` and every op inside it, outer ones first."""
+    """Returns `root` and every op inside it, outer ones first."""
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -17,35 +17,35 @@ def all_ops(root: ir.Operation) -> list[ir.Operation]:
 
 
 def walk(module: ir.Module, name: str) -> list[ir.Operation]:
-    """All ops called `name` in the module, inner ones included."""
+    """Returns all ops called `name` in the module, also inside other ops."""
     return [op for op in all_ops(module.operation) if op.name == name]
 
 
 def public_functions(module: ir.Module) -> list[func.FuncOp]:
-    """The functions with a body that callers of the module see."""
+    """Returns the public functions that have a body."""
     functions = [op for op in module.body.operations if isinstance(op, func.FuncOp) and not op.is_external]
     return [f for f in functions if "sym_visibility" not in f.attributes]
 
 
 def defining(value: ir.Value) -> ir.Operation | None:
-    """The op that computes `value`, or None for a block argument."""
+    """Returns the op that computes `value`, or None for a block argument."""
     owner = value.owner
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
 def dims(affine_map: ir.AffineMap) -> list[int | None]:
-    """The dimension that each result of a projected permutation stands for; None for a constant (a broadcast)."""
+    """Returns the dimension of each result of a projected permutation; None for a constant (a broadcast)."""
     return [ir.AffineDimExpr(e).position if isinstance(e, ir.AffineDimExpr) else None for e in affine_map.results]
 
 
 def iterator_types(op: ir.Operation) -> list[str]:
-    """The iterator kinds of a generic op: "parallel" or "reduction", one a dimension."""
+    """Returns the iterator kind of each dimension of a generic op: "parallel" or "reduction"."""
     text = [str(a) for a in ir.ArrayAttr(op.attributes["iterator_types"])]
     return ["reduction" if "reduction" in t else "parallel" for t in text]
 
 
 def reductions(op: ir.Operation) -> list[int]:
-    """The dimensions that a generic op sums over."""
+    """Returns the dimensions that a generic op reduces."""
     return [i for i, kind in enumerate(iterator_types(op)) if kind == "reduction"]
 
 
@@ -55,7 +55,7 @@ def parallel(op: ir.Operation) -> bool:
 
 
 def sole_user(value: ir.Value) -> ir.Operation | None:
-    """The op that uses `value`, if there is one only."""
+    """Returns the only op that uses `value`; None if none or several do."""
     users = {use.owner.operation for use in value.uses}
     return users.pop() if len(users) == 1 else None
 
@@ -69,7 +69,7 @@ def is_constant(value: ir.Value, number: int) -> bool:
 
 
 def filled_with(value: ir.Value) -> float | int | None:
-    """The constant that fills a tensor, None if it is no such tensor."""
+    """Returns the constant that fills a tensor; None for other tensors."""
     op = defining(value)
     while op is not None and op.name in ("tensor.expand_shape", "tensor.collapse_shape"):
         op = defining(op.operands[0])
@@ -84,9 +84,9 @@ def filled_with(value: ir.Value) -> float | int | None:
 
 
 def clone_into(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
-    """Clone `block` without its terminator at the insertion point; returns the values that the terminator takes.
+    """Clones `block` without its terminator at the insertion point. Returns the new operands of the terminator.
 
-    `mapping` gives the new value for each block argument; values from outside the block stay as they are.
+    `mapping` has the new value of each block argument. Values from outside the block stay as they are.
     """
     *body, terminator = block.operations
     for inner in body:

@@ -1,4 +1,4 @@
-"""The random numbers of dialects/philox.py in vectors."""
+"""Emits the random numbers of dialects/philox.py in vectors."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from gossamer.passes.loops.vectors import vector_of
 
 
 def random_bits(counter: ir.Value, key: ir.Value) -> ir.Value:
-    """32 random bits a lane, for a vector of i64 and an i32 for all lanes."""
+    """Returns 32 random bits for each lane, for a vector of counters (i64) and one key (i32)."""
     lanes = ir.VectorType(counter.type).shape[0]
     i32 = ir.IntegerType.get_signless(32)
     words, wide = vector_of(lanes, i32), counter.type
@@ -28,12 +28,12 @@ def random_bits(counter: ir.Value, key: ir.Value) -> ir.Value:
 
 
 def at_least(bits: ir.Value, share: float) -> ir.Value:
-    """Whether random bits, as numbers in [0, 1), are `share` or more."""
+    """Whether random bits, as numbers in [0, 1), are at least `share`."""
     return arith.cmpi(arith.CmpIPredicate.uge, bits, _splat(bits.type, threshold(share)))
 
 
 def constants(type_: ir.VectorType, values: Sequence[int]) -> ir.Value:
-    """A vector of integers."""
+    """Returns a constant vector of integers."""
     elements = [ir.IntegerAttr.get(type_.element_type, value) for value in values]
     return arith.constant(type_, ir.DenseElementsAttr.get(elements, type_))
 

@@ -1,4 +1,4 @@
-"""Arithmetic on scalars of one element type, float or integer, at the current insertion point."""
+"""Emits arithmetic on scalars of one element type, float or integer, at the current insertion point."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -8,7 +8,7 @@ from torch_mlir.dialects import arith
 
 
 class Scalars:
-    """Sums and products of elements of type `element`; f16 and bf16 are computed with in f32.
+    """Sums and products of elements of type `element`. They are computed in the type `wide`: f32 for f16 and bf16.
 
     Sums may be reordered, so that LLVM can use vectors for them.
     """
@@ -19,29 +19,29 @@ class Scalars:
         self.wide = ir.F32Type.get() if self.floating and ir.FloatType(element).width < 32 else element
 
     def zero(self) -> ir.Value:
-        """0 of the wide type."""
+        """Returns 0 of the wide type."""
         return arith.constant(self.wide, 0.0 if self.floating else 0)
 
     def add(self, left: ir.Value, right: ir.Value) -> ir.Value:
-        """left + right, both wide."""
+        """Returns left + right, both wide."""
         return arith.addf(left, right, fastmath=_any_order()) if self.floating else arith.addi(left, right)
 
     def multiply(self, left: ir.Value, right: ir.Value) -> ir.Value:
-        """left * right, both wide."""
+        """Returns left * right, both wide."""
         return arith.mulf(left, right, fastmath=_any_order()) if self.floating else arith.muli(left, right)
 
     def product(self, factors: Sequence[ir.Value]) -> ir.Value:
-        """The product of one or more wide values; 1 for none."""
+        """Returns the product of wide values; 1 if there are none."""
         if not factors:
             return arith.constant(self.wide, 1.0 if self.floating else 1)
         return reduce(self.multiply, factors)
 
     def widened(self, value: ir.Value) -> ir.Value:
-        """An element as a wide value."""
+        """Converts an element to a wide value."""
         return value if value.type == self.wide else arith.extf(self.wide, value)
 
     def narrowed(self, value: ir.Value) -> ir.Value:
-        """A wide value as an element."""
+        """Converts a wide value to an element."""
         return value if value.type == self.element else arith.truncf(self.element, value)
 
 

@@ -1,11 +1,11 @@
-"""Tensor cores: asynchronous copies into shared memory, fragments of matrices, and their products.
+"""Builders for tensor cores: asynchronous copies into shared memory, fragments of matrices, and their products.
 
-A product of fragments is d[16 x 8] += a[16 x 16] b[16 x 8] of bf16 or f16, summed in f32, by the 32 lanes of a warp. Lane l
-holds, with g = l / 4 and q = l % 4,
+The 32 lanes of a warp compute a product of fragments, d[16 x 8] += a[16 x 16] b[16 x 8], of bf16 or f16, summed in f32. With
+g = l / 4 and q = l % 4, lane l has
     a   rows g and g + 8, columns 2q, 2q + 1, 2q + 8, 2q + 9
     b   rows 2q, 2q + 1, 2q + 8, 2q + 9, column g
     d   rows g and g + 8, columns 2q, 2q + 1
-Of int8, summed in i32, a is 16 x 32 and b 32 x 8: four elements take the place of two neighbours.
+For int8, summed in i32, a is 16 x 32 and b 32 x 8: each two neighbours above become four elements.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch_mlir.dialects import arith, llvm, nvgpu, nvvm, vector
 
 from gossamer.passes.loops.vectors import byte_width, index
 
-CHUNK = 8  # elements of 16 bits in the 16 bytes that a thread copies at once, and in a row of a matrix of ldmatrix
+CHUNK = 8  # elements of 16 bits in the 16 bytes that a thread copies at once, and in a row of an ldmatrix matrix
 
 
 def copy_async(
@@ -26,32 +26,33 @@ def copy_async(
     exists: ir.Value | None = None,
     size: int = 16,
 ) -> None:
-    """Start to copy 16, 8 or 4 bytes from global to shared memory; zeros where `exists` is false, then nothing is read."""
+    """Starts to copy 16, 8 or 4 bytes from global to shared memory. If `exists` is false, it writes zeros and reads nothing."""
     count = size // byte_width(ir.MemRefType(source.type).element_type)
     elements = None if exists is None else arith.select(exists, index(count), index(0))
     nvgpu.device_async_copy(to, place, source, at, count, src_elements=elements, bypass_l1=size == 16)
 
 
 def commit() -> None:
-    """What was copied since the last commit is a group."""
+    """Makes a group of the copies since the last commit."""
     nvvm.cp_async_commit_group()
 
 
 def wait(groups: int) -> None:
-    """Wait until all but the last `groups` groups of this thread have arrived."""
+    """Waits until all but the last `groups` groups of this thread have arrived."""
     nvvm.cp_async_wait_group(groups)
 
 
 def load_matrices(memory: ir.Value, at: Sequence[ir.Value], transposed: bool = False) -> list[ir.Value]:
-    """Four 8 x 8 matrices, or their transposes, from shared memory as fragments; lane l gives the address of row l % 8 of
-    matrix l / 8. Of int8 a row has 16 elements."""
+    """Loads four 8 x 8 matrices, or their transposes, from shared memory as fragments. Lane l gives the address of row l % 8 of
+    matrix l / 8. A row of int8 has 16 elements."""
     element = ir.MemRefType(memory.type).element_type
     loaded = nvgpu.ldmatrix(ir.VectorType.get([4, 4 // byte_width(element)], element), memory, at, transposed, 4)
     return [vector.extract(loaded, [], [i]) for i in range(4)]
 
 
 def multiply_add(a: Sequence[ir.Value], b: Sequence[ir.Value], sums: ir.Value) -> ir.Value:
-    """sums + a b: four fragments of a (rows first), two of b, and a vector of four sums. Those of a may be words."""
+    """Returns sums + a b, for four fragments of a (rows first), two of b, and a vector of four sums. Fragments of a may be i32
+    words."""
     kind, a, b = _factors(a, b)
     total = ir.VectorType(sums.type).element_type
     exact = isinstance(total, ir.IntegerType)
@@ -73,11 +74,11 @@ def multiply_add(a: Sequence[ir.Value], b: Sequence[ir.Value], sums: ir.Value) -
 def multiply_add_sparse(
     a: Sequence[ir.Value], metadata: ir.Value, selector: int, b: Sequence[ir.Value], sums: ir.Value
 ) -> ir.Value:
-    """sums + a b with a[16 x 32] of which 2 of every 4 neighbours are stored: as a[16 x 16], and where they are, in words.
+    """Returns sums + a b for a sparse a[16 x 32]: 2 of every 4 neighbours are stored, as [16 x 16], with `metadata` words.
 
-    Four fragments of a (rows first) and of b[32 x 8]. `selector` says whose words count: 0 for lanes q = 0 and 1 of each g, 1
-    for q = 2 and 3. Of a word, the low half is for row g, the high one for row g + 8; of columns 0 to 15 in even, 16 to 31 in
-    odd lanes; two bits for each value, ascending in a group of four.
+    There are four fragments of a (rows first) and of b[32 x 8]. `selector` says which lanes give the words: 0 for q = 0 and 1
+    of each g, 1 for q = 2 and 3. The low half of a word is for row g, the high half for row g + 8. Even lanes have columns 0 to
+    15, odd lanes columns 16 to 31. Each value has two bits for its place in its group of four, ascending.
     """
     kind, a, b = _factors(a, b)
     result = nvvm.mma_sp_sync(
@@ -96,7 +97,7 @@ def multiply_add_sparse(
 
 
 def _factors(a: Sequence[ir.Value], b: Sequence[ir.Value]) -> tuple[ir.Attribute, Sequence[ir.Value], Sequence[ir.Value]]:
-    """The type that instructions have for the elements, and the fragments of a and b as they take them."""
+    """Returns the instructions' type of the elements, and the fragments of a and b in the form that they take."""
     element = ir.VectorType(b[0].type).element_type
     name = "s8" if isinstance(element, ir.IntegerType) else str(element)
     if not isinstance(element, ir.F16Type):
@@ -110,7 +111,7 @@ def _sums(result: ir.Value, type_: ir.VectorType) -> ir.Value:
 
 
 def _word(fragment: ir.Value) -> ir.Value:
-    """Two or four elements as the 32 bits that instructions for bf16 and int8 take."""
+    """Returns two or four elements as one i32, which instructions for bf16 and int8 take."""
     i32 = ir.IntegerType.get_signless(32)
     if fragment.type == i32:
         return fragment

@@ -1,1 +1,1 @@
-"""Convolutions of points: kernels that gather rows of features by a map of pairs, and add up."""
+"""Lowerings of convolutions of points, which gather rows of features by a map of pairs and add up."""

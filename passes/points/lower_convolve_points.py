@@ -1,4 +1,4 @@
-"""lower-convolve-points: a `kernel.convolve_points` becomes one loop over tiles of outputs, each of which takes its pairs.
+"""lower-convolve-points: lowers a `kernel.convolve_points` to one loop over tiles of outputs and their pairs.
 
 before   %y = "kernel.convolve_points"(%x, %weight, %bias, %inputs, %outputs, %rows, %positions)
 after    scf.parallel (%tile) = ...                                 // 256 outputs, which no other thread writes to
@@ -10,7 +10,7 @@ after    scf.parallel (%tile) = ...                                 // 256 outpu
              for each c: sums[r][v] += x[input r, c] * weight[k, c, columns v]
              the sums into y[output r]
 
-Nothing is gathered or multiplied into memory. In the last few pairs the last one stands in for those that are missing.
+No intermediate result is stored in memory. Pairs past the last one repeat it.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
@@ -64,7 +64,7 @@ class _Convolve:
         self.storage.erase()
 
     def _begin(self, number: ir.Value) -> None:
-        """The bias into all rows of a tile."""
+        """Stores the bias in all rows of a tile."""
         tile, y, first = self.tile, self.storage.output, arith.muli(number, index(TILE))
         columns = memref.dim(y, index(1))
         end = arith.minui(arith.addi(first, index(TILE)), memref.dim(self.rows, index(0)))
@@ -75,7 +75,7 @@ class _Convolve:
                 vector.maskedstore(y, [load_index(self.rows, each.induction_variable), at], mask, value)
 
     def _add_pairs(self, count: int, *arguments: ir.Value) -> None:
-        """Pairs [begin, end) of offset k, by `count` vectors of columns."""
+        """Adds the products of pairs [begin, end) of offset k, for `count` vectors of columns at a time."""
         x, weight, inputs, outputs, y, k, begin, end = arguments
         tile, together = self.tile, self.tile.rows(count)
         reduced, columns = memref.dim(x, index(1)), memref.dim(y, index(1))

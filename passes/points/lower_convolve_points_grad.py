@@ -1,7 +1,7 @@
-"""lower-convolve-points-grad: a `kernel.convolve_points_grad` becomes, on each thread, loops over the pairs of every offset.
+"""lower-convolve-points-grad: lowers a `kernel.convolve_points_grad` to loops over the pairs of every offset on each thread.
 
 before   %w = "kernel.convolve_points_grad"(%x, %gradient, %inputs, %outputs, %positions)
-after    scf.parallel (%part) = ...                                 // as many rows of every w[k] each
+after    scf.parallel (%part) = ...                                 // an equal share of the rows of every w[k]
            for each tile of outputs, for each offset k, for each 64 of the pairs that lead there
              func.call @region_columns4(...)                        // or _columns3 ... 1
          func.func private @region_columns4(...)
@@ -9,8 +9,8 @@ after    scf.parallel (%part) = ...                                 // as many r
              for each pair: sums[r][v] += x[input, c + r] * gradient[output, columns v]
              the sums into w[k, c + r]
 
-The rows of a tile stay in the second-level cache for all offsets. The sums come in the same order whatever the number of
-threads. Runs on functions whose storage is exposed (expose-storage).
+The rows of a tile stay in the second-level cache for all offsets. The order of sums does not depend on the number of threads.
+Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from gossamer.passes.loops.row_shares import ends_of
 from gossamer.passes.loops.vectors import call_narrowest, index, load_index, loop, parallel, zeros
 from gossamer.passes.points.pair_tile import PairTile, below
 
-_TOGETHER = 64  # pairs
+_TOGETHER = 64  # most pairs of one call
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class _Gradient:
         self.storage.erase()
 
     def _clear(self, w: ir.Value, k: ir.Value, rows: tuple[ir.Value, ir.Value]) -> None:
-        """Zeros into rows of w[k]."""
+        """Stores zeros in rows of w[k]."""
         columns = memref.dim(w, index(2))
         with loop(*rows, index(1)) as each, loop(index(0), columns, index(self.tile.lanes)) as steps:
             [(at, mask)] = self.tile.columns(steps.induction_variable, columns, 1)
             vector.maskedstore(w, [k, each.induction_variable, at], mask, zeros(self.tile.vec))
 
     def _add_pairs(self, count: int, *arguments: ir.Value) -> None:
-        """What pairs [begin, end) add to rows [low, high) of w[k], by `count` vectors of columns."""
+        """Adds the products of pairs [begin, end) to rows [low, high) of w[k], for `count` vectors of columns at a time."""
         x, gradient, inputs, outputs, w, k, low, high, begin, end = arguments
         tile, together = self.tile, self.tile.rows(count)
         columns, last = memref.dim(gradient, index(1)), arith.subi(high, index(1))

@@ -1,15 +1,15 @@
-"""lower-match-keys: a `kernel.match_keys` becomes, for each shift, a walk through two copies of the same sorted keys.
+"""lower-match-keys: lowers a `kernel.match_keys` to a walk through two copies of the same sorted keys, for each shift.
 
 before   %into, %out, %counts = "kernel.match_keys"(%keys, %shifts)
-after    scf.parallel (%s) = ...                                    // some shifts each, whose walks do not wait for each other
+after    scf.parallel (%s) = ...                                    // three shifts, with independent walks
            while p < n and o < n, for all of them, and then for each
-             into[s, found], out[s, found] = p, o                   // whether they match or not: the next ones overwrite them
+             into[s, found], out[s, found] = p, o                   // always; unless they match, the next ones overwrite them
              found += keys[p] == keys[o] + shift
              p += keys[p] <= keys[o] + shift, o += keys[p] >= keys[o] + shift
            counts[s] = found
 
-Without a branch that depends on the keys: which of the two goes on is random. A step waits for the one before it, so that
-several walks take about as long as one. Runs on functions whose storage is exposed (expose-storage).
+No branch depends on the keys, because it is random which of the two places advances. A step waits for the previous one, so
+several walks at once take about as long as one. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass, replace
@@ -24,12 +24,12 @@ from gossamer.passes.loops.vectors import index, parallel
 from gossamer.passes.points.pair_tile import below
 
 _TOGETHER = 3
-"""Walks at once: as many as have what changes in registers."""
+"""Number of walks at once: as many as have their state in registers."""
 
 
 @dataclass(frozen=True)
 class _Walk:
-    """row: of what is written; state: where it is in either copy, and how many it has found."""
+    """A walk. It writes to `row`. `state` has its places in the two copies, and the number of pairs found."""
 
     row: ir.Value
     shift: ir.Value
@@ -38,7 +38,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class LowerMatchKeys:
-    """Lower all of them."""
+    """Lower every kernel.match_keys."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.match_keys"):
@@ -54,7 +54,7 @@ def _lower(op: ir.Operation) -> None:
         number, many = (memref.dim(each, index(0)) for each in (keys, shifts))
         with parallel(arith.ceildivui(many, index(_TOGETHER))) as group:
             first, last = arith.muli(group, index(_TOGETHER)), arith.subi(many, index(1))
-            rows = [arith.minui(arith.addi(first, index(n)), last) for n in range(_TOGETHER)]  # the last one more than once
+            rows = [arith.minui(arith.addi(first, index(n)), last) for n in range(_TOGETHER)]  # past the end: the last one
             walks = [_Walk(row, memref.load(shifts, [row]), (index(0),) * 3) for row in rows]
             for each in _walked(walks, keys, number, (into, out)):
                 (whole,) = _walked([each], keys, number, (into, out))
@@ -63,7 +63,7 @@ def _lower(op: ir.Operation) -> None:
 
 
 def _walked(walks: list[_Walk], keys: ir.Value, number: ir.Value, made: tuple[ir.Value, ir.Value]) -> list[_Walk]:
-    """The walks until one of them is at its end."""
+    """Emits steps of all walks until one of them is at its end. Returns the walks."""
     start = [value for each in walks for value in each.state]
     kinds = [ir.IndexType.get()] * len(start)
     search = scf.WhileOp(kinds, start)

@@ -1,1 +1,1 @@
-"""All schedules by name, their predicted cost, and the machine that the prediction is for."""
+"""All schedules by name, their predicted cost, and the speed of the machine for which it is predicted."""

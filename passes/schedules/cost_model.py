@@ -1,14 +1,16 @@
-"""Predicts what a sparse linear layer costs beside the dense one, in microseconds.
+"""Predicts the time of a sparse linear layer, with each schedule, and of the dense one, in microseconds.
 
 y[t, m] = sum_k x[t, k] w[m, k], T tokens:
 
     dense    Machine.speeds        measured products, by element type, bytes of the weight and T
-    sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz;
-             Speed.cycles_a_us     a calibration finds how many of them pass here, by family, T and density
-             at least              the weight is read (Family.read, Machine.read), and multiplied 1.25 times as fast as in the
-                                   best dense product
-    each     Machine.call_us       the call
-             _MEET_US              threads that share a call have to meet; one computes alone what takes less
+    sparse   Family.cycles         each family of schedules has its own terms, in cycles of a core of 3 GHz
+             Speed.cycles_a_us     how many of these cycles pass in a microsecond on this machine: a calibration measures it,
+                                   by family, T and density
+             lower bounds          the time to read the weight (Family.read, Machine.read), and the time to multiply the
+                                   nonzeros 1.25 times as fast as the best dense product
+    each     Machine.call_us       the call itself
+             _MEET_US              the time in which threads that share a call synchronise. One thread computes alone what
+                                   takes less.
 """
 
 import math
@@ -23,11 +25,11 @@ from gossamer.passes.schedules.machine_speed import Machine
 _FASTER = 0.8
 _MEET_US = 2.0
 _FLOAT_US = 1e-3
-"""Microseconds to make a float of an integer of a group, which dense products do at every call."""
+"""Microseconds to turn an integer of a quantized group into a float. Dense products do so at every call."""
 _MEMORY = 24.0
-"""Gigabytes a second that a core reads from memory, where the weights of a decoder lie that are in groups: one layer comes
-after the other, and no cache holds them all."""
-UNKNOWN_TOKENS = 32  # assumed where the number of tokens is not known at compile time
+"""Gigabytes a second that a core reads from memory. Weights quantized in groups are those of decoders: their layers run one
+after the other, and no cache holds all of them."""
+UNKNOWN_TOKENS = 32  # assumed if the number of tokens is not known at compile time
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Prediction:
         return self.by_schedule[0][1]
 
     def scaled(self, dense: float, by_schedule: Mapping[str, float]) -> "Prediction":
-        """The prediction corrected by factors found in a measurement, of the schedules that have one."""
+        """Returns the prediction times factors from a measurement. Schedules without a factor are left out."""
         able = [(name, us * by_schedule[name]) for name, us in self.by_schedule if name in by_schedule]
         return Prediction(self.dense_us * dense, tuple(sorted(able, key=lambda item: item[1])))
 
@@ -60,13 +62,14 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the prediction for a schedule is made of, for one core: the largest of three times, shared out, and the call.
+    """The terms of the prediction for a schedule. The largest of three times of one core is divided among threads; then comes
+    the call.
 
-    multiply_us  the schedule's own cycles
-    read_us      the weight is read: `read_bytes` at `read_gbs` gigabytes a second
-    least_us     multiplied 1.25 times as fast as in the best dense product, `peak_gflops`
-    call_us      the call
-    threads      how many share all but the call
+    multiply_us  time of the schedule's own cycles
+    read_us      time to read the weight: `read_bytes` at `read_gbs` gigabytes a second
+    least_us     time to multiply the nonzeros 1.25 times as fast as the best dense product, which has `peak_gflops`
+    call_us      time of the call itself
+    threads      number of threads that share everything but the call
     """
 
     multiply_us: float
@@ -85,7 +88,7 @@ class Terms:
 
 
 def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
-    """Microseconds of the dense product on one core. Where f32 may be rounded to bf16, torch does so on AMX alone."""
+    """Returns microseconds of the dense product on one core. If f32 may be rounded to bf16, torch does so only with AMX."""
     element = matrix.element if matrix.given is None or "amx" in matrix.features else matrix.given
     elements = matrix.rows * matrix.columns
     floats = 0.0 if matrix.groups is None else _FLOAT_US * elements
@@ -93,12 +96,12 @@ def _dense_us(matrix: Matrix, tokens: int, machine: Machine) -> float:
 
 
 def _shared(us: float, threads: int) -> float:
-    """What takes one thread so many microseconds, on several if that is faster."""
+    """Returns the microseconds of work that takes one thread `us`: on several threads, or on one if that is faster."""
     return min(us, us / threads + _MEET_US)
 
 
 def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machine | None = None) -> Prediction:
-    """The cost of a layer with this weight, by default on the usual machine. Threads share all but the call, and meet."""
+    """Predicts a layer with this weight, by default on the usual machine. Threads share everything but the call."""
     machine = machine or Machine.usual(matrix.bits)
     t = UNKNOWN_TOKENS if tokens is None else max(tokens, 1)
     dense = _dense_us(matrix, t, machine) / threads
@@ -108,7 +111,7 @@ def predict(matrix: Matrix, tokens: int | None, threads: int = 1, machine: Machi
 
 
 def terms(family: Family, matrix: Matrix, tokens: int, threads: int, machine: Machine) -> Terms:
-    """What the prediction for a product by one family is made of."""
+    """Returns the terms of the prediction for a product by one family."""
     speed, width = machine.speeds[matrix.element], WEIGHTS[matrix.element].bytes
     fastest = min(machine.speeds[element].least for element in {matrix.element, "f64" if width == 8 else "f32"})
     read, cycles = family.read(matrix), family.cycles(matrix, tokens)

@@ -1,4 +1,4 @@
-"""The families of schedules by name: those of CPUs and those of GPUs."""
+"""Loads the families of schedules and lists them by name: those for CPUs and those for GPUs."""
 
 from importlib import import_module
 

@@ -1,1 +1,1 @@
-"""Kernels that sort: keys by counting, columns by their ranks."""
+"""Lowerings that sort: keys by counting, columns by their ranks."""

@@ -1,12 +1,12 @@
-"""The ranks of the columns of a row: how many of its other columns are smaller than each.
+"""Computes the rank of each column of a row: how many of its other columns are smaller.
 
 for each 16 columns
   for each column of the row
     ranks += column < the 16 columns
-  the 16 columns, and behind them their ranks, into scratch
+  store the 16 columns, and behind them their ranks, in scratch memory
 
-A row of n different columns takes n^2 / 16 steps without a branch that depends on them. So for short rows that is the fastest
-way to find out where each belongs.
+A row of n different columns takes n^2 / 16 steps, without branches that depend on the columns. So this is the fastest way to
+sort short rows.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from gossamer.passes.loops.ask_for_memory import array_in
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, rolled, vector_of
 
 _LANES = 16
-_SHORT = 64  # columns of a row that are ranked in any case
-_STEPS = 256  # columns of the matrix for each place that a longer row may have, squared
+_SHORT = 64  # rows with at most so many columns are always ranked
+_STEPS = 256  # a longer row may have n columns if the matrix has at least n^2 times so many
 
 
 class ColumnRanks:
-    """Room for the columns of a row of a matrix of so many `columns`, numbers of type `element`, and for their ranks."""
+    """Memory for the columns of a row, numbers of type `element`, and for their ranks. The matrix has `columns` columns."""
 
     def __init__(self, columns: ir.Value, element: ir.Type, memory: ir.Value, offset: ir.Value) -> None:
         self._element = element
@@ -32,18 +32,18 @@ class ColumnRanks:
 
     @staticmethod
     def size(columns: ir.Value, element: ir.Type) -> ir.Value:
-        """Bytes of it."""
+        """Returns the bytes of this memory."""
         return arith.muli(_places(columns), index(2 * _bytes(element)))
 
     @staticmethod
     def pay(columns: ir.Value, count: ir.Value) -> ir.Value:
-        """Whether a row of so many columns is short enough (i1)."""
+        """Whether a row of `count` columns is short enough (i1)."""
         short = arith.cmpi(arith.CmpIPredicate.ule, count, index(_SHORT))
         share = arith.divui(columns, index(_STEPS))
         return arith.ori(short, arith.cmpi(arith.CmpIPredicate.ule, arith.muli(count, count), share))
 
     def find(self, numbers: ir.Value, begin: ir.Value, count: ir.Value) -> None:
-        """Ranks the columns numbers[begin], ..., so many, all of which are different."""
+        """Ranks `count` columns, numbers[begin], .... They are all different."""
         line = vector_of(_LANES, self._element)
         none, one = (arith.constant(line, ir.DenseElementsAttr.get_splat(line, self._number(each))) for each in (0, 1))
         with loop(index(0), count, index(_LANES)) as groups:
@@ -61,7 +61,7 @@ class ColumnRanks:
 
     @contextmanager
     def each(self, count: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
-        """A loop over so many columns that have been found: a column and its rank, as indices."""
+        """Makes a loop over the `count` ranked columns. Yields a column and its rank, as indices."""
         with loop(index(0), count, index(_LANES)) as groups:
             at = groups.induction_variable
             first = arith.muli(at, index(2))
@@ -74,7 +74,7 @@ class ColumnRanks:
 
 
 def _places(columns: ir.Value) -> ir.Value:
-    """A row may have as many columns as places, less a vector's lanes."""
+    """Returns the places of the memory: the most columns of a row, and a vector's lanes more."""
     return arith.addi(arith.muli(arith.divui(columns, index(_STEPS * _LANES)), index(_LANES)), index(_SHORT + 2 * _LANES))
 
 

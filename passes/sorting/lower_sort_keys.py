@@ -1,11 +1,11 @@
-"""lower-sort-keys: a `kernel.sort_keys` becomes a counting sort.
+"""lower-sort-keys: lowers a `kernel.sort_keys` to a counting sort.
 
 before   %positions, %order = "kernel.sort_keys"(%keys)
-after    positions[key + 1] += 1 for each key                       // how many there are of each
-         positions[k + 1] = the keys below k                        // where those of k begin
-         order[positions[key + 1]++] = number of the key, for each  // and so where they end
+after    positions[key + 1] += 1 for each key                       // the number of equal keys
+         positions[k + 1] = the keys below k                        // where the keys k begin
+         order[positions[key + 1]++] = number of the key, for each  // then it is where they end
 
-Two passes over the keys, the second of which writes all over the place: as many writes at a time as a processor has under way.
+There are two passes over the keys. The second one writes to random places; as many writes are pending as the processor allows.
 Runs on functions whose storage is exposed (expose-storage).
 """
 
@@ -51,7 +51,7 @@ def _lower(op: ir.Operation) -> None:
 
 
 def _take(positions: ir.Value, key: ir.Value) -> ir.Value:
-    """The next place of a key."""
+    """Returns the next place of a key, and increments it."""
     behind = arith.addi(key, index(1))
     place = load_index(positions, behind)
     _store(arith.addi(place, index(1)), positions, behind)

@@ -1,1 +1,1 @@
-"""Schedules for sparse matrices that are arguments of a call: products by rows, sampled products, segments, edges."""
+"""Lowerings for sparse matrices that are arguments of each call: products by rows, sampled products, segments, edges."""

@@ -1,8 +1,8 @@
-"""A set of column numbers while a row of a sparse result is computed: what is put in comes out in order, without sorting.
+"""A set of the column numbers in a row of a sparse result. Its columns can be read in ascending order without sorting.
 
-Two levels of bits, 64 a word: an inner word for every 64 columns, an outer one for every 64 inner words, whose bits say which
-of them are not 0. Going over a set takes the words that hold something and 1/4096 of the columns between the first and the
-last; it leaves the set empty.
+It has two levels of bits, 64 in a word: an inner word for every 64 columns, and an outer word for every 64 inner ones, whose
+bits say which inner words are not 0. To read a set costs a step for each inner word that is not 0, and one for every 4096
+columns between the first and the last. Reading empties the set.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _BITS = 64
 _SHIFT = _BITS.bit_length() - 1
 
 AT_ONCE = 4
-"""Columns that `write` stores at once: up to AT_ONCE - 1 places behind the last one are written to as well."""
+"""Number of columns that `write` stores at once. So it also overwrites up to AT_ONCE - 1 places behind the last one."""
 
 _Step = Callable[[ir.Value, ir.Value], ir.Value]
 
@@ -33,11 +33,11 @@ class ColumnSet:
 
     @staticmethod
     def size(columns: ir.Value) -> ir.Value:
-        """Bytes of a set."""
+        """Returns the bytes of a set."""
         return arith.muli(arith.addi(*_words(columns)), index(_BITS // 8))
 
     def insert(self, column: ir.Value) -> None:
-        """Put a column in."""
+        """Adds a column to the set."""
         for words in (self._inner, self._outer):
             at = arith.shrui(column, index(_SHIFT))
             place = arith.index_castui(self._word, arith.andi(column, index(_BITS - 1)))
@@ -46,7 +46,7 @@ class ColumnSet:
             column = at
 
     def count(self, first: ir.Value, last: ir.Value) -> ir.Value:
-        """How many columns there are, all of them from `first` to `last`."""
+        """Returns the number of columns. All of them are in [first, last]."""
 
         def count(word: ir.Value, so_far: ir.Value) -> ir.Value:
             found = math.ctpop(memref.load(self._inner, [word]))
@@ -56,7 +56,7 @@ class ColumnSet:
         return self._over(first, last, index(0), count)
 
     def write(self, first: ir.Value, last: ir.Value, into: ir.Value, begin: ir.Value) -> None:
-        """Write the columns, all of them from `first` to `last`, to into[begin], into[begin + 1], ..., ascending."""
+        """Writes the columns to into[begin], into[begin + 1], ..., ascending. All of them are in [first, last]."""
         element = ir.MemRefType(into.type).element_type
         one = arith.constant(self._word, 1)
 
@@ -64,7 +64,7 @@ class ColumnSet:
             bits = memref.load(self._inner, [word])
             memref.store(self._zero(), self._inner, [word])
             base = arith.muli(arith.index_castui(self._word, word), arith.constant(self._word, _BITS))
-            # Several at a time, whether there are as many or not: how many a word has cannot be foretold by a processor.
+            # Always AT_ONCE columns at a time, even if the word has fewer: a processor cannot predict how many it has.
             kinds = [self._word, ir.IndexType.get()]
             chunks = scf.WhileOp(kinds, [bits, end])
             location = chunks.operation.location
@@ -83,7 +83,7 @@ class ColumnSet:
         self._over(first, last, begin, write)
 
     def _over(self, first: ir.Value, last: ir.Value, start: ir.Value, do: _Step) -> ir.Value:
-        """end = do(number, end) for each inner word that is not 0; the outer ones are cleared."""
+        """Emits end = do(number, end) for each inner word that is not 0, and clears the outer words. Returns the last end."""
         low, high = (arith.shrui(column, index(2 * _SHIFT)) for column in (first, last))
         with loop(low, arith.addi(high, index(1)), index(1), [start]) as steps:
             at = steps.induction_variable
@@ -107,13 +107,13 @@ class ColumnSet:
 
 
 def _words(columns: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """How many inner and outer words there are."""
+    """Returns the numbers of inner and outer words."""
     inner = arith.ceildivui(columns, index(_BITS))
     return inner, arith.ceildivui(inner, index(_BITS))
 
 
 def filled(value: ir.Value, size: ir.Value, memory: ir.Value, offset: ir.Value) -> ir.Value:
-    """`size` times a value, in memory from `offset` on."""
+    """Returns a buffer of `size` elements in memory, from `offset` on, filled with a value."""
     buffer = array_in(memory, value.type, size, offset)
     with loop(index(0), size, index(1)) as steps:
         memref.store(value, buffer, [steps.induction_variable])

@@ -1,9 +1,9 @@
-"""What the lowerings of attention over edges share: rows of a CSR pattern in parts of equal work, and the score of an entry.
+"""The frame of the lowerings of attention over edges. It splits the rows of a CSR pattern, and computes the score of an entry.
 
 scf.parallel (%part) = ...                     rows that begin in the part's share of the entries
   for each group of heads: func.call @region_heads(operands, outputs, workspace, offset, first head, low, high)
 
-A group has as many heads as fit, with their features, into half the registers; each is a problem of its own.
+Heads are independent of each other. A group has as many as fit, with their features, into half the registers.
 """
 
 from collections.abc import Callable
@@ -34,18 +34,18 @@ from gossamer.passes.loops.vectors import (
     zeros,
 )
 
-_AHEAD = 16  # entries: what is asked for now is there when it is needed, and not yet replaced
-_LINE = 64  # bytes that memory is read in
-VECTORS = 16  # sums in registers, as many as leave room for what they are made of
+_AHEAD = 16  # how many entries ahead to prefetch: lines arrive in time, and are not evicted before they are used
+_LINE = 64  # bytes of a cache line
+VECTORS = 16  # vectors of sums in registers; the other registers are for the operands
 COMMON = ("direction", "seed")
-"""What is the same for all rows and columns."""
+"""Operands that are the same for all rows and columns."""
 ROW_SIDE = {"target": ("target", "queries", "statistics", "gradient", "delta"), "source": ("source", "keys", "values")}
-"""What is read by row of the pattern, and what by column, seen from the target side; the source side exchanges them."""
+"""For each side: the operands that are read by row of the pattern. Those of the other side are read by column."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a function works on: memrefs by name, the group's first head, and rows [low, high)."""
+    """The arguments of a function: memrefs by name, the group's first head, and rows [low, high)."""
 
     memory: dict[str, ir.Value]
     outputs: tuple[ir.Value, ...]
@@ -58,7 +58,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a row: its number in the pattern's order, its row and its column, and what has been read for the row."""
+    """An entry of a row.
+
+    number  its place in the pattern's values
+    own     the operands of its row, which were read before, by name
+    """
 
     number: ir.Value
     row: ir.Value
@@ -68,10 +72,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of an entry before leaky_relu, a value a head, and what it is made of.
+    """The score of an entry, a value for each head, with the terms that its gradient needs.
 
-    product  of query and key, or of direction and leaky_relu(query + key)
-    joined   query + key where there is a direction, in vectors of the heads' elements
+    raw      the score before leaky_relu
+    product  the product of query and key, or of direction and leaky_relu(query + key)
+    joined   with a direction: query + key, in vectors of the heads' elements
     """
 
     raw: ir.Value
@@ -82,8 +87,11 @@ class Score:
 class EdgeRows:
     """Heads, sizes and operands of a kernel.attend_edges or kernel.attend_edges_grad, on the given side of the pattern.
 
-    heads, features, size  heads; elements of a head in values, and in queries and keys (0 without)
-    group                  heads that are computed at once; `width` lanes hold one value for each of them
+    heads     number of heads
+    features  elements of a head in values
+    size      elements of a head in queries and keys; 0 without them
+    group     heads that are computed at once
+    width     lanes of a vector with one value for each head of a group
     """
 
     def __init__(self, op: Any, bits: int, side: str) -> None:
@@ -98,7 +106,7 @@ class EdgeRows:
         self.buffers = dict(arrays) | {name: buffer_of(operand) for name, operand in operands.items()}
         self.weighted = ir.IntegerAttr(op.weighted).value == 1
         self.scale, self.dropout = (ir.FloatAttr(a).value for a in (op.scale, op.dropout))
-        # leaky_relu is around the score, or around query + key.
+        # With a direction, leaky_relu is applied to query + key, else to the score.
         self.directed = "direction" in self.names
         slope: float = ir.FloatAttr(op.slope).value
         self.slope, self.inner_slope = (1.0, slope) if self.directed else (slope, 1.0)
@@ -117,7 +125,7 @@ class EdgeRows:
         return ir.MemRefType(self.buffers[name].type).shape[1]
 
     def lower(self, scratch: int, emit: Callable[[Rows], None]) -> None:
-        """Replace the op by calls of the function whose body `emit` builds, with `scratch` elements a thread."""
+        """Replaces the op by calls of a function whose body `emit` builds. A thread has `scratch` elements of workspace."""
         function = self._function(emit)
         space = scratch * byte_width(self.element)
         module = self.op.operation.parent.parent.opview
@@ -152,24 +160,24 @@ class EdgeRows:
     # Reading
 
     def bounds(self, rows: Rows, row: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The entries [begin, end) of a row."""
+        """Returns the bounds of the entries [begin, end) of a row."""
         begin, end = (load_index(rows.memory["positions"], at) for at in (row, arith.addi(row, index(1))))
         return begin, end
 
     def entry(self, rows: Rows, place: ir.Value, row: ir.Value, own: dict[str, Any]) -> Entry:
-        """The entry that is stored at a place of the pattern."""
+        """Returns the entry at a place of the pattern."""
         number = load_index(rows.memory["entry"], place) if "entry" in self.names else place
         return Entry(number, row, load_index(rows.memory["coordinates"], place), own)
 
     def read_row(self, rows: Rows, row: ir.Value) -> dict[str, Any]:
-        """All that belongs to a row and not to its entries, by name."""
+        """Reads all operands of a row that do not depend on its entries. Returns them by name."""
         own = {name: self._read(rows, name, row) for name in ROW_SIDE[self.side] if name in self.names}
         if self.directed:
             own["direction"] = self.load_columns(rows.memory["direction"], index(0), rows.first_head, self.size)
         return own
 
     def read(self, rows: Rows, name: str, entry: Entry) -> Any:
-        """What an entry takes of a term: one value a head, or vectors of the heads' elements."""
+        """Returns the part of an operand that an entry needs: one value for each head, or vectors of the heads' elements."""
         known = entry.own.get(name)
         if known is not None:
             return known
@@ -191,20 +199,23 @@ class EdgeRows:
         return self.load_heads(buffer, row, rows.first_head)
 
     def load_heads(self, buffer: ir.Value, row: ir.Value, at: ir.Value) -> ir.Value:
-        """A value for each head of the group, zeros behind them."""
+        """Loads a value for each head of the group. Further lanes are zeros."""
         if self.width == self.group:
             return vector.load(self.short, buffer, [row, at])
         return vector.maskedload(self.short, buffer, [row, at], mask_of(self.width, index(self.group)), zeros(self.short))
 
     def store_heads(self, value: ir.Value, buffer: ir.Value, row: ir.Value, at: ir.Value) -> None:
-        """The inverse of `load_heads`."""
+        """Stores a value for each head of the group."""
         if self.width == self.group:
             vector.store(value, buffer, [row, at])
         else:
             vector.maskedstore(buffer, [row, at], mask_of(self.width, index(self.group)), value)
 
     def places(self, first_head: ir.Value, size: int) -> list[tuple[ir.Value, ir.Value | None]]:
-        """The column where each vector of the group's elements begins, `size` a head, and the mask of one that is not whole."""
+        """Returns for each vector of the group's elements, `size` for each head, its first column and its mask.
+
+        The mask is None for whole vectors.
+        """
         base, total = arith.muli(first_head, index(size)), self.group * size
         whole = [(arith.addi(base, index(at)), None) for at in range(0, total - total % self.lanes, self.lanes)]
         if total % self.lanes == 0:
@@ -213,24 +224,24 @@ class EdgeRows:
         return [*whole, (last, mask_of(self.lanes, index(total % self.lanes)))]
 
     def load_columns(self, buffer: ir.Value, row: ir.Value, first_head: ir.Value, size: int) -> list[ir.Value]:
-        """The group's elements in a row of a matrix."""
+        """Loads the group's elements of a row of a matrix."""
         return [self.load_vector(buffer, row, *place) for place in self.places(first_head, size)]
 
     def load_vector(self, buffer: ir.Value, row: ir.Value, column: ir.Value, mask: ir.Value | None) -> ir.Value:
-        """One vector of a row."""
+        """Loads one vector of a row."""
         if mask is None:
             return vector.load(self.vec, buffer, [row, column])
         return vector.maskedload(self.vec, buffer, [row, column], mask, zeros(self.vec))
 
     def store_vector(self, value: ir.Value, buffer: ir.Value, row: ir.Value, column: ir.Value, mask: ir.Value | None) -> None:
-        """The inverse of `load_vector`."""
+        """Stores one vector of a row."""
         if mask is None:
             vector.store(value, buffer, [row, column])
         else:
             vector.maskedstore(buffer, [row, column], mask, value)
 
     def prefetch(self, rows: Rows, place: ir.Value) -> None:
-        """Ask for what is read by column for an entry some places ahead, whichever row that is in."""
+        """Prefetches the operands that are read by column for the entry `_AHEAD` places further, in whichever row it is."""
         last = arith.subi(memref.dim(rows.memory["coordinates"], index(0)), index(1))
         ahead = arith.minui(arith.addi(place, index(_AHEAD)), last)
         column = load_index(rows.memory["coordinates"], ahead)
@@ -247,7 +258,7 @@ class EdgeRows:
     # Computing
 
     def score(self, rows: Rows, entry: Entry) -> Score:
-        """That of an entry."""
+        """Computes the score of an entry."""
         total, product = None, None
         joined: tuple[ir.Value, ...] = ()
         for name in ("target", "source", "edge"):
@@ -265,8 +276,8 @@ class EdgeRows:
         return Score(zeros(self.short) if total is None else total, product, joined)
 
     def kept(self, rows: Rows, number: ir.Value, lanes: int) -> ir.Value:
-        """What dropout multiplies weights with, for `lanes` values of the heads of the group: of entry `number`, and from those
-        on that follow it."""
+        """Returns the factors of dropout for `lanes` weights: those of the group's heads at entry `number`, then at the next
+        entries."""
         type_, i64 = vector_of(lanes, self.element), ir.IntegerType.get_signless(64)
         first = arith.addi(arith.muli(number, index(self.heads)), rows.first_head)
         places = constants(vector_of(lanes, i64), [n // self.width * self.heads + n % self.width for n in range(lanes)])
@@ -275,31 +286,31 @@ class EdgeRows:
         return arith.select(at_least(bits, self.dropout), splat_of(type_, 1 / (1 - self.dropout)), zeros(type_))
 
     def factor(self, rows: Rows, entry: Entry) -> ir.Value:
-        """scale times the entry's weight, in all lanes."""
+        """Returns scale times the entry's weight, in all lanes."""
         scale = arith.constant(self.element, self.scale)
         if self.weighted:
             scale = arith.mulf(scale, memref.load(rows.memory["weight"], [entry.number]))
         return vector.broadcast(self.short, scale)
 
     def dots(self, left: list[ir.Value], right: list[ir.Value], size: int) -> ir.Value:
-        """For each head of the group the product of two vectors of `size` elements."""
+        """Returns for each head of the group the product of two vectors of `size` elements."""
         return dot(left, right, self.group, size, self.width)
 
     def spread(self, values: ir.Value, size: int) -> list[ir.Value]:
-        """A value for each head at all of its elements."""
+        """Repeats the value of each head for all of its elements."""
         return spread(values, self.group, size, self.lanes)
 
     def activated(self, raw: ir.Value) -> ir.Value:
-        """leaky_relu(raw, slope)"""
+        """Returns leaky_relu(raw, slope)."""
         return self.leaky(raw, raw, self.slope)
 
     def activation_slope(self, raw: ir.Value, gradient: ir.Value) -> ir.Value:
-        """The gradient of raw for that of leaky_relu(raw)."""
+        """Returns the gradient of raw from that of leaky_relu(raw)."""
         return self.leaky(raw, gradient, self.slope)
 
     @staticmethod
     def leaky(raw: ir.Value, value: ir.Value, slope: float) -> ir.Value:
-        """The value, times `slope` where raw is not positive."""
+        """Returns the value, times `slope` in lanes whose raw is not positive."""
         if slope == 1:
             return value
         type_ = ir.VectorType(raw.type)

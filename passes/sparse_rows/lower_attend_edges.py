@@ -1,4 +1,4 @@
-"""lower-attend-edges: a `kernel.attend_edges` becomes one loop over rows, with scores in a scratch of a few kilobytes.
+"""lower-attend-edges: lowers a `kernel.attend_edges` to one loop over rows, with scores in a scratch of a few kilobytes.
 
 before   %y, %s = "kernel.attend_edges"(%a, %values, %target, %source) {heads = 8, ...}
 after    scf.parallel (%part) = ...
@@ -10,7 +10,7 @@ after    scf.parallel (%part) = ...
              for each entry: sums += values[column] * scratch                        // vectors of features
            sums / total into y; largest, 1 / total into s
 
-Only a row with several blocks waits in y: what it has so far is scaled when `largest` grows (online_softmax.py). Runs on
+Only a row with several blocks keeps partial sums in y. They are scaled when `largest` grows (online_softmax.py). Runs on
 functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
 
@@ -27,7 +27,7 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.vectors import index, loop, splat_of, zeros
 from gossamer.passes.sparse_rows.edge_loops import VECTORS, EdgeRows, Rows
 
-_SCORES = 1024  # of a block: with what is read for them, they stay in the first-level cache
+_SCORES = 1024  # most scores of a block: with the operands of their entries, they stay in the first-level cache
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Block:
 class _Forward(EdgeRows):
     def __init__(self, op: Any, bits: int) -> None:
         super().__init__(op, bits, "target")
-        self.entries = _SCORES // self.width  # of a block
+        self.entries = _SCORES // self.width  # most entries of a block
 
     def replace(self) -> None:
         self.lower(_SCORES + self.lanes, self._rows)
@@ -103,7 +103,7 @@ class _Forward(EdgeRows):
         stop: ir.Value,
         start: ir.Value,
     ) -> ir.Value:
-        """The scores of the entries [first, stop) into the scratch, and the largest of them and `start`."""
+        """Stores the scores of the entries [first, stop) in the scratch. Returns the largest of them and `start`."""
         with loop(first, stop, index(1), [start]) as entries:
             place, largest = entries.induction_variable, entries.inner_iter_args[0]
             self.prefetch(rows, place)
@@ -113,7 +113,8 @@ class _Forward(EdgeRows):
         return entries.results[0]
 
     def _exponentials(self, rows: Rows, scratch: ir.Value, first: ir.Value, filled: ir.Value, largest: ir.Value) -> ir.Value:
-        """The scratch's scores, from entry `first` on, as exp(score - largest) with dropout, and the sums of them without."""
+        """Replaces the scores in the scratch, from entry `first` on, by exp(score - largest) with dropout. Returns their sums
+        without dropout."""
         vector.store(splat_of(self.vec, float("-inf")), scratch, [filled])
         subtracted = repeated(largest, self.lanes)
         with loop(index(0), filled, index(self.lanes), [zeros(self.vec)]) as vectors:
@@ -129,7 +130,7 @@ class _Forward(EdgeRows):
     def _weighted_sums(
         self, rows: Rows, scratch: ir.Value, row: ir.Value, block: _Block, shrunk: ir.Value, factor: ir.Value
     ) -> None:
-        """(y * shrunk + the sum of values times scratch) * factor into y, where y counts from the second block on."""
+        """Stores (y * shrunk + the sum of values times scratch) * factor into y. The first block of a row takes y as 0."""
         first, stop = block.first, block.stop
         out = rows.outputs[0]
         places = self.places(rows.first_head, self.features)
@@ -161,5 +162,5 @@ class _Forward(EdgeRows):
         return list(entries.results)
 
     def _at(self, place: ir.Value, first: ir.Value) -> ir.Value:
-        """Where the scores of an entry begin in the scratch."""
+        """Returns the place in the scratch where the scores of an entry begin."""
         return arith.muli(arith.subi(place, first), index(self.width))

@@ -1,16 +1,16 @@
-"""lower-attend-edges-grad: a `kernel.attend_edges_grad` becomes one loop over rows, in which each entry is met once.
+"""lower-attend-edges-grad: lowers a `kernel.attend_edges_grad` to one loop over rows that visits each entry once.
 
 before   %dt, ... = "kernel.attend_edges_grad"(%a, ...) {side = "target", heads = 8, ...}
 after    func.func private @region_heads(...)
-           for each row, with what the row has in registers, for each entry:
-             weight  = exp(score - largest) / total                  // recomputed, one value a head
-             dweight = <gradient[row], values[column]>               // of weights before dropout, if there is any
+           for each row, with the row's operands in registers, for each entry:
+             weight  = exp(score - largest) / total                  // recomputed, one value for each head
+             dweight = <gradient[row], values[column]>               // times the factor of dropout, if there is any
              dscore  = weight * (dweight - delta[row]) * leaky_relu'(score)
-             the gradient of "edge" and "weight" into memory, the others += what the entry adds
+             the gradients of "edge" and "weight" into memory; the sums of the others += the entry's part
            the sums into the row
 
-On the side "source" the pattern is the transpose: its rows are the columns above, and what was the row's is gathered. Sums are
-never shared between threads. Runs on functions whose storage is exposed with the arrays of open operands
+On the side "source" the pattern is the transpose: its rows are the columns above, and operands of the rows above are gathered.
+Threads never share sums. Runs on functions whose storage is exposed with the arrays of open operands
 (expose-storage{arrays=true}).
 """
 
@@ -69,7 +69,7 @@ class _Backward(EdgeRows):
                 self._entry(rows, self.entry(rows, entries.induction_variable, row, own), [])
 
     def _entry(self, rows: Rows, entry: Entry, sums: list[ir.Value]) -> list[ir.Value]:
-        """The sums with what an entry adds to them."""
+        """Returns the sums plus the parts of one entry, and stores the gradients that are not summed."""
         gradient, values = self.read(rows, "gradient", entry), self.read(rows, "values", entry)
         largest, inverse = self.read(rows, "statistics", entry)
         score = self.score(rows, entry)
@@ -95,7 +95,7 @@ class _Backward(EdgeRows):
         return added
 
     def _multiplied(self, rows: Rows, entry: Entry, score: Score, name: str) -> list[ir.Value]:
-        """What the gradient of the product is multiplied with for that of queries, keys or the direction."""
+        """Returns the factors that turn the gradient of the product into that of queries, keys or the direction."""
         if not self.directed:
             read: list[ir.Value] = self.read(rows, _OTHER[name], entry)
             return read
@@ -114,7 +114,7 @@ class _Backward(EdgeRows):
             self._add_heads(rows, arith.mulf(arith.mulf(of_score, product), scale), outputs["weight"], entry)
 
     def _add_heads(self, rows: Rows, value: ir.Value, buffer: ir.Value, entry: Entry) -> None:
-        """The sum over the group's heads into, or from the second group on to, an element of a column."""
+        """Stores the sum over the group's heads in an entry's element of a column. From the second group on it adds the sum."""
         if self.width != self.group:
             kept = [lane if lane < self.group else self.width for lane in range(self.width)]
             value = vector.shuffle(value, zeros(self.short), kept)

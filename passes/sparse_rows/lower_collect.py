@@ -1,4 +1,4 @@
-"""lower-collect: a `kernel.collect` reads the entries of each row of a matrix, while rows to come are fetched.
+"""lower-collect: lowers a `kernel.collect` to loops that read the entries of each row of a matrix and prefetch later rows.
 
 before   %v = "kernel.collect"(%positions, %coordinates, %dense) : (..., tensor<?x?xf32>) -> tensor<?xf32>
 after    scf.parallel (%part) = ...                                  // rows of the part
@@ -6,7 +6,7 @@ after    scf.parallel (%part) = ...                                  // rows of 
              prefetch d[r + 4, :]                                    // each of its cache lines: most have an entry
              v[p] = d[r, coordinates[p]]                             // for its entries p
 
-A `kernel.collect_counted` also counts the nonzeros of the row, by vectors, less those among its entries:
+A `kernel.collect_counted` also counts the nonzeros of the row, by vectors, minus those among its entries:
 
              others[part] += sum(d[r, :] != 0) - sum(v[p] != 0)
 
@@ -73,7 +73,7 @@ def _count() -> ir.Type:
 
 
 def _nonzeros(dense: ir.Value, row: ir.Value, columns: ir.Value, bits: int) -> ir.Value:
-    """The number of nonzeros of a row; a NaN is one."""
+    """Returns the number of nonzeros of a row. A NaN is one."""
     element = ir.MemRefType(dense.type).element_type
     lanes = bits // 8 // byte_width(element)
     narrow = ir.IntegerType.get_signless(8 * byte_width(element))

@@ -1,4 +1,4 @@
-"""lower-dots: a scheduled `kernel.sample` becomes dot products of rows, several entries at a time, in parts of equal entries.
+"""lower-dots: lowers a scheduled `kernel.sample` to dot products of rows, several entries at a time.
 
 before   %v = "kernel.sample"(%s) ({
            %0 = "kernel.read"(%x) {map = (i, j, k) -> (i, k)}
@@ -6,12 +6,12 @@ before   %v = "kernel.sample"(%s) ({
            %2 = arith.mulf %0, %1
            "kernel.yield"(%2)
          }) {reduced = 1, lanes = 16, together = 4} : (tensor<?x?xf32, #CSR>) -> tensor<?xf32>
-after    scf.parallel (%part) = ...                          // entries of the part, the rows they lie in
+after    scf.parallel (%part) = ...                          // parts of equally many entries, and their rows
            for each row, for each 4 entries j0 ... j3 of the part in it
              for each 16 columns k: sums0 += x[row, k] * y[j0, k] ... sums3 += x[row, k] * y[j3, k]   // x is read once
              the 4 vectors of sums, added up across lanes together, into values                // the last entries masked
 
-Rows of any length are cut where a part ends. Runs on functions whose storage is exposed with the arrays of open operands
+A part may end within a row. Runs on functions whose storage is exposed with the arrays of open operands
 (expose-storage{arrays=true}).
 """
 
@@ -35,7 +35,7 @@ _AHEAD = Ahead.into(2, 8)
 
 @dataclass(frozen=True)
 class LowerDots:
-    """Lower all that are scheduled."""
+    """Lower every scheduled kernel.sample."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sample"):
@@ -69,7 +69,7 @@ class _Dots:
             self.far = {read: far(self.buffers[read]) for read in self.gathered}
             with parallel(parts) as part:
                 begin, end = ends_of(entries, part, parts)
-                # The row before the first one that begins in the part may reach into it.
+                # The row before the first one that begins in the part may have entries in it.
                 low = first_row(self.positions, rows, begin, rows_count=False)
                 low = arith.subi(low, arith.minui(low, index(1)))
                 with loop(low, first_row(self.positions, rows, end, rows_count=False), index(1)) as steps:
@@ -77,14 +77,14 @@ class _Dots:
         self.storage.erase()
 
     def _reduced(self) -> ir.Value:
-        """The size of the dimension that is summed over."""
+        """Returns the size of the dimension that is summed over."""
         for read, places in self.maps.items():
             if places and places[-1] == 2:
                 return memref.dim(self.buffers[read], index(len(places) - 1))
         raise CompileError(f"kernel.sample at {self.op.location}: nothing is read along the reduced dimension")
 
     def _row(self, row: ir.Value, begin: ir.Value, end: ir.Value, reduced: ir.Value) -> None:
-        """The entries of a row in [begin, end)."""
+        """Computes the entries of a row that are in [begin, end)."""
         begin = arith.maxui(load_index(self.positions, row), begin)
         end = arith.minui(load_index(self.positions, arith.addi(row, index(1))), end)
         count = arith.maxsi(arith.subi(end, begin), index(0))
@@ -94,7 +94,7 @@ class _Dots:
                 self._entries(row, groups.induction_variable, together, reduced)
 
     def _entries(self, row: ir.Value, first: ir.Value, together: int, reduced: ir.Value) -> None:
-        """The values of so many entries of a row from the first one on."""
+        """Computes the values of `together` entries of a row, from the first one on."""
         columns = [load_index(self.coordinates, arith.addi(first, index(n))) for n in range(together)]
         later = [arith.minui(arith.addi(first, index(_AHEAD.entries + n)), self.last) for n in range(together)]
         for read in self.gathered:
@@ -109,7 +109,7 @@ class _Dots:
         vector.store(found if found.type == narrow else arith.truncf(narrow, found), self.storage.output, [first])
 
     def _sums(self, row: ir.Value, columns: Sequence[ir.Value], reduced: ir.Value) -> list[ir.Value]:
-        """For each of the columns, a vector whose lanes add up to the sum over the reduced dimension."""
+        """Returns for each column a vector whose lanes add up to the sum over the reduced dimension."""
         zero = zeros(self.wide)
         whole = arith.subi(reduced, arith.remui(reduced, index(self.lanes)))
         sums = [zero] * len(columns)
@@ -126,7 +126,10 @@ class _Dots:
     def _at(
         self, row: ir.Value, column: ir.Value, k: ir.Value, mask: ir.Value | None, shared: dict[ir.Operation, ir.Value]
     ) -> ir.Value:
-        """The body for `lanes` values of k; what does not depend on the column is read once, into `shared`. 0 where masked."""
+        """Emits the body for `lanes` values of k. Masked lanes are 0.
+
+        `shared` has the reads that do not depend on the column, so that they are emitted once.
+        """
         values: dict[ir.Value, ir.Value] = {}
         for inner in self.body:
             if inner in self.maps:

@@ -1,28 +1,30 @@
-"""lower-gustavson: a `kernel.multiply_rows` becomes one pass over the rows, each collected in a dense accumulator.
+"""lower-gustavson: lowers a `kernel.multiply_rows` to one pass over the rows, each summed in a dense accumulator.
 
 before   %c = "kernel.multiply_rows"(%a, %b) : (tensor<?x?xf32, #CSR>, tensor<?x?xf32, #CSR>) -> tensor<?x?xf32, #CSR>
          return %c
 after    work[i + 1] = work[i] + the multiply-adds of row i
-         room[i + 1] = room[i] + the entries that row i can have at most    // of all rows, where that is not much; else counted
+         room[i + 1] = room[i] + the most entries that row i can have       // or their number, if that is too much memory
          scf.parallel (%part) = ...                                         // rows of equal work
            for each row i, entry (i, k) of a, entry (k, j) of b
              coordinates[end] = j, end += sums[j] is absent
              sums[j] += a[i, k] * b[k, j]
-           the coordinates of the row in order              // by ranks, by passing over all, or by a set
-           values[...] = sums[j] for each j of them, sums[j] absent again
-         the parts moved together, positions from the entries of each row
+           sort the coordinates of the row                  // by ranks, by a pass over all columns, or by a set
+           values[...] = sums[j] for each of them, and sums[j] is absent again
+         move the parts together, and add up the entries of each row to positions
          results = [address of positions, rows + 1, address of coordinates, entries, address of values, entries]
 
-Gustavson (1978), with the list of a row's columns by Gilbert, Moler and Schreiber (1992). Absent is -0.0: what is added to it
-stays as it is, and no sum of it and products is -0.0 where 0.0 is added to each. So nothing is cleared for a row, and no
-branch depends on where its entries are. Results are counted by what they store, zeros included. Memory is what the caller
-gives (see given_memory; its function is the first word of the list of results). A row has no more entries than multiply-adds,
-and than columns: where all of them have room, memory that is not written to takes none, and one pass will do. Else a first one
-counts the entries.
+The method is Gustavson's (1978), with the list of a row's columns by Gilbert, Moler and Schreiber (1992).
 
-A short row is put in order by the ranks of its columns (see column_ranks). A longer one is, if the n^2 / 16 steps of that are
-fewer than the columns / 4096 words that going over a set of them may take; else, where it has every fourth column, all are
-passed over; else it is put in order by a set (see column_set).
+"Absent" is -0.0. Adding a number to it gives that number, and no sum is -0.0, because 0.0 is added to each. So no row needs to
+clear the sums, and no branch depends on where entries are. The result stores sums that happen to be zero.
+
+The caller gives the memory (see ask_for_memory.py); its function is the first word of the list of results. A row has at most as
+many entries as multiply-adds, and as columns. If there is room for this many in all rows, one pass is enough, because pages
+that are not written take no memory. Else a first pass counts the entries.
+
+There are three ways to sort a row of n entries. Short rows are sorted by the ranks of their columns (see column_ranks), and so
+are rows for which that takes fewer steps, n^2 / 16, than a set may take, columns / 4096. Other rows with at least every fourth
+column are sorted by a pass over the columns between their first and last, the remaining ones by a set (see column_set).
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
@@ -44,9 +46,10 @@ from gossamer.passes.sorting.column_ranks import ColumnRanks
 from gossamer.passes.sparse_rows.column_set import AT_ONCE, ColumnSet, filled
 
 _LINE = 64  # bytes
-_ROOMY = 16  # entries of room for each entry of the factors that are not worth counting
-_LITTLE = 1 << 23  # entries of room that never are
-_PASSED = 4  # columns that are passed over, each in a quarter of the time that an entry takes in a set
+# Counting the entries first is not worthwhile for less room than this.
+_ROOMY = 16  # entries of room for each entry and row of the factors
+_LITTLE = 1 << 23  # entries of room in all
+_PASSED = 4  # a pass over a column takes a quarter of the time that a set takes for an entry
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class _Product:
                             memref.store(size, results, [index(2 * number + 1)])
 
     def _count_if_wide(self) -> None:
-        """Count the entries of each row where room for all that there can be is more than a lot."""
+        """Counts the entries of each row, if room for the most entries that there can be is too large."""
         factors = arith.addi(memref.dim(self.a[1], index(0)), memref.dim(self.b[1], index(0)))
         enough = arith.maxui(arith.muli(arith.addi(factors, self.rows), index(_ROOMY)), index(_LITTLE))
         wide = arith.cmpi(arith.CmpIPredicate.ugt, memref.load(self.room, [self.rows]), enough)
@@ -108,7 +111,7 @@ class _Product:
             scf.YieldOp([])
 
     def _fill(self) -> ir.Value:
-        """Compute the arrays of the result. Its entries, whether positions can hold their number or not."""
+        """Computes the arrays of the result. Returns the number of entries, even if it does not fit the type of positions."""
         self._parallel(self._compute)
         entries = self._add_up(self.positions)
         with parallel(index(2)) as number:
@@ -121,18 +124,18 @@ class _Product:
         return entries
 
     def _scratch_size(self) -> ir.Value:
-        """Bytes of what a part works with."""
+        """Returns the bytes of scratch memory of a part."""
         sums, columns, ranks = self._scratch_sizes()
         return arith.addi(arith.addi(sums, columns), ranks)
 
     def _scratch_sizes(self) -> list[ir.Value]:
-        """Bytes of the sums, the set of columns and the ranks of a part, whole cache lines each."""
+        """Returns the bytes of the sums, the set of columns and the ranks of a part, each in whole cache lines."""
         sums = arith.muli(self.columns, index(_bytes(self.element)))
         ranks = ColumnRanks.size(self.columns, _integer(self.format.crd_width))
         return [_whole_lines(size) for size in (sums, ColumnSet.size(self.columns), ranks)]
 
     def _of_part(self, part: ir.Value) -> tuple[ir.Value, ColumnSet, ColumnRanks]:
-        """The sums of a part, all of them absent, its set of columns, and room for ranks."""
+        """Returns the sums of a part, all of them absent, its set of columns, and its memory for ranks."""
         sums, columns, _ = self._scratch_sizes()
         offset = arith.muli(part, self._scratch_size())
         behind_sums = arith.addi(offset, sums)
@@ -142,7 +145,7 @@ class _Product:
         return absent, ColumnSet(self.columns, self.scratch, behind_sums), ranks
 
     def _bound(self) -> None:
-        """work[i] = the multiply-adds of the rows before i, room[i] = the entries they can have."""
+        """Computes work[i], the multiply-adds of the rows before i, and room[i], the most entries that they can have."""
         entries = arith.addi(memref.dim(self.a[1], index(0)), self.rows)
         parts = parts_of(entries, index(1), self.threads)
         with parallel(parts) as part:
@@ -169,23 +172,26 @@ class _Product:
             scf.YieldOp(list(after))
 
     def _parallel(self, body: Callable[[ir.Value, ir.Value, ir.Value], None]) -> None:
-        """body(part, first row, row after the last) for all parts."""
+        """Emits body(part, first row, row after the last) for all parts, in parallel."""
         with parallel(self.parts) as part:
             body(part, *self._rows_of(part))
 
     def _rows_of(self, part: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The rows of a part."""
+        """Returns the rows [low, high) of a part."""
         total, after = memref.load(self.work, [self.rows]), arith.addi(part, index(1))
         low, high = (first_row(self.work, self.rows, share_of(total, at, self.parts), rows_count=False) for at in (part, after))
         # Rows without work at the end belong to the last part.
         return low, arith.select(arith.cmpi(arith.CmpIPredicate.eq, after, self.parts), self.rows, high)
 
     def _begin(self, row: ir.Value, part: ir.Value) -> ir.Value:
-        """Where a part that begins with a row has its room: some columns behind its last one may be written to as well."""
+        """Returns the place where the room of a part begins whose first row is `row`.
+
+        Between parts there are AT_ONCE places, because a set may write behind the last column.
+        """
         return arith.addi(memref.load(self.room, [row]), arith.muli(part, index(AT_ONCE)))
 
     def _count(self, part: ir.Value, low: ir.Value, high: ir.Value) -> None:
-        """The entries of each row to the place of room after its own."""
+        """Counts the entries of each row i into room[i + 1]."""
         _, columns, _ = self._of_part(part)
         with loop(low, high, index(1)) as rows:
             row = rows.induction_variable
@@ -200,7 +206,7 @@ class _Product:
             memref.store(columns.count(*entries.results), self.room, [arith.addi(row, index(1))])
 
     def _compute(self, part: ir.Value, low: ir.Value, high: ir.Value) -> None:
-        """The entries of each row, one row behind the other from where the first has its room, and how many they are."""
+        """Computes the entries of each row, one row after the other from the begin of the part's room, and their numbers."""
         sums, columns, ranks = self._of_part(part)
         with loop(low, high, index(1), [self._begin(low, part)]) as rows:
             row, first = rows.induction_variable, rows.inner_iter_args[0]
@@ -234,7 +240,10 @@ class _Product:
             scf.YieldOp([end])
 
     def _collect(self, row: ir.Value, sums: ir.Value, start: ir.Value) -> ir.Value:
-        """Add up a row; its columns go to `coordinates` from `start` on, in the order in which they come. Where they end."""
+        """Adds up a row. Writes its columns, in the order in which they occur, to `coordinates` from `start` on.
+
+        Returns the place where they end.
+        """
         begin, end = self._entries(self.a, row)
         with rolled(begin, end, [start]) as entries:
             p = entries.induction_variable
@@ -252,7 +261,7 @@ class _Product:
         return entries.results[0]
 
     def _pass_over(self, sums: ir.Value, least: ir.Value, most: ir.Value, first: ir.Value) -> None:
-        """Write the sums that are not absent, from the least to the most column, and these, all from `first` on."""
+        """Writes the sums that are not absent, from column `least` to `most`, and these columns, from place `first` on."""
         with rolled(least, arith.addi(most, index(1)), [first]) as columns:
             column, (at,) = columns.induction_variable, columns.inner_iter_args
             there = self._is_there(memref.load(sums, [column]))
@@ -261,33 +270,33 @@ class _Product:
             scf.YieldOp([arith.addi(at, there)])
 
     def _is_there(self, total: ir.Value) -> ir.Value:
-        """1 for a sum, 0 for an absent one, as an index."""
+        """Returns 1 for a sum, 0 for an absent one, as an index."""
         bits = ir.IntegerType.get_signless(ir.FloatType(self.element).width)
         absent = arith.bitcast(bits, arith.constant(self.element, -0.0))
         there = arith.cmpi(arith.CmpIPredicate.ne, arith.bitcast(bits, total), absent)
         return arith.index_castui(ir.IndexType.get(), there)
 
     def _put_in_order(self, columns: ColumnSet, least: ir.Value, most: ir.Value, begin: ir.Value, end: ir.Value) -> None:
-        """Sort the coordinates from begin to end, which are all different, and which the least and the most are of."""
+        """Sorts the coordinates [begin, end). They are all different, and `least` and `most` are the first and last of them."""
         with rolled(begin, end) as entries:
             columns.insert(load_index(self.coordinates, entries.induction_variable))
         columns.write(least, most, self.coordinates, begin)
 
     def _take(self, sums: ir.Value, column: ir.Value, at: ir.Value) -> None:
-        """Move the sum of a column to the values, of which it leaves none."""
+        """Moves the sum of a column to the values, and makes it absent."""
         memref.store(memref.load(sums, [column]), self.values, [at])
         memref.store(arith.constant(self.element, -0.0), sums, [column])
 
     def _entries(self, matrix: Sequence[ir.Value], row: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Where the entries of a row begin and end."""
+        """Returns the bounds of the entries of a row."""
         return load_index(matrix[0], row), load_index(matrix[0], arith.addi(row, index(1)))
 
     def _no_columns(self) -> list[ir.Value]:
-        """The first and the last of no columns."""
+        """Returns the first and last column of an empty set: bounds that any column widens."""
         return [self.columns, index(0)]
 
     def _add_up(self, counts: ir.Value) -> ir.Value:
-        """The counts of each row, behind it, to where it ends. Their sum."""
+        """Turns counts[i + 1], the entries of row i, into the end of row i. Returns their sum."""
         memref.store(_as_stored(counts, index(0)), counts, [index(0)])
         with loop(index(0), self.rows, index(1), [index(0)]) as rows:
             at = arith.addi(rows.induction_variable, index(1))
@@ -297,7 +306,7 @@ class _Product:
         return rows.results[0]
 
     def _move(self, array: ir.Value, part: ir.Value) -> None:
-        """Move what a part has written to an array to behind the part before it."""
+        """Moves the elements that a part has written to an array behind those of the part before it."""
         low, high = self._rows_of(part)
         begin, end = load_index(self.positions, low), load_index(self.positions, high)
         shift = arith.subi(self._begin(low, part), begin)
@@ -306,7 +315,7 @@ class _Product:
             memref.store(memref.load(array, [arith.addi(p, shift)]), array, [p])
 
     def _results(self) -> ir.Value:
-        """Have the function return nothing, and give it a list, its argument before workspace and threads, for its results."""
+        """Makes the function return nothing. Gives it an argument before workspace and threads: the list of results."""
         block, location = self.function.entry_block, self.op.location
         returned = sole_user(self.op.result)
         assert returned is not None
@@ -326,7 +335,7 @@ class _Product:
 
 
 def _widened(bounds: Sequence[ir.Value], column: ir.Value) -> list[ir.Value]:
-    """The first and the last of some columns and one more."""
+    """Returns the first and last column of a set and one more column."""
     return [arith.minui(bounds[0], column), arith.maxui(bounds[1], column)]
 
 
@@ -335,7 +344,7 @@ def _integer(width: int) -> ir.Type:
 
 
 def _as_stored(buffer: ir.Value, value: ir.Value) -> ir.Value:
-    """An index as an element of a buffer."""
+    """Returns an index in the element type of a buffer."""
     type_ = ir.MemRefType(buffer.type).element_type
     return value if isinstance(type_, ir.IndexType) else arith.index_castui(type_, value)
 

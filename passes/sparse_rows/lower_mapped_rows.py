@@ -1,17 +1,17 @@
-"""lower-mapped-rows: entries of a matrix that a map tells are expanded from vectors of values, or compressed to them.
+"""lower-mapped-rows: lowers ops on matrices with a bit map to loops that expand vectors of values, or compress to them.
 
 before   %d = "kernel.spread_mapped"(%positions, %map, %values) : (..., tensor<?x?xi16>, tensor<?xf32>) -> tensor<?x?xf32>
 after    scf.parallel (%part) = ...                                  // rows of the part
            for each row r, for each 16 columns c of it
              bits = map[r, c / 16]
-             d[r, c..] = expand(bits, values[p..])                   // past the caches, if the matrix does not fit them
+             d[r, c..] = expand(bits, values[p..])                   // bypasses the caches if the matrix does not fit them
              p += popcount(bits)
 
-         kernel.put_mapped         stores the lanes that have a bit, and fetches lines to come
+         kernel.put_mapped         stores only the lanes that have a bit, and prefetches later lines
          kernel.collect_mapped     v[p..] = compress(bits, d[r, c..]), and counts nonzeros without a bit
 
-Memory is read and written in its order, at the speed of a copy: with a load and a store for each entry, it takes up to twice as
-long. For AVX-512: words of a map have a bit for each lane. Runs on functions whose storage is exposed (expose-storage).
+Memory is read and written in order, at the speed of a copy. A load and a store for each entry would take up to twice as long.
+This is for AVX-512: a word of a map has a bit for each lane. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from gossamer.passes.loops.row_shares import ends_of, parts_of
 from gossamer.passes.loops.vectors import byte_width, index, parallel, vector_of, zeros
 from gossamer.passes.sparse_rows.mapped_rows import LINE, Line, MappedRows
 
-_LARGE = 4 << 20  # bytes from which a matrix is written past the caches: what will read it is not near
+_LARGE = 4 << 20  # bytes from which a matrix bypasses the caches when it is written
 
 
 @dataclass(frozen=True)
 class LowerMappedRows:
-    """Lower them to loops over rows and vectors."""
+    """Lowers ops on matrices with a bit map to loops over rows and vectors."""
 
     def run(self, module: ir.Module) -> None:
         for name in ("spread", "collect", "put"):
@@ -49,7 +49,7 @@ class _Mapped:
         self.rows = MappedRows(positions, map, self.dense)
 
     def lower(self, name: str) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             rows, columns = (memref.dim(self.dense, index(n)) for n in (0, 1))
             parts = parts_of(rows, columns, self.storage.threads)

@@ -1,4 +1,4 @@
-"""lower-put: a `kernel.put` writes the entries of each row of a matrix, while rows to come are fetched.
+"""lower-put: lowers a `kernel.put` to loops that write the entries of each row of a matrix and prefetch later rows.
 
 before   %d = "kernel.put"(%positions, %coordinates, %values) : (..., tensor<?xf32>) -> tensor<?x?xf32>
 after    scf.parallel (%part) = ...                                  // rows of the part
@@ -23,7 +23,7 @@ from gossamer.passes.loops.vectors import index, load_index, loop, parallel, rol
 
 @dataclass(frozen=True)
 class LowerPut:
-    """Lower it to loops over rows and entries."""
+    """Lower kernel.put to loops over rows and entries."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.put"):

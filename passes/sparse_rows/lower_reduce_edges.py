@@ -1,4 +1,4 @@
-"""lower-reduce-edges: a `kernel.reduce_edges` becomes one loop over rows, with a row's results in registers.
+"""lower-reduce-edges: lowers a `kernel.reduce_edges` to one loop over rows, with a row's results in registers.
 
 before   %y = "kernel.reduce_edges"(%a) ({ x[c, f] }) {kind = "max"}
 after    scf.parallel (%part) = ...                      // rows that begin in the part's share of the entries
@@ -25,7 +25,7 @@ from gossamer.passes.loops.row_shares import parts_of, rows_of
 from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, zeros
 from gossamer.passes.sparse_rows.segment_reductions import Reduction
 
-_VECTORS = 8  # of results at once, as many as leave room for what they are made of
+_VECTORS = 8  # vectors of results at once; the other registers are for the operands
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Reduce:
         self.wanted = end.operands[0]
 
     def replace(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             rows = arith.subi(memref.dim(self.positions, index(0)), index(1))
             entries = memref.dim(self.coordinates, index(0))
@@ -78,7 +78,7 @@ class _Reduce:
                 vector.maskedstore(self.storage.output, [row, index(at)], self._mask(at), value)
 
     def _value(self, row: ir.Value, column: ir.Value, at: int) -> ir.Value:
-        """The body at a vector of columns of the result."""
+        """Emits the body for a vector of columns of the result."""
         return on_lanes(self.body, {}, self.wanted, self.lanes, self._reader(row, column, at))
 
     def _reader(self, row: ir.Value, column: ir.Value, at: int) -> Callable[[ir.Operation, ir.VectorType], ir.Value]:

@@ -1,24 +1,24 @@
-"""lower-rows: a `kernel.gather_rows` becomes loops over the rows of the sparse matrix, cut into parts of equal work.
+"""lower-rows: lowers a `kernel.gather_rows` to loops over the rows of the sparse matrix, in parts of equal work.
 
 before   %y = "kernel.gather_rows"(%a, %x) ({epilogue}) {lanes = 16, vectors = 16, ahead = 1} : (tensor<?x?xf32, #CSR>, ...
 after    for each 256 columns of x
            scf.parallel (%part) = ...                     // the part's share of rows and entries
-             func.call @region_columns16(...)             // or _columns15 ... 1, _half for the columns left
-           for each part that begins within a row: that row of y += what the part has summed of it, through the epilogue
+             func.call @region_columns16(...)             // or _columns15 ... 1, _half for the last columns
+           for each part that begins within a row: that row of y += the part's sums of it, through the epilogue
          func.func private @region_columns16(...)
            for each row, scf.for %p = positions[row] to positions[row + 1] iter_args(16 vectors of sums)
              vector.fma(values[p], x[coordinates[p], columns ...], sums)
-           the sums through the epilogue into y        // the last vector masked; as they are where the row goes on
+           the sums through the epilogue into y        // the last vector masked; without the epilogue if the row goes on
 
-Rows of an x that no cache near the core holds are fetched some entries ahead (see prefetch.py). Few columns take half vectors,
-of which fewer lie across two lines of the cache. A row's entries are few and their number cannot be foretold, so that its loop
-is not unrolled; but a single sum takes two entries at a time, since a multiply-add waits for the one before it.
+If x is larger than the caches near the core, its rows are prefetched some entries ahead (see prefetch.py). Few columns take
+half vectors, of which fewer cross a cache line. A row has few entries, and their number is unpredictable, so its loop is not
+unrolled. But a single sum takes two entries at a time, because a multiply-add waits for the previous one.
 
-A part begins with a row, unless that row alone is longer than a part: then the row is cut, so that the hubs of a power law
-keep all threads busy. What a part sums of a row that began before it waits in the workspace and is added in the order of the
-parts: results depend on the number of threads, and on nothing else. A vector x, or a matrix of one column, takes
-@region_column, which reads element by element, or @region_column_gathered where rows are long. Where the columns of y are
-known, there are only the functions that they need.
+A part begins with a row, unless that row alone is longer than a part. Then the row is cut, so that hubs of a power-law graph
+keep all threads busy. The sums of a part for a row that began before it go to the workspace, and are added in the order of the
+parts. So results depend only on the number of threads. A vector x, or a matrix of one column, takes @region_column, which reads
+element by element, or @region_column_gathered if rows are long. If the number of columns of y is known, only the functions that
+it needs are made.
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
@@ -52,13 +52,13 @@ from gossamer.passes.loops.vectors import (
 )
 from gossamer.passes.sparse_rows.row_reader import ColumnReader, Entries, GatheringReader, Reader, VectorReader
 
-_HALVED = 64  # bytes of a vector that is used by halves too
-_LONG = 12  # entries a row, on average, from which on a vector of them is gathered
+_HALVED = 64  # only vectors of this many bytes have a function for half of them
+_LONG = 12  # average entries of a row from which elements of a single column are gathered by vectors
 
 
 @dataclass(frozen=True)
 class LowerRows:
-    """Lower all of them."""
+    """Lower every kernel.gather_rows."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_rows"):
@@ -68,7 +68,7 @@ class LowerRows:
 
 @dataclass(frozen=True)
 class _Edge:
-    """Where a part begins: at an entry of a row, which is `cut` if it began before."""
+    """The begin of a part: an entry of a row. The row is `cut` if it has entries before it."""
 
     row: ir.Value
     entry: ir.Value
@@ -77,8 +77,10 @@ class _Edge:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where sums of a row go: a view of y from column `at` on, which is `column` of y, the last vector masked; without a mask
-    there is one column."""
+    """The place where sums of a row are stored: the view `out` of y, from its column `at` on, which is `column` of y.
+
+    `mask` is that of the last vector; without one there is a single column.
+    """
 
     out: ir.Value
     row: ir.Value
@@ -90,9 +92,9 @@ class _Place:
 class _Rows:
     """y[m, n] = epilogue(sum_p values[p] x[coordinates[p], n]) over the entries p of row m.
 
-    width    columns of y, None if they are known at run time only
-    cuts     whether rows are cut: not if partial sums would be rounded in y
-    raw      whether a row that is cut has sums in y that must go through the epilogue once they are complete
+    width    columns of y; None if they are only known at run time
+    cuts     whether rows may be cut: not if y would round partial sums
+    raw      whether a cut row has sums in y that go through the epilogue once they are complete
     """
 
     def __init__(self, module: ir.Module, op: Any) -> None:
@@ -134,7 +136,7 @@ class _Rows:
         self.storage.erase()
 
     def _shapes(self) -> list[tuple[int, int]]:
-        """For what numbers of vectors of columns functions are needed, and of how many lanes, the widest first."""
+        """Returns (vectors of columns, lanes) of each function that is needed, the widest first."""
         half = self.lanes // 2 if self.lanes * byte_width(self.scalars.wide) == _HALVED else 0
         if self.width is None:
             return [(n, self.lanes) for n in range(self.vectors, 0, -1)] + [(1, half)] * (half > 0)
@@ -143,7 +145,7 @@ class _Rows:
         return sorted({*[(self.vectors, self.lanes)] * (full > 0), *[rest] * (left > 0)}, reverse=True)
 
     def _part(self, variants: dict[int, func.FuncOp], single: list[func.FuncOp], first: ir.Value, part: ir.Value) -> None:
-        """One part of the product with the columns from the first one on."""
+        """Emits one part of the product, for the columns of x from the first one on."""
         begin, end = self._edge(part), self._edge(arith.addi(part, index(1)))
         left = arith.subi(self.columns, first)
         arrays = [self.positions, self.coordinates, self.values, self.x, *self.reads.values()]
@@ -175,7 +177,7 @@ class _Rows:
         call(self._columns_of_y(first), low, high, end.row)
 
     def _merge(self, first: ir.Value, part: ir.Value) -> None:
-        """Add what a part has summed of the row that it begins within; the last such part of a row completes it."""
+        """Adds a part's sums of the row within which it begins. The last such part of a row completes it."""
         edge, end = self._edge(part), self._edge(arith.addi(part, index(1)))
         goes_on = arith.andi(end.cut, arith.cmpi(arith.CmpIPredicate.eq, end.row, edge.row))
         complete = arith.addi(edge.row, arith.select(goes_on, index(0), index(1)))
@@ -190,7 +192,8 @@ class _Rows:
                 self._store([arith.addf(*parts)], place, self.reads, complete if self.raw else None)
 
     def _edge(self, part: ir.Value) -> _Edge:
-        """Where a part begins, or the one before it ends: its share of entries and rows, since a row costs as an entry does."""
+        """Returns where a part begins, which is where the previous one ends. Parts have equal numbers of entries plus rows,
+        because a row costs as much as an entry."""
         work = arith.addi(self.entries, self.rows)
         begun = share_of(work, part, self.parts)
         row = first_row(self.positions, self.rows, begun, rows_count=True)
@@ -198,7 +201,7 @@ class _Rows:
             return _Edge(row, load_index(self.positions, row), arith.constant(ir.IntegerType.get_signless(1), 0))
         above = arith.subi(row, arith.minui(row, index(1)))
         start, stop = load_index(self.positions, above), load_index(self.positions, row)
-        within = arith.subi(begun, above)  # entries, the rows above counted
+        within = arith.subi(begun, above)  # the share without the rows above: a number of entries
         long = arith.cmpi(arith.CmpIPredicate.ugt, arith.muli(arith.subi(stop, start), self.parts), work)
         inside = arith.andi(
             arith.cmpi(arith.CmpIPredicate.ugt, within, start), arith.cmpi(arith.CmpIPredicate.ult, within, stop)
@@ -207,11 +210,11 @@ class _Rows:
         return _Edge(arith.select(cut, above, row), arith.select(cut, within, stop), cut)
 
     def _columns_of_y(self, first: ir.Value) -> ir.Value:
-        """The columns of y from the first one on."""
+        """Returns a view of the columns of y from the first one on."""
         return self._viewed(self.storage.output, first, self.columns)
 
     def _carried(self, part: ir.Value) -> ir.Value:
-        """A row of the workspace in the place of every row of y."""
+        """Returns a view like one of y whose rows are all the same row of the workspace."""
         length = index(self.carried // byte_width(self.scalars.element))
         place = arith.muli(part, index(self.carried))
         row = ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], self.scalars.element)
@@ -224,7 +227,7 @@ class _Rows:
         ).result
 
     def _of_vectors(self, count: int, lanes: int) -> func.FuncOp:
-        """A function for up to `count` vectors of so many columns."""
+        """Returns a function for up to `count` vectors of `lanes` columns."""
 
         def emit(entries: Entries, first: ir.Value, add_rows: Callable[[Reader], None]) -> None:
             left = arith.subi(memref.dim(entries.x, index(1)), arith.addi(first, index((count - 1) * lanes)))
@@ -237,7 +240,7 @@ class _Rows:
         return self._function(f"_columns{count}" if lanes == self.lanes else "_half", emit)
 
     def _of_one_column(self) -> list[func.FuncOp]:
-        """The functions for one column, which is read element by element, or gathered."""
+        """Returns the functions for one column: one reads element by element, the other gathers vectors."""
         return [
             self._function("_column", lambda entries, _, add_rows: add_rows(ColumnReader(entries, entries.column()))),
             self._function(
@@ -247,10 +250,10 @@ class _Rows:
         ]
 
     def _function(self, suffix: str, emit: Callable[[Entries, ir.Value, Callable[[Reader], None]], None]) -> func.FuncOp:
-        """A function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end).
+        """Returns a function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end).
 
-        `emit` takes the entries, the first column, and what adds up all rows with a reader. If sums may be raw, rows before the
-        last argument are complete.
+        `emit` gets the entries, the first column, and a function that adds up all rows with a reader. If sums may be raw, the
+        function has one more argument: rows before it are complete.
         """
         parent = self.op.operation.parent.opview
         buffers = [self.positions, self.coordinates, self.values, self.x, *self.reads.values()]
@@ -276,7 +279,7 @@ class _Rows:
         return function
 
     def _store(self, sums: list[ir.Value], place: _Place, reads: dict[ir.Value, ir.Value], complete: ir.Value | None) -> None:
-        """Sums of a row into y, through the epilogue unless they are raw: rows before `complete` are not, if it is given."""
+        """Stores sums of a row into y. If `complete` is given, only rows before it go through the epilogue."""
         if complete is None:
             self._put(self._finished(sums, place, reads), place)
             return
@@ -287,7 +290,7 @@ class _Rows:
                 self._put(sums, place)
 
     def _finished(self, sums: list[ir.Value], place: _Place, reads: dict[ir.Value, ir.Value]) -> list[ir.Value]:
-        """What the epilogue makes of sums; of a scalar a vector of one."""
+        """Applies the epilogue to sums. A scalar becomes a vector of one."""
         if place.mask is None:
             sums = [vector.broadcast(vector_of(1, self.scalars.wide), sums[0])]
         finished = []
@@ -311,13 +314,13 @@ class _Rows:
 
 
 def _load(mask: ir.Value | None, type_: ir.VectorType, buffer: ir.Value, at: list[ir.Value]) -> ir.Value:
-    """A vector of what an epilogue reads."""
+    """Loads a vector that an epilogue reads."""
     return vector.load(type_, buffer, at) if mask is None else vector.maskedload(type_, buffer, at, mask, zeros(type_))
 
 
 @contextmanager
 def _either(condition: ir.Value) -> Iterator[tuple[ir.Block, ir.Block]]:
-    """The two blocks of an scf.if."""
+    """Makes an scf.if. Yields its two blocks, and ends them."""
     choice = scf.IfOp(condition, has_else=True)
     blocks = choice.then_block, choice.else_block
     yield blocks
@@ -328,7 +331,7 @@ def _either(condition: ir.Value) -> Iterator[tuple[ir.Block, ir.Block]]:
 
 @contextmanager
 def _only_if(condition: ir.Value) -> Iterator[None]:
-    """scf.if with the insertion point in it."""
+    """Makes an scf.if, with the insertion point inside."""
     with ir.InsertionPoint(scf.IfOp(condition).then_block):
         yield
         scf.YieldOp([])

@@ -1,4 +1,4 @@
-"""lower-sample: a `kernel.sample` becomes a walk over the entries of its pattern, with a loop for each reduced dimension.
+"""lower-sample: lowers a `kernel.sample` to a walk over the entries of its pattern, with a loop for each reduced dimension.
 
 before   %v = "kernel.sample"(%s) ({
            %0 = "kernel.read"(%x) {map = (i, j, k) -> (i, k)}
@@ -14,7 +14,7 @@ after    sparse_tensor.foreach in %s init(%c0) do {
          }
 
 Works for patterns in every format that MLIR can walk, and is the reference for schedules of SDDMM. Runs on functions whose
-storage is exposed (expose-storage). What the body yields is summed in its type and narrowed once.
+storage is exposed (expose-storage). Values of the body are summed in their type, and the sum is narrowed once.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from gossamer.passes.loops.vectors import index, loop
 
 @dataclass(frozen=True)
 class LowerSample:
-    """Lower all of them."""
+    """Lower every kernel.sample."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sample"):
@@ -50,7 +50,7 @@ def _lower(sample: Any) -> None:
     buffers = {op: buffer_of(op.operands[0]) for op in reads}
     maps = {op: dims(ir.AffineMapAttr(op.attributes["map"]).value) for op in reads}
     with ir.InsertionPoint(sample):
-        # Sizes are asked for outside of the walk, whose bufferization leaves the buffers as they are.
+        # The sizes are computed outside of the walk, which MLIR bufferizes later.
         sizes = {d: memref.dim(buffers[op], index(axis)) for op in reads for axis, d in enumerate(maps[op])}
         reduced = range(pattern.rank, pattern.rank + ir.IntegerAttr(sample.reduced).value)
         if any(d not in sizes for d in reduced):
@@ -71,7 +71,7 @@ def _lower(sample: Any) -> None:
             return values.get(end.operands[0], end.operands[0])
 
         def total(coordinates: list[ir.Value], open_: Sequence[int], start: ir.Value) -> ir.Value:
-            """start + the sum of the body over the dimensions that are open."""
+            """Returns start plus the sum of the body over the dimensions in `open_`."""
             if not open_:
                 return scalars.add(start, at(coordinates))
             with loop(index(0), sizes[open_[0]], index(1), [start]) as inner:

@@ -1,4 +1,4 @@
-"""lower-segments: `kernel.segment_reduce` and `kernel.segment_map` become one parallel loop over segments.
+"""lower-segments: lowers `kernel.segment_reduce` and `kernel.segment_map` to one parallel loop over segments.
 
 before   %m = "kernel.segment_reduce"(%positions) ({ x }) {kind = "max"}
          %e = "kernel.segment_map"(%positions) ({ exp(x - m) }) {each = "entry"}
@@ -6,10 +6,10 @@ before   %m = "kernel.segment_reduce"(%positions) ({ x }) {kind = "max"}
          %y = "kernel.segment_map"(%positions) ({ e / t }) {each = "entry"}
 after    scf.parallel (%part) = ...                      // segments that begin in the part's share of the entries
            for each segment
-             if it fits into a vector: x is read once, m, e, t and y are registers
-             else                      a loop for each reduction and for the result; e waits in the memory of y
+             if it fits into a vector: read x once; m, e, t and y are registers
+             else                      a loop for each reduction and for the result; e is stored in the memory of y
 
-All ops of a function go over the same segments, and the last of them is its result. Runs on functions whose storage is exposed
+All ops of a function have the same segments, and the last op is its result. Runs on functions whose storage is exposed
 (expose-storage).
 """
 
@@ -28,7 +28,7 @@ from gossamer.passes.loops.row_shares import parts_of, rows_of
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, parallel, vector_of
 from gossamer.passes.sparse_rows.segment_reductions import OPS, Reduction, number, of_entries
 
-_VECTORS = 2  # of multiply-adds that an entry costs in about the same time
+_VECTORS = 2  # an entry takes about as long as so many vectors of multiply-adds
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class _Segment:
     """A segment that fits into a vector."""
 
     is_kept = False
-    kept: frozenset[ir.Operation] = frozenset()  # the op, if any, whose values wait in the memory of the result
+    kept: frozenset[ir.Operation] = frozenset()  # the op, if any, whose values are stored in the memory of the result
 
     def __init__(
         self, ops: list[ir.Operation], storage: Storage, lanes: int, segment: ir.Value, begin: ir.Value, end: ir.Value
     ) -> None:
         self.ops, self.out, self.lanes = ops, storage.output, lanes
         self.segment, self.begin, self.end = segment, begin, end
-        self.scalars: dict[ir.Operation, ir.Value] = {}  # the results that are one value a segment
+        self.scalars: dict[ir.Operation, ir.Value] = {}  # the results with one value for each segment
 
     def emit(self) -> None:
-        """Compute and store the result."""
+        """Computes and stores the result."""
         for op in self.ops:
             if op.name == "kernel.segment_reduce":
                 self.scalars[op] = self._reduce(op)
@@ -111,7 +111,7 @@ class _Segment:
         return vector.broadcast(type_, self.scalar(read))
 
     def scalar(self, read: ir.Operation) -> ir.Value:
-        """What a read of one value a segment gives."""
+        """Returns the value of a read that has one value for each segment."""
         source = defining(read.operands[0])
         if source in self.scalars:
             return self.scalars[source]
@@ -119,13 +119,13 @@ class _Segment:
 
     @staticmethod
     def body(op: ir.Operation, lanes: int, read: Callable[[ir.Operation, ir.VectorType], ir.Value]) -> ir.Value:
-        """The body of an op on vectors."""
+        """Emits the body of an op on vectors."""
         *body, end = [inner.operation for inner in op.regions[0].blocks[0].operations]
         return on_lanes(body, {}, end.operands[0], lanes, read)
 
 
 class _LongSegment(_Segment):
-    """A segment of any length: what reads its entries is a loop."""
+    """A segment of any length. Each op that reads its entries becomes a loop."""
 
     def emit(self) -> None:
         *others, last = self.ops
@@ -157,15 +157,15 @@ class _Chunk:
         self.loaded: dict[ir.Value, ir.Value] = {}
 
     def selected(self, op: ir.Operation, reduction: Reduction) -> ir.Value:
-        """What a reduction combines, the neutral element beyond the end of the segment."""
+        """Returns the values that a reduction combines. Lanes beyond the end of the segment have the neutral element."""
         return arith.select(self.mask, self.segment.body(op, self.segment.lanes, self._read), reduction.start())
 
     def store(self, op: ir.Operation) -> None:
-        """Write the result of an op."""
+        """Stores the result of an op."""
         vector.maskedstore(self.segment.out, [self.at], self.mask, self._value(op))
 
     def _value(self, op: ir.Operation) -> ir.Value:
-        """The values of an op at these entries."""
+        """Returns the values of an op at these entries."""
         segment = self.segment
         if op not in self.values:
             if op in segment.kept and segment.is_kept:

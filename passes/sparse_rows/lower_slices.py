@@ -1,28 +1,28 @@
-"""lower-slices: a `kernel.gather_slices` becomes loops over slices of rows, one row a lane, in parts of equal work.
+"""lower-slices: lowers a `kernel.gather_slices` to loops over slices of rows, one row in each lane, in parts of equal work.
 
 before   %y = "kernel.gather_slices"(%a, %x) : (tensor<?x?xf32, "slices(reduction=1, lanes=16, width=16)">, ...) -> ...
 after    scf.parallel (%part) = ...
-           the part's share of `original` is hashed              // its sum over the parts goes into `hash`
+           hash the part's share of `original`                   // the sum over all parts goes into `hash`
            for each slice, scf.for %step iter_args(16 sums)      // the steps that all of its rows have
              %read = starts[step] >= 0 ? vector.load x[starts[step]]
-                   : starts[step] < -1 ? what coordinates[step, lane] pick of 2 vectors from x[-2 - starts[step]] on
+                   : starts[step] < -1 ? the elements coordinates[step, lane] of 2 vectors from x[-2 - starts[step]] on
                    : 16 scalar loads, or a vector.gather, of x[base + coordinates[step, lane]]
              sums = vector.fma(values[step], %read, sums)
-           scf.for %step iter_args(16 sums)                      // and those that only some have
+           scf.for %step iter_args(16 sums)                      // the steps that only some have
              sums = step < lengths ? vector.fma(...) : sums
-           the sums into y, side by side where rows follow each other
+           the sums into y, by one store if the rows are consecutive
 
-Elements are gathered by scalar loads unless the operation says that the target `gathers`: on AMD's Zen, and on Intel's
-processors that guard gathers against data sampling, the instruction takes twice as long; on Emerald Rapids two thirds of the
-time. Scalar loads read their coordinates 64 bits at a time, four of 16 bits, since loads are what there are most of. Where
-columns follow each other, as those of stencils do, neither coordinates are read nor elements gathered; where they are near each
-other (stencils around their corners, several unknowns a node), vectors of 512 bits pick them out of two loads.
+Elements are gathered by scalar loads, unless the op says that the target `gathers`. On AMD's Zen, and on Intel processors that
+guard gathers against data sampling, the gather instruction takes twice as long; on Emerald Rapids it takes two thirds of the
+time. Most instructions are loads, so scalar loads read their coordinates 64 bits at a time, four of 16 bits. If columns are
+consecutive, as those of stencils are, neither coordinates nor gathers are needed. If they are near each other (corners of
+stencils, several unknowns for each node), vectors of 512 bits select them from two loads.
 
-The hash is NH (Black et al., UMAC, 1999), with keys that follow from the place: the sum of (low word + key) * (high word +
-key) modulo 2^64, which is the same however the values are divided among threads. Keys are a random number for each line of 16
-words (SplitMix64 of Steele et al., 2014, of its place) times one for each pair in it: if they grew evenly, what is swapped
-here and swapped back there would cancel. It shows the caller whether somebody has written to the values since they were
-brought into slices. Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
+The hash is NH (Black et al., UMAC, 1999): the sum of (low word + key) * (high word + key) modulo 2^64. It does not depend on
+how values are divided among threads. It shows the caller whether somebody has written to the values since they were packed.
+Keys depend on the place: a random number for each line of 16 words (SplitMix64 of Steele et al., 2014, of its place) times one
+for each pair in it. If keys grew evenly, two opposite swaps of values would cancel. Runs on functions whose storage is exposed
+with the arrays of open operands (expose-storage{arrays=true}).
 """
 
 from dataclasses import dataclass
@@ -38,19 +38,19 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import ends_of, parts_of, rows_of
 from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, parallel, reserve_workspace, vector_of, zeros
 
-_HASHED = 16  # words at a time
+_HASHED = 16  # words that are hashed at a time
 _MIX = (0x9E3779B97F4A7C15, 30), (0xBF58476D1CE4E5B9, 27), (0x94D049BB133111EB, 32)  # SplitMix64: factors, then shifts
-_BY_PAIR = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)  # of SHA-256
-_PICK = {  # of two vectors, by 32 bits or 64 bits a lane
+_BY_PAIR = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)  # SHA-256's
+_PICK = {  # instructions that select lanes of two vectors
     ("f32", 16): "llvm.x86.avx512.vpermi2var.ps.512",
     ("f64", 8): "llvm.x86.avx512.vpermi2var.pd.512",
 }
-_STEP = 8  # a step takes as long as so many vectors of multiply-adds
+_STEP = 8  # a step takes about as long as so many vectors of multiply-adds
 
 
 @dataclass(frozen=True)
 class LowerSlices:
-    """Lower all of them."""
+    """Lower every kernel.gather_slices."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.gather_slices"):
@@ -95,7 +95,7 @@ class _Slices:
         self.storage.erase()
 
     def _hashed(self, part: ir.Value, parts: ir.Value) -> ir.Value:
-        """The hash of a part of the original values."""
+        """Returns the hash of a part of the original values."""
         words, each = memref.dim(self.original, index(0)), index(_HASHED)
         groups = arith.ceildivui(words, each)
         low, high = (arith.muli(end, each) for end in ends_of(groups, part, parts))
@@ -119,8 +119,8 @@ class _Slices:
         return vector.reduction(self.long, vector.CombiningKind.ADD, total)
 
     def _keys(self, pairs: ir.VectorType, at: ir.Value) -> ir.Value:
-        """The keys of the line at this word."""
-        number = arith.index_cast(self.long, arith.addi(at, index(1)))  # 0 would stay 0
+        """Returns the keys of the line that begins at this word."""
+        number = arith.index_cast(self.long, arith.addi(at, index(1)))  # plus 1, because SplitMix64 maps 0 to 0
         for factor, shift in _MIX:
             number = arith.muli(number, arith.constant(self.long, _signed(factor)))
             high = arith.shrui(number, arith.constant(self.long, shift))
@@ -128,7 +128,7 @@ class _Slices:
         return arith.muli(vector.broadcast(pairs, number), _constant(pairs, list(_BY_PAIR)))
 
     def _slice(self, number: ir.Value) -> None:
-        """The rows of one slice."""
+        """Computes the rows of one slice."""
         begin, end = (load_index(self.positions, at) for at in (number, arith.addi(number, index(1))))
         shared = arith.addi(begin, load_index(self.common, number))
         x = self._from(load_index(self.bases, number))
@@ -144,14 +144,14 @@ class _Slices:
         self._store(rest.results[0], number, lane)
 
     def _from(self, base: ir.Value) -> ir.Value:
-        """x from a column on."""
+        """Returns a view of x from a column on."""
         dynamic, type_ = ir.ShapedType.get_dynamic_size(), ir.MemRefType(self.x.type)
         memory = ir.MemRefType.get([dynamic], type_.element_type, ir.StridedLayoutAttr.get(dynamic, [1]))
         left = arith.subi(memref.dim(self.x, index(0)), base)
         return memref.reinterpret_cast(memory, self.x, [base], [left], [], [dynamic], [dynamic], [1])
 
     def _more(self, step: ir.Value, x: ir.Value, sums: ir.Value) -> ir.Value:
-        """The sums with the products of a step; its coordinates count from where `x` begins."""
+        """Returns the sums plus the products of a step. Its coordinates count from the begin of the view `x`."""
         place = arith.muli(step, index(self.lanes))
         start = memref.load(self.starts, [step])
         choice = scf.IfOp(_non_negative(start), [self.vec], has_else=True)
@@ -162,7 +162,7 @@ class _Slices:
         return math.fma(vector.load(self.vec, self.values, [place]), choice.results[0], sums)
 
     def _picked_or_gathered(self, start: ir.Value, place: ir.Value, x: ir.Value) -> ir.Value:
-        """The elements of a step whose columns do not follow each other."""
+        """Returns the elements of a step whose columns are not consecutive."""
         near = arith.cmpi(arith.CmpIPredicate.slt, start, arith.constant(start.type, -1))
         choice = scf.IfOp(near, [self.vec], has_else=True)
         with ir.InsertionPoint(choice.then_block):
@@ -176,20 +176,20 @@ class _Slices:
         return choice.results[0]
 
     def _gathered(self, place: ir.Value, x: ir.Value) -> ir.Value:
-        """The elements of a step, wherever they are."""
+        """Returns the elements of a step with any columns."""
         if not self.gathers:
             return vector.from_elements(self.vec, [memref.load(x, [column]) for column in self._columns(place)])
         everywhere = mask_of(self.lanes, index(self.lanes))
         return vector.gather(self.vec, x, [index(0)], self._wide_coordinates(place, 32), everywhere, zeros(self.vec))
 
     def _wide_coordinates(self, place: ir.Value, bits: int) -> ir.Value:
-        """The coordinates of a step as a vector of integers of so many bits."""
+        """Returns the coordinates of a step as a vector of integers of `bits` bits."""
         narrow, wide = (vector_of(self.lanes, ir.IntegerType.get_signless(each)) for each in (self.width, bits))
         line = vector.load(narrow, self.coordinates, [place])
         return line if narrow == wide else arith.extui(wide, line)
 
     def _columns(self, place: ir.Value) -> list[ir.Value]:
-        """The coordinates of a step."""
+        """Returns the coordinates of a step as scalars."""
         at_once = min(self.lanes, self.long.width // self.width)
         narrow, wide = (ir.IntegerType.get_signless(self.width * each) for each in (1, at_once))
         mask, found = arith.constant(wide, (1 << self.width) - 1), []
@@ -207,7 +207,7 @@ class _Slices:
             vector.store(sums, self.storage.output, [arith.index_castui(ir.IndexType.get(), origin)])
             scf.YieldOp([])
         with ir.InsertionPoint(choice.else_block):
-            for number in reversed(range(self.lanes)):  # the first row comes last, since the last slice is filled up with it
+            for number in reversed(range(self.lanes)):  # the first row last: padding repeats it, with other sums
                 row = load_index(self.rows, arith.addi(lane, index(number)))
                 memref.store(vector.extract(sums, [], [number]), self.storage.output, [row])
             scf.YieldOp([])
@@ -218,7 +218,7 @@ def _non_negative(value: ir.Value) -> ir.Value:
 
 
 def _signed(number: int) -> int:
-    """The integer of 64 bits with these bits."""
+    """Returns the signed integer of 64 bits with these bits."""
     return number - (1 << 64) if number >> 63 else number
 
 

@@ -1,4 +1,4 @@
-"""lower-step-kept: a step of Adam takes the entries of each row of a parameter out, steps them by vectors, and puts them back.
+"""lower-step-kept: lowers a step of Adam to loops that copy the entries of a row, step them by vectors, and put them back.
 
 before   "kernel.step_kept"(%positions, %coordinates, %gradient, %rates) : ... -> (tensor<?x?xf32>, tensor<?xf32>, ...)
 after    scf.parallel (%part) = ...                                  // rows of the part
@@ -8,8 +8,8 @@ after    scf.parallel (%part) = ...                                  // rows of 
                m, s, w[part, p..] = the step of g[p..], m[p..], s[p..], w[part, p..]
              d[r, coordinates[p]] = w[part, p]
 
-The row is in the nearest cache when it is written; rows to come are fetched. In `kernel.step_mapped` vectors of a row are
-compressed into w and expanded from there, by the words of the map. Runs on functions whose storage is exposed (expose-storage).
+The row is in the first-level cache when it is written. Later rows are prefetched. `kernel.step_mapped` compresses vectors of a
+row into w, and expands them from there, by the words of the map. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class LowerStepKept:
 
 
 class _Step:
-    """The step of one parameter, whose rows subclasses take apart and put together."""
+    """The step of one parameter. Subclasses copy the entries of its rows."""
 
     name: str
 
@@ -64,7 +64,7 @@ class _Step:
         self.vec = vector_of(self.lanes, element)
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             rows, columns = (memref.dim(self.parameter, index(n)) for n in (0, 1))
             parts = arith.minui(parts_of(rows, columns, self.storage.threads), memref.dim(self.work, index(0)))
@@ -97,7 +97,7 @@ class _Step:
     def _advance(
         self, at: ir.Value, part: ir.Value, first: ir.Value, rates: dict[Rate, ir.Value], mask: ir.Value | None
     ) -> None:
-        """A vector of entries, or the first ones of it."""
+        """Steps a vector of entries; with a mask, only its first ones."""
         own = [part, arith.subi(at, first)]
         places = [(self.work, own), (self.mean, [at]), (self.square, [at])]
         gradient = self._load(self.gradient, [at], mask)

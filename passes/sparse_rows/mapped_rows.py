@@ -1,7 +1,7 @@
-"""Walks over the rows of a matrix whose entries a map tells, a vector at a time, for AVX-512: a word has a bit for each lane.
+"""Walks over the rows of a matrix with a bit map, a vector at a time, for AVX-512. A word of the map has a bit for each lane.
 
 for each row r, for each word of its map
-  bits = map[r, word], and what is done with them           // d[r, 16 word ...] and the values from `place` on
+  bits = map[r, word]; the caller's step                    // on d[r, 16 word ...] and the values from `place` on
   place += popcount(bits)
 """
 
@@ -14,14 +14,20 @@ from torch_mlir.dialects import arith, llvm, math, memref, scf, vector
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, vector_of, zeros
 
 LINE = 64
-"""Bytes of a vector, and of a line of a cache."""
+"""Bytes of a vector, and of a cache line."""
 
-_AHEAD = 8 << 10  # bytes: how far ahead lines are fetched
+_AHEAD = 8 << 10  # how many bytes ahead lines are prefetched
 
 
 @dataclass(frozen=True)
 class Line:
-    """A vector of a row: where it lies, the bits of its map, how many those are, and where its first value is."""
+    """A vector of a row.
+
+    bits, mask  its word of the map, as an integer and as a vector
+    count       number of bits that are set
+    place       place of its first value
+    carried     the values that the previous step has returned
+    """
 
     row: ir.Value
     column: ir.Value
@@ -33,11 +39,11 @@ class Line:
 
 
 Step = Callable[[Line], list[ir.Value]]
-"""What is done with a line, and what it carries on."""
+"""Emits the work on a line. Returns the values that the next step gets as `carried`."""
 
 
 class MappedRows:
-    """Those of a dense matrix, with where the values of each row begin, and the map."""
+    """The rows of a dense matrix, with the place of each row's first value (`positions`), and the map."""
 
     def __init__(self, positions: ir.Value, map: ir.Value, dense: ir.Value) -> None:
         self.positions, self.map, self.dense = positions, map, dense
@@ -47,13 +53,13 @@ class MappedRows:
         self._name = f"v{self.lanes}f{8 * byte_width(element)}"
 
     def walk(self, rows: tuple[ir.Value, ir.Value], step: Step, carried: Sequence[ir.Value] = ()) -> list[ir.Value]:
-        """A step for each vector of each row; what the last one carries on."""
+        """Emits a step for each vector of each row. Returns the values of the last step."""
         with loop(*rows, index(1), [load_index(self.positions, rows[0]), *carried]) as each:
             scf.YieldOp(self.row(each.induction_variable, step, list(each.inner_iter_args)))
         return list(each.results)[1:]
 
     def row(self, row: ir.Value, step: Step, carried: Sequence[ir.Value]) -> list[ir.Value]:
-        """A step for each vector of a row: the place of its first value is what is carried first."""
+        """Emits a step for each vector of a row. The first of the `carried` values is the place of the row's first value."""
         with loop(index(0), memref.dim(self.map, index(1)), index(1), list(carried)) as each:
             place, *more = each.inner_iter_args
             bits = memref.load(self.map, [row, each.induction_variable])
@@ -68,16 +74,16 @@ class MappedRows:
         return vector.bitcast(lanes, vector.broadcast(vector_of(1, bits.type), bits))
 
     def expanded(self, line: Line, values: ir.Value, at: list[ir.Value]) -> ir.Value:
-        """A vector with the values from a place on in the lanes of their bits.
+        """Returns a vector with the values from a place on in the lanes whose bit is set.
 
-        They are loaded first: the form of the instruction that loads is a hundred times slower on AMD's Zen 4.
+        A separate instruction loads them, because an expansion from memory is a hundred times slower on AMD's Zen 4.
         """
         packed = vector.maskedload(self.vec, values, at, mask_of(self.lanes, line.count), zeros(self.vec))
         name = f"llvm.x86.avx512.mask.expand.{self._name}"
         return llvm.call_intrinsic(self.vec, name, [packed, zeros(self.vec), line.mask], [], [])
 
     def compress(self, line: Line, values: ir.Value, at: list[ir.Value]) -> ir.Value:
-        """Stores the elements of a line that have bits from a place on; gives all of the line."""
+        """Stores the elements of a line whose bit is set, from a place on. Returns the whole line."""
         given = vector.load(self.vec, self.dense, [line.row, line.column])
         name = f"llvm.x86.avx512.mask.compress.{self._name}"
         packed = llvm.call_intrinsic(self.vec, name, [given, zeros(self.vec), line.mask], [], [])
@@ -85,6 +91,6 @@ class MappedRows:
         return given
 
     def fetch(self, line: Line, to_write: bool) -> None:
-        """Starts to fetch a line to come; one past the end does no harm."""
+        """Prefetches a later line. Prefetching past the end does no harm."""
         at = arith.addi(line.column, index(_AHEAD // byte_width(self.vec.element_type)))
         memref.prefetch(self.dense, [line.row, at], to_write, 3, True)

@@ -1,4 +1,4 @@
-"""How rows of x are summed, weighted by the entries of a row of a sparse matrix: the inner loops of lower-rows."""
+"""The inner loops of lower-rows. They sum rows of x, weighted by the entries of a row of a sparse matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, roll
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a sparse matrix, and the x whose rows they weight."""
+    """The entries of a sparse matrix, and the x whose rows they weight and sum."""
 
     scalars: Scalars
     coordinates: ir.Value
@@ -23,7 +23,7 @@ class Entries:
     x: ir.Value
 
     def column(self) -> ir.Value:
-        """The only column of x, as a vector."""
+        """Returns the only column of x, as a vector."""
         if ir.MemRefType(self.x.type).rank == 1:
             return self.x
         open_ = ir.ShapedType.get_dynamic_size()
@@ -41,7 +41,7 @@ class ColumnReader:
     column: ir.Value
 
     def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
-        """The weighted sum, a scalar."""
+        """Returns the weighted sum over entries [begin, end), a scalar."""
         given, scalars = self.entries, self.entries.scalars
         with loop(begin, end, index(1), [scalars.zero()]) as entries:
             p = entries.induction_variable
@@ -61,7 +61,7 @@ class GatheringReader:
     lanes: int
 
     def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
-        """The same."""
+        """Returns the weighted sum over entries [begin, end), a scalar."""
         given, scalars = self.entries, self.entries.scalars
         element, sums = (vector_of(self.lanes, t) for t in (scalars.element, scalars.wide))
         narrow = ir.MemRefType(given.coordinates.type).element_type
@@ -84,8 +84,8 @@ class GatheringReader:
 
 
 class VectorReader:
-    """Sums `count` vectors of columns of x, from a first column on, the last one masked; rows ahead are fetched into a cache of
-    this level, if it is given."""
+    """Sums `count` vectors of columns of x, from a first column on. The last vector is masked. If `ahead` is given, later rows
+    are prefetched into the cache of this level."""
 
     def __init__(self, entries: Entries, first: ir.Value, count: int, lanes: int, mask: ir.Value, ahead: int | None) -> None:
         self.entries, self.count, self.mask = entries, count, mask
@@ -97,7 +97,7 @@ class VectorReader:
         self.lines = [arith.addi(first, index(n * line)) for n in range(self.ahead.lines if self.ahead is not None else 0)]
 
     def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
-        """The weighted sums. Even one does not wait for itself, since the rows that follow are computed at the same time."""
+        """Returns the weighted sums over entries [begin, end), a list of vectors."""
         start = [zeros(self.sums)] * self.count
         if self.count == 1:
             return add_in_turns(begin, end, 2, 2, start, self._entry)
@@ -106,7 +106,7 @@ class VectorReader:
         return list(entries.results)
 
     def _entry(self, p: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """The sums with an entry's share."""
+        """Returns the sums plus the products of one entry."""
         given = self.entries
         weight = given.scalars.widened(memref.load(given.values, [p]))
         source = load_index(given.coordinates, p)
@@ -122,4 +122,4 @@ class VectorReader:
 
 
 Reader = ColumnReader | GatheringReader | VectorReader
-"""Sums the rows of x that entries [begin, end) weight: vectors of which the last has a `mask`, or a scalar."""
+"""Sums the rows of x that entries [begin, end) weight. Gives vectors, the last one with a `mask`, or a scalar."""

@@ -1,1 +1,1 @@
-"""Sums over tokens at the nonzeros of a pattern, as in gradients of sparse weights, and the layouts for them."""
+"""Lowerings of sums over tokens at a pattern's nonzeros, as in gradients of sparse weights, and of the layouts for them."""

@@ -1,9 +1,9 @@
-"""lower-pack-token-pairs: a `kernel.pack_token_pairs` interleaves every two tokens, shared among threads by panels of features.
+"""lower-pack-token-pairs: lowers a `kernel.pack_token_pairs` to loops that interleave every two tokens.
 
 before   %p = "kernel.pack_token_pairs"(%x) : (tensor<?x?xbf16>) -> tensor<?x?x64xbf16>
 after    scf.parallel (%part) = ...                            // panels of 32 features
            for each panel i of the part, each pair of tokens t
-             a line of each token, interleaved, into p[i, t, :]       // that of a token past the last one is 0
+             interleave a line of each token, into p[i, t, :]         // a token past the last one is 0
 
 Runs on functions whose storage is exposed (expose-storage).
 """

@@ -1,4 +1,4 @@
-"""lower-pack-tokens: a `kernel.pack_tokens` becomes transpositions of squares in registers, shared among threads.
+"""lower-pack-tokens: lowers a `kernel.pack_tokens` to transpositions of squares in registers.
 
 before   %p = "kernel.pack_tokens"(%x) : (tensor<?x?xbf16>) -> tensor<?x?x128xf32>
 after    scf.parallel (%part) = ...                            // tiles of tokens x vectors of features
@@ -58,7 +58,7 @@ class LowerPackTokens:
 
 
 def _pack(x: ir.Value, out: ir.Value, lanes: int, tile: ir.Value, first: ir.Value) -> None:
-    """The features from the first one on, a vector of them, of a tile of tokens."""
+    """Packs a vector of features, from the first one on, of a tile of tokens."""
     packed, given = ir.MemRefType(out.type), ir.MemRefType(x.type)
     narrow, wide = (vector_of(lanes, each.element_type) for each in (given, packed))
     tokens, width = memref.dim(x, index(0)), packed.shape[2]
@@ -85,7 +85,7 @@ def _pack(x: ir.Value, out: ir.Value, lanes: int, tile: ir.Value, first: ir.Valu
 
 
 def _store(column: ir.Value, out: ir.Value, at: list[ir.Value], within: tuple[int, ir.Value] | None) -> None:
-    """A column of a square into its place, if its number is below that of the features."""
+    """Stores a column of a square, if it is one of the features."""
     if within is None:
         vector.store(column, out, at)
         return

@@ -1,11 +1,11 @@
-"""lower-sample-blocks: a `kernel.sample_blocks` sums blocks of bf16 by AVX512-BF16's dot products, 16 vectors of sums at once.
+"""lower-sample-blocks: lowers a `kernel.sample_blocks` to AVX512-BF16's dot products, with 16 vectors of sums at once.
 
 before   %v = "kernel.sample_blocks"(%positions, %coordinates, %x, %y) : (..., tensor<?x?x64xbf16>, ...) -> tensor<?xbf16>
 after    scf.parallel (%part) = ...                                  // rows of blocks of the part
-           for each row of blocks i, each of its blocks (i, j), each 8 of its 32 rows     // all 16 where blocks are 16 wide
+           for each row of blocks i, each of its blocks (i, j), each 8 of its 32 rows     // all 16 rows if blocks are 16 wide
              for each pair of tokens t:  iter_args(8 rows x 2 vectors of columns)
                x86.avx512.dot(sums, a row's pair in all lanes, y[j, t])
-             the sums, rounded, where the rows' entries of the block are
+             store the rounded sums at the places of the rows' entries of the block
 
 A block's panels of x and y, 8 KB each for 128 tokens, stay in the first-level cache. Runs on functions whose storage is
 exposed (expose-storage).
@@ -45,7 +45,7 @@ class _Blocks:
         self.rows = _SUMS // self.halves
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             rows = arith.subi(memref.dim(self.positions, index(0)), index(1))
             blocks, pairs = memref.dim(self.coordinates, index(0)), memref.dim(self.x, index(1))
@@ -61,7 +61,7 @@ class _Blocks:
         self.storage.erase()
 
     def _block(self, row: ir.Value, begin: ir.Value, end: ir.Value, block: ir.Value, pairs: ir.Value) -> None:
-        """The entries of a block, one of the row's blocks [begin, end)."""
+        """Computes the entries of a block, one of the row's blocks [begin, end)."""
         width = index(self.width)
         column = load_index(self.coordinates, block)
         stride = arith.muli(arith.subi(end, begin), width)
@@ -80,7 +80,7 @@ class _Blocks:
                 vector.store(values, self.storage.output, [arith.addi(at, index(half * _LANES))])
 
     def _pair(self, row: ir.Value, column: ir.Value, top: ir.Value, pair: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """The sums of some rows from `top` on, and what a pair of tokens adds to them."""
+        """Returns the sums of some rows from `top` on plus the products of a pair of tokens."""
         line, both = vector_of(2 * _LANES, self.element), vector_of(2, self.element)
         y = [vector.load(line, self.y, [column, pair, index(half * 2 * _LANES)]) for half in range(self.halves)]
         found = []

@@ -1,16 +1,16 @@
-"""lower-sample-tokens: a `kernel.sample_tokens` becomes a walk over the rows of a matrix, with a row of x in registers.
+"""lower-sample-tokens: lowers a `kernel.sample_tokens` to a loop over the rows of a matrix, with a row of x in registers.
 
 before   %v = "kernel.sample_tokens"(%positions, %coordinates, %x, %y) : (..., tensor<?x?x128xf32>, ...) -> tensor<?xf32>
 after    scf.parallel (%part) = ...                                  // entries of the part
            for each tile i of tokens, for each row r of the part
-             the 8 vectors of x[i, r]                                 // 128 tokens
+             load the 8 vectors of x[i, r]                            // 128 tokens
              for each 16 entries (r, c) of the row
-               16 sums += x[i, r] * y[i, c]                           // 8 multiply-adds that read y, for each
-               the 16 vectors of sums, added up across lanes together, to 16 values
+               16 sums += x[i, r] * y[i, c]                           // for each, 8 multiply-adds that read y
+               add up the lanes of the 16 vectors of sums together, to 16 values
 
-What is left of a row goes in fours, the last of which repeats its last entry. In `kernel.sample_places` coordinates are places
-in y: there tiles have any width and are cut into pieces of 8 vectors; the last piece of each goes by vectors, the last of which
-is masked. Runs on functions whose storage is exposed (expose-storage).
+The last entries of a row are computed four at a time; entries past the last one repeat it. The coordinates of
+`kernel.sample_places` are places in y. Its tiles have any width and are cut into pieces of 8 vectors. The last piece of a
+tile is a loop over vectors, the last of which is masked. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from gossamer.passes.loops.vectors import (
     zeros,
 )
 
-_REST = 4  # a power of two: entries at once where a row has fewer than lanes left
+_REST = 4  # entries at once if a row has fewer than a vector of them left; a power of two
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Sample:
         self.vectors = registers(bits) // 4 if self.placed else packed.shape[2] // self.lanes
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             rows = arith.subi(memref.dim(self.positions, index(0)), index(1))
             entries, tiles = memref.dim(self.storage.output, index(0)), memref.dim(self.x, index(0))
@@ -70,7 +70,7 @@ class _Sample:
             parts = parts_of(entries, arith.muli(tiles, vectors), self.storage.threads)
             with parallel(parts) as part:
                 begin, end = ends_of(entries, part, parts)
-                # The row before the first one that begins in the part may reach into it.
+                # The row before the first one that begins in the part may have entries in it.
                 low = first_row(self.positions, rows, begin, rows_count=False)
                 low = arith.subi(low, arith.minui(low, index(1)))
                 high = first_row(self.positions, rows, end, rows_count=False)
@@ -87,7 +87,7 @@ class _Sample:
     def _pieces(
         self, tile: ir.Value, width: ir.Value, rows: tuple[ir.Value, ir.Value], part: tuple[ir.Value, ir.Value]
     ) -> None:
-        """Those that a tile is cut into."""
+        """Computes a tile piece by piece."""
         size = index(self.vectors * self.lanes)
         with loop(index(0), width, size) as pieces:
             first = pieces.induction_variable
@@ -127,14 +127,14 @@ class _Sample:
             vector.maskedstore(self.storage.output, [first], mask, self._with_earlier(total, piece, first, mask))
 
     def _whole(self, piece: "_Piece", held: Sequence[ir.Value], columns: Sequence[ir.Value]) -> ir.Value:
-        """The sums over a whole piece for some columns of the row that is held."""
+        """Returns the sums over a whole piece for some columns of the row whose vectors are `held` in registers."""
         sums = [zeros(self.vec)] * len(columns)
         for v, x in enumerate(held):
             sums = self._added(piece, index(v * self.lanes), x, columns, sums, None)
         return sums_across(sums)
 
     def _rest(self, piece: "_Piece", left: ir.Value, row: ir.Value, columns: Sequence[ir.Value]) -> ir.Value:
-        """The same of a row of a piece of which so many tokens are left."""
+        """Returns the same sums for a piece that has only `left` tokens."""
         over = arith.remui(left, index(self.lanes))
         whole = arith.subi(left, over)
         with loop(index(0), whole, index(self.lanes), [zeros(self.vec)] * len(columns)) as steps:
@@ -158,7 +158,7 @@ class _Sample:
         sums: Sequence[ir.Value],
         mask: ir.Value | None,
     ) -> list[ir.Value]:
-        """The sums, and a vector of tokens of the row times those of each column."""
+        """Returns the sums plus a vector of tokens of the row times those of each column."""
         at = arith.addi(piece.first, at)
         places = [[arith.addi(column, at)] if self.placed else [column, at] for column in columns]
         read = [self._load(self.y, [piece.tile, *place], mask) for place in places]
@@ -173,7 +173,7 @@ class _Sample:
         return vector.maskedload(self.vec, buffer, at, mask, zeros(self.vec))
 
     def _with_earlier(self, total: ir.Value, piece: "_Piece", first: ir.Value, mask: ir.Value | None = None) -> ir.Value:
-        """What earlier pieces have given for these entries, and this one."""
+        """Returns the sum of this piece and of earlier ones for these entries."""
         type_ = ir.VectorType(total.type)
         if mask is None:
             earlier = vector.load(type_, self.storage.output, [first])
@@ -185,7 +185,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Tokens of a tile from the first one on: as many as are held, or else how many are left."""
+    """Tokens of a tile from the first one on: a whole piece, or only `left` tokens if that is given."""
 
     tile: ir.Value
     first: ir.Value

@@ -1,15 +1,15 @@
-"""lower-spread: a `kernel.spread` makes each row of a matrix in a row that stays in the cache, and streams it to memory.
+"""lower-spread: lowers a `kernel.spread` to loops that make each row in a buffer that stays in cache, then stream it out.
 
 before   %d, %w = "kernel.spread"(%positions, %coordinates, %values) : ... -> tensor<?x?xf32>, tensor<?x?xf32>
 after    scf.parallel (%part) = ...                                  // rows of the part
            w[part, :] = 0
            for each row r
              w[part, coordinates[p]] = values[p]                     // for its entries p
-             d[r, :] = w[part, :]                                    // past the caches, if the matrix does not fit them
+             d[r, :] = w[part, :]                                    // bypasses the caches if the matrix does not fit them
              w[part, coordinates[p]] = 0
 
-So memory is written once, and not read. Rows that are no whole vectors are written by the way of the caches. Runs on functions
-whose storage is exposed (expose-storage).
+So memory is written once, and not read. Rows that are not whole vectors are written through the caches. Runs on functions whose
+storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import ends_of, parts_of
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, parallel, rolled, vector_of, zeros
 
-_LARGE = 4 << 20  # bytes from which a matrix is written past the caches: what will read it is not near
+_LARGE = 4 << 20  # bytes from which a matrix bypasses the caches when it is written
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Spread:
         self.vec = vector_of(self.lanes, self.element)
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             rows, columns = (memref.dim(self.dense, index(n)) for n in (0, 1))
             whole = arith.cmpi(arith.CmpIPredicate.eq, arith.remui(columns, index(self.lanes)), index(0))

@@ -1,8 +1,8 @@
-"""lower-take: a `kernel.take` becomes gathers of vectors, in equal parts.
+"""lower-take: lowers a `kernel.take` to gathers of vectors, in equal parts.
 
 before   %y = "kernel.take"(%values, %places) : (tensor<?xf32>, tensor<?xi32>) -> tensor<?xf32>
 after    scf.parallel (%part) = ...
-           y[p ... p + 15] = values[places[p ... p + 15]], 0 where a place is negative
+           y[p ... p + 15] = values[places[p ... p + 15]], or 0 if a place is negative
 
 Runs on functions whose storage is exposed (expose-storage).
 """

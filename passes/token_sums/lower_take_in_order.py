@@ -1,13 +1,13 @@
-"""lower-take-in-order: a `kernel.take_in_order` reads each row of a matrix from its begin on, as a packing comes to it.
+"""lower-take-in-order: lowers a `kernel.take_in_order` to loops over a packing, which read each row of a matrix in its order.
 
 before   %y, %e = "kernel.take_in_order"(%values, %starts, %positions, %coordinates) <{panel = 352, scale = 8}> : ...
 after    scf.parallel (%part) = ...                                  // panels of the part
            ends[r] = starts[r]                                       // for the rows r of a panel
            for each column of the panel, each 4 of its entries p
              r = the panel's first row + coordinates[p] / 8
-             y[p] = values[ends[r]], ends[r] += 1                    // 0 and 0 where the coordinate is the one before
+             y[p] = values[ends[r]], ends[r] += 1                    // padding repeats a coordinate: y[p] = 0, ends[r] += 0
 
-With `panel = 0` threads share rows, and a row goes through all panels. Runs on functions whose storage is exposed
+With `panel = 0`, threads share out rows, and a row is read through all panels. Runs on functions whose storage is exposed
 (expose-storage).
 """
 
@@ -26,7 +26,7 @@ from gossamer.passes.loops.vectors import index, load_index, loop, parallel
 
 @dataclass(frozen=True)
 class LowerTakeInOrder:
-    """Lower it to loops over panels, rows and entries."""
+    """Lower kernel.take_in_order to loops over panels, rows and entries."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.take_in_order"):
@@ -42,7 +42,7 @@ class _Take:
         self.panel, self.scale = (ir.IntegerAttr(op.attributes[name]).value for name in ("panel", "scale"))
 
     def lower(self) -> None:
-        """Put loops in place of the op."""
+        """Replaces the op by loops."""
         with ir.InsertionPoint(self.op):
             entries = memref.dim(self.coordinates, index(0))
             lines = arith.subi(memref.dim(self.positions, index(0)), index(1))
@@ -60,7 +60,7 @@ class _Take:
         self.storage.erase()
 
     def _row(self, row: ir.Value, rows: ir.Value, panels: ir.Value) -> None:
-        """A row in each panel."""
+        """Copies a row through all panels."""
         with loop(index(0), panels, index(1), [load_index(self.starts, row)]) as each:
             line = arith.addi(arith.muli(each.induction_variable, rows), row)
             (at,) = self._line(line, [each.inner_iter_args[0]])
@@ -68,7 +68,7 @@ class _Take:
         self._store_end(each.results[0], row)
 
     def _panel(self, panel: ir.Value, rows: ir.Value, columns: ir.Value) -> None:
-        """All columns of a panel of rows."""
+        """Copies all columns of a panel of rows."""
         first = arith.muli(panel, index(self.panel))
         with loop(first, arith.minui(arith.addi(first, index(self.panel)), rows), index(1)) as each:
             self._store_end(load_index(self.starts, each.induction_variable), each.induction_variable)
@@ -76,7 +76,10 @@ class _Take:
             self._line(arith.addi(arith.muli(panel, columns), each.induction_variable), [], first)
 
     def _line(self, line: ir.Value, at: Sequence[ir.Value], first: ir.Value | None = None) -> list[ir.Value]:
-        """The entries of a line of the packing: of the row that is read `at` some place, or of the rows from `first` on."""
+        """Copies the entries of a line of the packing: of the row that is read `at` a place, or of rows from `first` on.
+
+        Returns the place after the row's entries.
+        """
         begin, end = (load_index(self.positions, place) for place in (line, arith.addi(line, index(1))))
         with loop(begin, end, index(Padded.GROUP), [index(-1), *at]) as groups:
             before, *place = groups.inner_iter_args
@@ -93,7 +96,10 @@ class _Take:
         return list(groups.results)[1:]
 
     def _entry(self, entry: ir.Value, new: ir.Value, read: ir.Value) -> ir.Value:
-        """What an entry takes, and how far its row is read then. One that fills up follows another, which may be the last."""
+        """Copies an entry. Returns how far its row is read then.
+
+        Padding (not `new`) reads the previous value again, because that may be the last one of the matrix, and stores 0.
+        """
         behind = arith.addi(read, arith.index_castui(ir.IndexType.get(), new))
         value = memref.load(self.values, [arith.subi(behind, index(1))])
         zero = arith.constant(value.type, ir.FloatAttr.get(value.type, 0.0))

@@ -1,15 +1,15 @@
-"""lower-tall: a `kernel.tall_product` becomes tiles of a few rows and a few vectors of columns, whose sums stay in registers.
+"""lower-tall: lowers a `kernel.tall_product` to tiles of a few rows and a few vectors of columns, with sums in registers.
 
 before   %y = "kernel.tall_product"(%x, %w) {lanes = 16, vectors = 4} : (tensor<?x?xf32>, tensor<?x?xf32>) -> tensor<?x?xf32>
-after    scf.parallel (%part) = ...                         // as many rows each
-           func.call @region_columns4(...)                  // or _columns3 ... 1: what the columns of y divide into best
+after    scf.parallel (%part) = ...                         // an equal share of the rows
+           func.call @region_columns4(...)                  // or _columns3 ... 1: as divides the columns of y most evenly
          func.func private @region_columns4(...)
            for each 6 rows, for each 4 vectors of columns
              for each k: sums[r][v] += x[row + r, k] * w[k, columns v]        // w once for all rows, x once for all vectors
              the sums into y                                                  // columns beyond the last one masked
 
-Nothing is packed: w is narrow enough for the second-level cache, and the rows of x are read once. In the last tile the last row
-stands in for those that are missing. Runs on functions whose storage is exposed (expose-storage).
+Nothing is packed: w is small enough for the second-level cache, and the rows of x are read once. In the last tile, rows
+past the last one repeat it. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from gossamer.passes.loops.queries import walk
 from gossamer.passes.loops.row_shares import ends_of, parts_of
 from gossamer.passes.loops.vectors import call_narrowest, index, loop, mask_of, parallel, vector_of, zeros
 
-_ROWS = 8  # of a tile, at most: as many chains of sums hide the latency of a multiply-add
+_ROWS = 8  # most rows of a tile: as many independent sums hide the latency of a multiply-add
 
 
 @dataclass(frozen=True)
 class LowerTall:
-    """Lower all of them."""
+    """Lower every kernel.tall_product."""
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.tall_product"):
@@ -52,7 +52,7 @@ class _Tall:
         with ir.InsertionPoint(self.op):
             rows, reduced, columns = memref.dim(y, index(0)), memref.dim(x, index(1)), memref.dim(y, index(1))
             needed = arith.ceildivui(columns, index(self.lanes))
-            # Tiles as wide as can be, and of equal width: 5 vectors are 3 and 2.
+            # As few tiles as possible, of about equal width: 5 vectors are 3 and 2.
             width = arith.ceildivui(needed, arith.ceildivui(needed, index(self.vectors)))
             parts = parts_of(arith.muli(rows, reduced), needed, self.storage.threads)
             with parallel(parts) as part:
@@ -60,7 +60,7 @@ class _Tall:
         self.storage.erase()
 
     def _function(self, count: int) -> func.FuncOp:
-        """A function of the matrices and of rows [begin, end), in tiles of so many vectors of columns."""
+        """Makes a function of the matrices and of rows [begin, end), in tiles of `count` vectors of columns."""
         parent = self.op.operation.parent.opview
         types = [*(buffer.type for buffer in self.buffers), *[ir.IndexType.get()] * 2]
         with ir.InsertionPoint(parent):
@@ -80,7 +80,7 @@ class _Tall:
     def _tile(
         self, x: ir.Value, w: ir.Value, y: ir.Value, rows: Sequence[ir.Value], first: ir.Value, columns: ir.Value, count: int
     ) -> None:
-        """The sums of these rows and of `count` vectors of columns from the first one on."""
+        """Computes the sums of these rows and of `count` vectors of columns from the first one on."""
         at = [arith.addi(first, index(v * self.lanes)) for v in range(count)]
         masks = [mask_of(self.lanes, arith.subi(arith.maxui(columns, start), start)) for start in at]
         zero, reduced = zeros(self.vec), memref.dim(x, index(1))
@@ -101,7 +101,7 @@ class _Tall:
                 vector.maskedstore(y, [row, start], mask, reduction.results[r * count + v])
 
     def _line(self, x: ir.Value) -> ir.Value:
-        """x as a vector."""
+        """Returns x as a vector."""
         open_ = ir.ShapedType.get_dynamic_size()
         type_, size = ir.MemRefType.get([open_], self.vec.element_type), arith.muli(*(memref.dim(x, index(d)) for d in (0, 1)))
         return memref.ReinterpretCastOp(type_, x, [], [size], [], [0], [open_], [1]).result

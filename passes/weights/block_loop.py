@@ -1,4 +1,4 @@
-"""The innermost loop of a product with small dense blocks: what the blocks of a group of rows add to its sums.
+"""The innermost loop of a product with small dense blocks. It adds the products of a group's blocks to the sums of its rows.
 
 scf.for %p = %begin to %end iter_args(4 rows x 4 vectors of sums)
   for each column of the block:                   // unrolled
@@ -15,18 +15,18 @@ from gossamer.dialects.packing import Blocks
 from gossamer.passes.loops.inner_loop import InnerLoop, added_up, sets_of
 from gossamer.passes.loops.vectors import index, load_index, loop
 
-_CHAINS = 8  # sums that keep two multiply-adds a cycle of four cycles each going
+_CHAINS = 8  # independent sums that keep two multiply-adds a cycle busy, each of which takes four cycles
 
 
 @dataclass(frozen=True)
 class BlockRows(InnerLoop):
-    """For a weight in blocks, of `groups` groups of rows."""
+    """Inner loops for a weight in blocks, with `groups` groups of rows."""
 
     storage: Blocks
     groups: int
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums (all vectors of a row, then those of the next) + what the group's blocks in this panel of columns give."""
+        """Returns the sums plus the products of the group's blocks in this panel of columns."""
         begin, end = self.entries(arith.addi(arith.muli(panel, index(self.groups)), group))
         origin = arith.muli(panel, index(self.storage.width))
         count = len(sums)
@@ -36,7 +36,7 @@ class BlockRows(InnerLoop):
         return added_up(list(blocks.results), count)
 
     def _block(self, origin: ir.Value, p: ir.Value, sums: list[ir.Value], count: int) -> list[ir.Value]:
-        """One block; its columns take turns with the sets of sums."""
+        """Returns the sums plus the products of one block. Its columns take turns with the sets of sums."""
         height, width = self.storage.rows, self.storage.columns
         first = arith.addi(origin, load_index(self.coordinates, p))
         start = arith.muli(p, index(height * width))

@@ -1,7 +1,9 @@
-"""What the schedules for a few tokens share: threads share rows alone, all tokens of x are copied, widened and filled up.
+"""The frame of the schedules for a few tokens. Threads share out only rows; each copies, widens and pads the tokens of x.
 
 scf.parallel (%task) = ...                    chunks of the weight's rows
-  for each 4 tokens: func.call @region_rows4  or _rows2, _rows1 for what is left of the tokens
+  for each 4 tokens: func.call @region_rows4  or _rows2, _rows1 for the last tokens
+
+lower-lookup and lower-planes use it, lower-blockvec only `WeightInLanes`.
 """
 
 from collections.abc import Callable
@@ -17,19 +19,19 @@ from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.vectors import byte_width, index, loop, mask_of, reserve_workspace, vector_of, widened, zeros
 
 _CACHE_LINE = 64
-_MOST = 8
+_MOST = 8  # tokens
 
 
 class WeightInLanes(Product):
-    """A product whose vectors are elements of the weight, each of which is multiplied by the tokens one after the other."""
+    """A product whose vectors have elements of the weight. Each vector is multiplied by one token after the other."""
 
     def cycles(self, values: ir.Value, tokens: ir.Value) -> ir.Value:
-        """One for each vector of values and token, two for the loads of the vector."""
+        """Returns one cycle for each vector of values and token, and two for the loads of the vector."""
         return arith.muli(arith.ceildivui(values, index(self.lanes)), arith.addi(tokens, index(2)))
 
 
 class FewTokens(WeightInLanes):
-    """A product, `tokens` at a time; a copy of a token has `padded_K` elements."""
+    """A product of `tokens` tokens at a time. The copy of a token has `padded_K` elements."""
 
     def __init__(self, op: Any, padded_K: int, unit: int | None = None) -> None:
         super().__init__(op, unit)
@@ -41,7 +43,10 @@ class FewTokens(WeightInLanes):
         self.workspace = -(-size // _CACHE_LINE) * _CACHE_LINE
 
     def lower(self, module: ir.Module, widths: list[int], emit: Callable[[int, Operands], None]) -> None:
-        """Replace the op by loops that call the functions of `emit`, one for each of these numbers of tokens, widest first."""
+        """Replaces the op by loops that call the functions that `emit` builds, one for each number of tokens in `widths`.
+
+        `widths` descend.
+        """
         reserve_workspace(module, self.workspace)
         with self.op.location:
             variants = {n: self.function(f"rows{n}", partial(emit, n)) for n in widths}
@@ -49,7 +54,7 @@ class FewTokens(WeightInLanes):
 
 
 class TokenRows:
-    """The frame of a function that computes `count` tokens."""
+    """The frame for the body of a function that computes `count` tokens."""
 
     def __init__(self, product: FewTokens, count: int, operands: Operands) -> None:
         self.product, self.lanes, self.count = product, product.lanes, count
@@ -57,7 +62,10 @@ class TokenRows:
         self.vec = vector_of(self.lanes, product.sum_type)
 
     def copy_of_x(self) -> ir.Value:
-        """x[first + t] in the workspace as [count][padded_K], zeros at the end; tokens past the last one repeat it."""
+        """Copies x[first + t] into the workspace as [count][padded_K], with zeros at the end. Returns the copy.
+
+        Tokens past the last one repeat it.
+        """
         product, last = self.product, arith.subi(self.memory.tokens, index(1))
         type_ = ir.MemRefType.get([self.count, product.padded_K], product.sum_type)
         copy = memref.view(type_, self.operands.workspace, self.operands.offset, [])
@@ -75,7 +83,7 @@ class TokenRows:
         return copy
 
     def store(self, row: ir.Value, totals: list[ir.Value]) -> None:
-        """Put a vector of rows' totals for each token through the epilogue into y."""
+        """Stores the totals of a vector of rows, for each token, through the epilogue into y."""
         for t, total in enumerate(totals):
             token = arith.addi(self.operands.first, index(t))
             self.memory.store_token(token, row, self.lanes, partial(self.product.epilogue.every, total))

@@ -1,4 +1,4 @@
-"""lower-block: a `kernel.spmm` of the schedule "block" becomes loops in which the rows of a small block share the loads of x.
+"""lower-block: lowers a `kernel.spmm` of the schedule "block" to loops in which rows of a small block share the loads of x.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "block", tile = [64, 1024], ...}
              : (..., tensor<3072x768xf32, "blocks(reduction=1, rows=4, columns=4, width=768)">) -> ...
@@ -7,8 +7,8 @@ after    the loops of row_groups.py over tiles of 64 tokens, panels of 768 colum
              for each column of the block:                            // unrolled
                4 loads of x, shared by 4 x 4 multiply-adds
 
-Large blocks are stored cut into small ones. Runs on functions whose storage is exposed (expose-storage). Nothing is read or
-written past the end of a tensor: blocks are filled up with zeros, tokens past the last one repeat it and are not stored.
+Large blocks are stored as several small ones. Runs on functions whose storage is exposed (expose-storage). Nothing is read or
+written past the end of a tensor: blocks are padded with zeros, tokens past the last one repeat it and are not stored.
 
 Fastest for blocks and many tokens: 1.15 times as fast as "blockvec" at "768x3072 4x4 90% 128 tokens" in
 benchmarks/results/intel-xeon-graniterapids/prediction.json. It also runs in chains.
@@ -31,15 +31,17 @@ from gossamer.passes.loops.product import products, shape_of, stored_of
 from gossamer.passes.weights.block_loop import BlockRows
 from gossamer.passes.weights.row_groups import RowGroups, tokens_and_rows
 
-_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
 _MULTIPLY, _LOAD, _START, _ELEMENT = 0.73, 0.3, 24.0, 0.31  # cycles, see _cycles
-_TALLEST, _WIDEST = 6, 4  # rows and columns of a stored block
-_PANEL = {1: 48 << 10, 2: 64 << 10}  # bytes of a panel of x by rows of a block: one or two rows want it from the first-level
-_WIDE_PANEL = 192 << 10  # cache, with more of them to share a load the second-level cache is as good
+_TALLEST, _WIDEST = 6, 4  # most rows and columns of a stored block
+# Bytes of a panel of x. Blocks of one or two rows need it in the first-level cache; if more rows share each load, the
+# second-level cache is as good.
+_PANEL = {1: 48 << 10, 2: 64 << 10}  # key: rows of a block
+_WIDE_PANEL = 192 << 10  # bytes of a panel for taller blocks
 
 
 def _vectors(matrix: Matrix) -> int:
-    """Vectors of tokens in a tile."""
+    """Returns the vectors of tokens in a tile."""
     return registers(matrix.bits) // 8
 
 
@@ -51,25 +53,29 @@ def _storage(matrix: Matrix) -> Blocks | None:
 
 
 def _divisor(size: int, most: int) -> int:
-    """The largest divisor of `size` up to `most`."""
+    """Returns the largest divisor of `size` up to `most`."""
     return max(n for n in range(1, most + 1) if size % n == 0)
 
 
 def _panel_width(matrix: Matrix, rows: int, columns: int) -> int:
-    """Columns of a panel of x: K in equal parts of whole blocks."""
+    """Returns the columns of a panel of x: K in equal parts of whole blocks."""
     a_column = _vectors(matrix) * matrix.bits // 8
     panels = -(-matrix.columns * a_column // _PANEL.get(rows, _WIDE_PANEL))
     return min(-(-matrix.columns // (panels * columns)), (1 << 16) // columns) * columns
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight]"""
+    """Returns the tile: [tokens, rows of the weight]."""
     return (_vectors(matrix) * matrix.lanes, _ROWS) if isinstance(stored, Blocks) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: nnz / fill stored values of v (0.73 + 0.3 / R) each, a multiply-add and its share of a
-    load of x, with R rows in a stored block; 24 M / R panels for starts and ends; 0.31 (K + M) v L for the transposes."""
+    """Returns the cycles of all tiles. With R rows in a stored block, a tile of v vectors of L tokens takes the sum of
+
+    - v (0.73 + 0.3 / R) for each of the nnz / fill stored values: its multiply-adds, and their shares of the loads of x,
+    - 24 for each group of R rows and panel, to start and end its loop,
+    - 0.31 (K + M) v L for the transposes.
+    """
     stored = _storage(matrix)
     if stored is None:
         return inf

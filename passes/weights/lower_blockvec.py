@@ -1,11 +1,11 @@
-"""lower-blockvec: a `kernel.spmm` of the schedule "blockvec" becomes loops over blocks that lie in vectors.
+"""lower-blockvec: lowers a `kernel.spmm` of the schedule "blockvec" to loops over blocks that are stored as vectors.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "blockvec", tile = [8], ...}
              : (..., tensor<3072x768xf32, "blockvec(reduction=1, rows=4, columns=4, depth=1)">) -> ...
 after    scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows
-           func.call @region_vectors8(...)             // or _vectors4, _vectors2, _vectors1 for what is left of the tokens
+           func.call @region_vectors8(...)             // or _vectors4, _vectors2, _vectors1 for the last tokens
          func.func private @region_vectors8(...)
-           pack: x into the workspace as [K / 4][8 tokens][4], so that what meets a block lies together
+           pack: x into the workspace as [K / 4][8 tokens][4], so that the x of a block is contiguous
            for each 16 rows, each 4 of them:
              scf.for %p iter_args(a vector a token)    // 4 rows x 4 partial sums
                vector.fma(values[p], x[coordinates[p]][token] repeated for each row, sums)
@@ -13,8 +13,8 @@ after    scf.parallel (%task) = ...                    // token tiles x chunks o
            through the epilogue into y
 
 Each value of the weight is loaded once for all tokens, and the results need no transpose. A single token, and blocks of 16
-columns or more, read x as it lies in memory. Runs on functions whose storage is exposed (expose-storage). Nothing is read or
-written past the end of a tensor: the loads of x are masked there, tokens past the last one repeat it and are not stored.
+columns or more, read x without packing it. Runs on functions whose storage is exposed (expose-storage). Nothing is read or
+written past the end of a tensor: the last loads of x are masked, tokens past the last one repeat it and are not stored.
 
 Fastest for blocks and few tokens: 4.4 times as fast as "broadcast" at "768x3072 1x16 90% 1 token" in
 benchmarks/results/intel-xeon-graniterapids/prediction.json.
@@ -51,13 +51,13 @@ from gossamer.passes.weights.few_tokens import WeightInLanes
 from gossamer.passes.weights.token_tile import tile_bytes
 
 _TOKENS = 8  # tokens that share the loads of the weight
-_DEEPEST = 16  # vectors of a block that one coordinate stands for
-_CHAINS = 8  # sums that keep two multiply-adds a cycle of four cycles each going
+_DEEPEST = 16  # most vectors of a block, which share one coordinate
+_CHAINS = 8  # independent sums that keep two multiply-adds a cycle busy, each of which takes four cycles
 _MULTIPLY, _BYTES, _VECTOR, _GROUP, _ADDED, _STORED, _PACKED = 0.58, 0.64, 1.3, 0.65, 2.1, 3.5, 0.27  # cycles, see _cycles
 
 
 def _storage(matrix: Matrix) -> BlockVectors | None:
-    """A vector has as many rows as the block gives it, and columns for the rest of its lanes."""
+    """Returns the storage. A vector has as many rows as the block allows; its columns follow from its lanes."""
     if matrix.block is None:
         return None
     rows = gcd(matrix.block[0], matrix.lanes)
@@ -70,14 +70,19 @@ def _storage(matrix: Matrix) -> BlockVectors | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_TOKENS,) if isinstance(stored, BlockVectors) and stored.rows * stored.columns == matrix.lanes else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of n tokens, for the nnz / fill / L vectors of p rows x q columns: n (0.58 + 0.64 q / L), the multiply-add and
-    the bytes of x that it takes, and 1.3 for the vector itself; 0.65 M / p for starts and ends; 2.1 (q - 1) + 3.5 for each of
-    the n M / L vectors of results; 0.27 n K to pack x, but for a single token."""
+    """Returns the cycles of all tiles. With vectors of p rows x q columns, a tile of n tokens takes the sum of
+
+    - n (0.58 + 0.64 q / L) for each of the nnz / fill / L vectors: its multiply-adds, and the bytes of x that they read,
+    - 1.3 to load each of these vectors,
+    - 0.65 for each of M / p groups, to start and end its loop,
+    - 2.1 (q - 1) + 3.5 for each of the n M / L vectors of results,
+    - 0.27 n K to pack x, unless n is 1.
+    """
     stored = _storage(matrix)
     if stored is None:
         return inf
@@ -107,7 +112,7 @@ class LowerBlockvec:
 
 
 class _BlockVectors(WeightInLanes):
-    """A product, `tokens` at a time."""
+    """A product of `tokens` tokens at a time."""
 
     def __init__(self, op: Any) -> None:
         super().__init__(op)
@@ -122,7 +127,7 @@ class _BlockVectors(WeightInLanes):
         self.workspace = tile_bytes(self, self.lanes, self.tokens * (stored.columns + self.pieces))
 
     def packs(self, count: int) -> bool:
-        """Whether `count` tokens are packed: not one, and not few whose blocks use whole cache lines of x as it is."""
+        """Whether `count` tokens are packed. One token is not; nor are few, if a block reads whole cache lines of x anyway."""
         return count == _TOKENS or (count > 1 and self.stored.columns * self.stored.depth < self.lanes)
 
 
@@ -169,15 +174,16 @@ class _Rows:
                 self.memory.store_token(token, row, self.lanes, partial(self.product.epilogue.every, total))
 
     def _partial_sums(self) -> ir.Value:
-        """Memory for the partial sums of the groups that make a vector of rows, for each token."""
+        """Returns memory for the partial sums of the groups that make a vector of rows, for each token."""
         type_ = ir.MemRefType.get([self.count, self.stored.columns, self.lanes], self.product.sum_type)
         return memref.view(type_, self.operands.workspace, self.operands.offset, [])
 
     def _packed(self) -> ir.Value:
-        """x[tokens, k] as [K / columns][tokens][columns], zeros past the end of K.
+        """Packs x[tokens, k] as [K / columns][tokens][columns], with zeros past the end of K. Returns the copy.
 
-        Read one after the other, the tokens' vectors have the bits of k at the end of an element's place. Each step swaps
-        the halves of this list in between each other, columns at a time, which moves one bit of the token behind those of k.
+        In the list of the tokens' vectors, the place of an element is the bits of its token, then those of k. Each step
+        interleaves the two halves of the list, `columns` elements at a time. This moves one bit of the token behind the upper
+        bits of k.
         """
         product, lanes, columns = self.product, self.lanes, self.stored.columns
         type_ = ir.MemRefType.get([product.pieces * self.count * lanes], product.sum_type)
@@ -202,7 +208,7 @@ class _Rows:
         return packed
 
     def _totals(self, partial_sums: ir.Value, t: int) -> ir.Value:
-        """A vector of results: neighbouring lanes are added until one is left of each row."""
+        """Returns a vector of results. Neighbouring lanes are added until each row has one lane."""
         vectors = [vector.load(self.vec, partial_sums, [index(t), index(g), index(0)]) for g in range(self.stored.columns)]
         even, odd = range(0, 2 * self.lanes, 2), range(1, 2 * self.lanes, 2)
         while len(vectors) > 1:
@@ -211,10 +217,10 @@ class _Rows:
         return vectors[0]
 
     def _group(self, group: ir.Value) -> list[ir.Value]:
-        """The sums of a group of rows, a vector a token.
+        """Returns the sums of a group of rows, a vector for each token.
 
-        A multiply-add takes four cycles, so with few tokens several vectors of the weight are in flight, each with sums of
-        its own: those of a block, or several blocks at a time.
+        A multiply-add takes four cycles. So with few tokens, several vectors of the weight, from one or several blocks, are in
+        flight, each with its own sums.
         """
         begin = load_index(self.operands.positions, group)
         end = load_index(self.operands.positions, arith.addi(group, index(1)))
@@ -238,7 +244,7 @@ class _Rows:
         return sums
 
     def _block(self, p: ir.Value, sums: list[ir.Value], turn: int) -> list[ir.Value]:
-        """One block; its vectors take turns with the sets of sums, from set `turn` on."""
+        """Returns the sums plus the products of one block. Its vectors take turns with the sets of sums, from set `turn` on."""
         stored, sums = self.stored, list(sums)
         element = ir.MemRefType(self.operands.values.type).element_type
         first = load_index(self.operands.coordinates, p)
@@ -252,7 +258,7 @@ class _Rows:
         return sums
 
     def _x(self, t: int, place: ir.Value) -> ir.Value:
-        """The columns of x from place * columns on of token t, for each row of a vector of the weight."""
+        """Returns the columns of x from place * columns on, for token t, repeated for each row of a vector of the weight."""
         columns = self.stored.columns
         if self.packed is None:
             x, at = self.operands.x, [self.safe_tokens[t], arith.muli(place, index(columns))]

@@ -1,18 +1,18 @@
-"""lower-lookup: a `kernel.spmm` of the schedule "lookup" becomes loops that look x up in registers, for a few tokens.
+"""lower-lookup: lowers a `kernel.spmm` of the schedule "lookup" to loops that look x up in registers, for a few tokens.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "lookup", tile = [4], ...} : ... tensor<..., "windows(...)">
 after    scf.parallel (%task) = ...                    // chunks of the weight's rows
-           for each 4 tokens: func.call @region_rows4  // or _rows3, _rows2, _rows1 for what is left of the tokens
+           for each 4 tokens: func.call @region_rows4  // or _rows3, _rows2, _rows1 for the last tokens
          func.func private @region_rows4(...)
-           the tokens of x into the workspace, widened to the type of the sums and filled up with zeros
+           copy the tokens of x into the workspace, widened to the type of the sums and padded with zeros
            for each group of 16 rows:
              scf.for each run ... iter_args(1 vector a token)   // of 3 steps, then of 2, in one window of x
                low, high = x[token][origin..origin + 16], x[token][origin + 16..origin + 32]
                3 times: vector.fma(values[step..], permute(low, high, places[step..]), sums)
-             the sums are those of 16 rows: through the epilogue into y
+             the sums of the 16 rows go through the epilogue into y
 
-Nothing is gathered from memory and nothing is reduced over lanes. A place without a nonzero looks up 0, so that an infinity or
-a NaN in x reaches no row that does not use it. Runs on functions whose storage is exposed (expose-storage).
+The loops need no gathers from memory and no reductions over lanes. A place without a nonzero looks up 0, so that an infinity or
+a NaN in x only reaches rows that use it. Runs on functions whose storage is exposed (expose-storage).
 
 Fastest for a few tokens: 4.0 times as fast as the next one, "broadcast", at "768x3072 70% 1 token" in
 benchmarks/results/amd-epyc-znver4/prediction.json.
@@ -34,10 +34,10 @@ from gossamer.passes.loops.product import Operands, products
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, vector_of, widened, zeros
 from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
 
-_TOKENS = {16: 4, 8: 2}  # tokens that share the loads of a step, by the lanes: as many as there are registers for
-_FEW = 8  # tokens up to which it may be the fastest
-_STEP, _TOKEN, _GROUP = 1.3, 1.6, 100.0
-_SKEWED = 0.4  # of the nonzeros of a skewed row, how many more there are in the blocks where it is longest
+_TOKENS = {16: 4, 8: 2}  # tokens that share the loads of a step, by lanes: as many as fit into the registers
+_FEW = 8  # most tokens for which it may be the fastest
+_STEP, _TOKEN, _GROUP = 1.3, 1.6, 100.0  # cycles, see _cycles
+_SKEWED = 0.4  # relative surplus of a skewed row's nonzeros in the blocks where it has most
 _PERMUTE = {  # instructions that look up lanes of two registers, or of one
     ("f32", 16): "llvm.x86.avx512.vpermi2var.ps.512",
     ("f64", 8): "llvm.x86.avx512.vpermi2var.pd.512",
@@ -46,19 +46,24 @@ _PERMUTE = {  # instructions that look up lanes of two registers, or of one
 
 
 def _storage(matrix: Matrix) -> Windows | None:
-    """Windows of two registers of x, where an instruction looks lanes up."""
+    """Returns windows of two registers of x; None if no instruction looks such lanes up."""
     sums = FLOATS[matrix.element].sums
     return Windows(matrix.reduction, matrix.lanes) if (sums, matrix.lanes) in _PERMUTE else None
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_TOKENS[matrix.lanes],) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of t tokens: 1.3 + 1.6 t a step, for its loads and for each permutation and multiply-add, twice that where a
-    permutation reads one register only; 100 a group of rows; K t / L for the copy of x."""
+    """Returns the cycles of all tiles. A tile of t tokens takes the sum of
+
+    - 1.3 for the loads of each step,
+    - 1.6 t for its permutations and multiply-adds, or 3.2 t if a permutation reads only one register,
+    - 100 for each group of rows,
+    - K t / L for the copy of x.
+    """
     lanes, steps = matrix.lanes, _steps(matrix)
     groups, blocks = -(-matrix.rows // lanes), -(-matrix.columns // lanes)
     a_token = _TOKEN if matrix.bits == 512 else 2 * _TOKEN
@@ -73,10 +78,10 @@ def _steps(matrix: Matrix) -> float:
 
 
 def steps_of(matrix: Matrix, lanes: int, uneven: int) -> float:
-    """Steps of all groups of `lanes` rows.
+    """Returns the steps of all groups of `lanes` rows.
 
-    A block of L columns holds c = L density nonzeros of a row, of the longest row of a group with more than chance explains;
-    evened out over the rows (runtime/packers/windows.py) it takes c + `uneven` steps.
+    A block of L columns has c = L density nonzeros of a row, times the skew of the longest row of a group. Since nonzeros may
+    move to neighbouring windows (runtime/packers/windows.py), a block takes c + `uneven` steps.
     """
     longest = matrix.longest_of(lanes)
     share = matrix.density * longest * (1 + _SKEWED * min(1.0, longest - 1))
@@ -84,7 +89,7 @@ def steps_of(matrix: Matrix, lanes: int, uneven: int) -> float:
 
 
 def bytes_of(matrix: Matrix, lanes: int, steps: float) -> float:
-    """Of the values and their places, those included that fill up."""
+    """Returns the bytes of the values and their places, with padding."""
     return steps * lanes * (WEIGHTS[matrix.element].bytes + 1)
 
 
@@ -107,10 +112,10 @@ class LowerLookup:
 
 
 class InWindows(FewTokens):
-    """A product of a weight in `Windows`, whose groups of rows take different numbers of steps."""
+    """A product of a weight in `Windows`. Its groups of rows take different numbers of steps."""
 
     def work_before(self, row: ir.Value) -> ir.Value:
-        """By steps: where a group starts and ends costs about as much as 32."""
+        """Counts steps. To start and end a group costs about as much as 32 of them."""
         bounds, values = self.buffers[1], self.buffers[self.components]
         group, last = arith.ceildivui(row, index(self.unit)), index(self.groups - 1)
         all_steps = arith.divui(memref.dim(values, index(0)), index(self.unit))
@@ -129,7 +134,7 @@ class _Rows(TokenRows):
     def __init__(self, lookup: FewTokens, count: int, operands: Operands) -> None:
         super().__init__(lookup, count, operands)
         self.bounds, self.origins, self.places, self.values = operands.weight
-        # Sums for several steps in turn where the tokens are too few to hide the latency of a multiply-add.
+        # With one or two tokens, several sets of sums take turns, to hide the latency of a multiply-add.
         self.ways = {1: 3, 2: 2}.get(count, 1)
 
     def emit(self) -> None:
@@ -149,7 +154,7 @@ class _Rows(TokenRows):
             self.store(arith.muli(group, index(self.lanes)), added_up(sums, self.count))
 
     def _run(self, x: ir.Value, steps: int, run: ir.Value, at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """The place after the run's `steps` steps, and the sums with what they add."""
+        """Returns the place after the `steps` steps of a run, and the sums plus their products."""
         origin = arith.muli(load_index(self.origins, run), index(self.lanes))
         after = arith.addi(origin, index(self.lanes))
         windows = [
@@ -168,7 +173,7 @@ class _Rows(TokenRows):
         return [arith.addi(at, index(steps * self.lanes)), *sums]
 
     def _places(self, here: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Which lanes hold a nonzero, and where in its window its column is."""
+        """Returns which lanes have a nonzero, and the places of their columns in the window."""
         i8, wide = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(8 * byte_width(self.product.sum_type))
         narrow = vector_of(self.lanes, i8)
         places = vector.load(narrow, self.places, [here])
@@ -177,7 +182,7 @@ class _Rows(TokenRows):
         return used, arith.extui(vector_of(self.lanes, wide), places)
 
     def _permute(self, low: ir.Value, high: ir.Value, places: ir.Value) -> ir.Value:
-        """Lane i is lane places[i], modulo the lanes of both, of `low` and `high` one after the other."""
+        """Returns a vector whose lane i is lane places[i] (modulo their number) of `low` followed by `high`."""
         name = _PERMUTE[str(self.product.sum_type), self.lanes]
         if "2var" in name:
             return llvm.call_intrinsic(self.vec, name, [low, places, high], [], [])

@@ -1,22 +1,22 @@
-"""lower-planes: a `kernel.spmm` of the schedule "planes" becomes loops that look up the bytes of x, for a single token.
+"""lower-planes: lowers a `kernel.spmm` of the schedule "planes" to loops that look up the bytes of x, for a single token.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "planes", tile = [1], ...}
              : (..., tensor<..., "windows(reduction=1, lanes=64)">) -> ...
 after    scf.parallel (%task) = ...                    // chunks of the weight's rows
            for each token: func.call @region_rows1
          func.func private @region_rows1(...)
-           x into the workspace, as planes: the lowest bytes of all columns, the next ones, ...
+           copy x into the workspace as planes: the lowest bytes of all columns, the next ones, ...
            for each group of 64 rows:
              scf.for each run ... iter_args(4 vectors)  // of 3 steps, then of 2, in one window of 128 columns
                low, high = plane[origin..origin + 64], plane[origin + 64..origin + 128]   // for each of the 4 planes
                3 times: permute(low, high, places[step..])   // for each plane: the bytes of 64 values of x
-                        put together to 4 vectors; vector.fma with values[step..] and the sums
-             the sums are those of 64 rows: through the epilogue into y
+                        join them to 4 vectors; vector.fma with values[step..] and the sums
+             the sums of the 64 rows go through the epilogue into y
 
-Beside lower-lookup: windows of four times as many columns, for three instructions a vector of x instead of one. So rows even
-out better, and what is stored to fill up, which has to be read too, is half at a density of 5 %. A place without a nonzero
-looks up 0, so that an infinity or a NaN in x reaches no row that does not use it. Runs on functions whose storage is exposed
-(expose-storage).
+Compared with lower-lookup, a window has four times as many columns, but a vector of x takes three instructions instead of one.
+Wider windows even out the rows better: at a density of 5 % there is half as much padding, which has to be read too. A place
+without a nonzero looks up 0, so that an infinity or a NaN in x only reaches rows that use it. Runs on functions whose storage
+is exposed (expose-storage).
 
 Fastest for a single token on CPUs that look up bytes: 1.29 times as fast as "lookup" at "768x3072 80% 1 token" in
 benchmarks/results/intel-xeon-graniterapids/prediction.json.
@@ -38,25 +38,25 @@ from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, vect
 from gossamer.passes.weights.few_tokens import TokenRows
 from gossamer.passes.weights.lower_lookup import InWindows, bytes_of, steps_of
 
-_ROWS = 64  # bytes of a vector
-_BYTES = 4  # of a sum
-_STEP, _GROUP, _PLANES = 10.5, 100.0, 0.3
+_ROWS = 64  # rows of a group: one for each byte of a vector
+_BYTES = 4  # bytes of a sum
+_STEP, _GROUP, _PLANES = 10.5, 100.0, 0.3  # cycles, see _cycles
 _PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
 
 
 def _storage(matrix: Matrix) -> Windows | None:
-    """Windows of two registers of bytes, where an instruction looks them up."""
+    """Returns windows of two registers of bytes; None if no instruction looks them up."""
     able = matrix.bits == 512 and matrix.element != "f64" and "avx512vbmi" in matrix.features
     return Windows(matrix.reduction, _ROWS) if able else None
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (1,) if stored == _storage(matrix) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per token: 10.5 a step; 100 a group of rows; 0.3 K for the planes."""
+    """Returns the cycles. A token takes 10.5 for each step, 100 for each group of rows, and 0.3 K for the planes."""
     groups = -(-matrix.rows // _ROWS)
     return tokens * (_STEP * _steps(matrix) + _GROUP * groups + _PLANES * matrix.columns)
 
@@ -118,7 +118,7 @@ class _Row(TokenRows):
                 self.store(arith.addi(row, index(v * self.lanes)), [total])
 
     def _planes(self) -> ir.Value:
-        """The bytes of x[first] in the workspace as [4][padded_K]."""
+        """Writes the bytes of x[first] into the workspace as [4][padded_K]. Returns them."""
         product, x, first = self.product, self.operands.x, self.operands.first
         planes = memref.view(
             ir.MemRefType.get([_BYTES, product.padded_K], self.byte), self.operands.workspace, self.operands.offset, []
@@ -138,7 +138,7 @@ class _Row(TokenRows):
         return planes
 
     def _run(self, planes: ir.Value, steps: int, run: ir.Value, at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """The place after the run's `steps` steps, and the sums with what they add."""
+        """Returns the place after the `steps` steps of a run, and the sums plus their products."""
         origin = arith.muli(load_index(self.origins, run), index(_ROWS))
         ends = (origin, arith.addi(origin, index(_ROWS)))
         windows = {p: [vector.load(self.bytes, planes, [index(p), end]) for end in ends] for p in self.used_planes}
@@ -157,7 +157,7 @@ class _Row(TokenRows):
         return [arith.addi(at, index(steps * _ROWS)), *sums]
 
     def _floats(self, planes: list[ir.Value]) -> list[ir.Value]:
-        """The floats that these bytes make up: the one whose bytes are the (16 i + 4 v + c)th is in lane 4 i + c of vector v
+        """Returns the floats with these bytes. The one whose bytes are at place 16 i + 4 v + c is in lane 4 i + c of vector v
         (see Windows)."""
         half = vector_of(_ROWS // 2, ir.IntegerType.get_signless(16))
         low, high = ([vector.bitcast(half, pairs) for pairs in _mixed(*planes[p : p + 2])] for p in (0, 2))
@@ -165,14 +165,14 @@ class _Row(TokenRows):
 
 
 def _plane(vectors: list[ir.Value], plane: int) -> ir.Value:
-    """Byte `plane` of each float in these four vectors."""
+    """Returns byte `plane` of each float in these four vectors."""
     picked = list(range(plane, 2 * _ROWS, _BYTES))
     low, high = (vector.shuffle(*pair, picked) for pair in (vectors[:2], vectors[2:]))
     return vector.shuffle(low, high, list(range(_ROWS)))
 
 
 def _mixed(a: ir.Value, b: ir.Value) -> list[ir.Value]:
-    """Elements of two vectors in turn, as instructions mix them: within each 128 bits, the lower halves and the upper ones."""
+    """Interleaves two vectors as x86 instructions do: within each 128 bits, first the lower halves, then the upper ones."""
     size = ir.VectorType(a.type).shape[0]
     part = size // 4
     return [

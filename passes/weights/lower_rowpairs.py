@@ -1,15 +1,15 @@
-"""lower-rowpairs: a `kernel.spmm` of the schedule "rowpairs" becomes loops that take two rows at a time.
+"""lower-rowpairs: lowers a `kernel.spmm` of the schedule "rowpairs" to loops that take two rows at a time.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "rowpairs", tile = [64, 1024], ...}
              : (..., tensor<3072x768xf32, "rowpairs(reduction=1, width=128)">) -> ...
 after    the loops of row_groups.py over tiles of 64 tokens, panels of 128 columns and pairs of rows, and inside
            scf.for %p step 8 iter_args(2 rows x 4 vectors)  // padded_loop.py: four nonzeros of each row
-           scf.for %p step 2 iter_args(2 rows x 4 vectors)  // one nonzero of each row, for up to three that are left
+           scf.for %p step 2 iter_args(2 rows x 4 vectors)  // one nonzero of each row, for the last three at most
 
-For nonzeros that lie anywhere. The rows of a pair have equally many of them, and so have most pairs that follow each other. So
-the loops are hardly ever mispredicted. Eight sums keep two multiply-adds a cycle going, and a value is loaded once for four
-vectors.
-A row without a nonzero in a panel may multiply zeros by the columns of its partner, so that an infinity there reaches both.
+This is for unstructured nonzeros. The rows of a pair have equally many of them, and so have most consecutive pairs, so the
+loops are rarely mispredicted. Eight sums keep two multiply-adds a cycle busy, and a value is loaded once for four vectors.
+
+A row without a nonzero in a panel may multiply zeros by the columns of its partner, so that an infinity in x reaches both.
 Runs on functions whose storage is exposed (expose-storage).
 
 Fastest for weights that are half zeros: 1.26 times as fast as "broadcast" at "1000x1333 50% 128 tokens" in
@@ -37,17 +37,17 @@ from gossamer.passes.weights.row_groups import Panel, RowGroups, tokens_and_rows
 from gossamer.passes.weights.token_tile import TokenTile
 
 _NONZERO = {1: 0.9, 2: 2.0, 4: 3.6}  # cycles by vectors of tokens, see _cycles
-_START, _ELEMENT = 24.0, 0.8
-_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_WIDER = ((19.0, 0.75), (9.0, 1.0), (0.0, 2.0))  # nonzeros of a row in a panel that fits; times as wide a panel
-_MOST_LINES, _SECOND_LEVEL = 4, 2  # lines of x that a pair fetches, and where to
+_START, _ELEMENT = 24.0, 0.8  # cycles, see _cycles
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
+_WIDER = ((19.0, 0.75), (9.0, 1.0), (0.0, 2.0))  # (nonzeros of a row in a panel that just fits, factor of its width)
+_MOST_LINES, _SECOND_LEVEL = 4, 2  # most lines of x that a pair prefetches, and into which cache (memref.prefetch's locality)
 
 
 def _storage(matrix: Matrix) -> RowPairs:
-    """Panels of equally many columns, so that their x stays in the first-level cache.
+    """Returns panels of equal width, so that their x stays in the first-level cache.
 
-    A dense weight wants all of the panel's x there. But once a panel the sums of a row are loaded and stored, so that wider
-    panels pay for sparse rows. Panels are whole vectors of columns, which x is packed by.
+    A dense weight needs all of the panel's x there. But each panel loads and stores the sums of a row, so wider panels are
+    faster for sparse rows. Panels are whole vectors of columns, because x is packed by vectors.
     """
     fitting = matrix.l1d // (_vectors(matrix) * matrix.bits // 8)
     share = next(share for more, share in _WIDER if fitting * matrix.density >= more)
@@ -57,18 +57,22 @@ def _storage(matrix: Matrix) -> RowPairs:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight]"""
+    """Returns the tile: [tokens, rows of the weight]."""
     return (_vectors(matrix) * matrix.lanes, _ROWS) if isinstance(stored, RowPairs) else None
 
 
 def _vectors(matrix: Matrix) -> int:
-    """Vectors of tokens in a tile."""
+    """Returns the vectors of tokens in a tile."""
     return registers(matrix.bits) // 8
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: c(v) a nonzero; 24 M / 2 panels for starts and ends of pairs; 0.8 (K + M) v L for the
-    transposes."""
+    """Returns the cycles of all tiles. A tile of v vectors of L tokens takes the sum of
+
+    - c(v) for each nonzero,
+    - 24 for each pair and panel, to start and end its loops,
+    - 0.8 (K + M) v L for the transposes.
+    """
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     panels = -(-k // _storage(matrix).width)
     starts = _START * m / 2 * panels
@@ -90,10 +94,10 @@ ROWPAIRS = Family("rowpairs", _storage, _tile, _cycles, chain=_in_chain)
 
 @dataclass(frozen=True)
 class PairedRows(RowsInFours):
-    """For a weight of `groups` pairs of rows in panels of `columns` columns."""
+    """Inner loops for a weight of `groups` pairs of rows in panels of `columns` columns."""
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + the products of a pair's nonzeros in a panel: four of each row at a time, then one of each."""
+        """Returns the sums plus the products of a pair's nonzeros in a panel: four of each row at a time, then one of each."""
         (begin, end), origin = self.entries(self._number(panel, group)), self._origin(panel)
         ones = arith.remui(arith.subi(end, begin), index(2 * RowPairs.GROUP))
         middle = arith.subi(end, ones)
@@ -109,7 +113,7 @@ class PairedRows(RowsInFours):
         return list(steps.results)
 
     def members(self, panel: ir.Value, group: ir.Value) -> list[ir.Value]:
-        """The two rows of a pair in a panel."""
+        """Returns the two rows of a pair in a panel."""
         first = arith.muli(self._number(panel, group), index(2))
         return [load_index(self.order, arith.addi(first, index(row))) for row in range(2)]
 
@@ -120,18 +124,18 @@ class PairedRows(RowsInFours):
 
 
 class _Pairs(RowGroups):
-    """A product in bands of rows, whose pairs have other rows in each panel.
+    """A product in bands of rows, whose pairs have different rows in each panel.
 
-    While one band is multiplied, the results of the one before are stored: a vector of rows of the one, then all rows of some
-    tokens of the other. So each token gets several cache lines that follow each other.
+    While one band is multiplied, the results of the previous band are stored: after each vector of rows of the one, all rows of
+    some tokens of the other. So the store to each token is several consecutive cache lines.
 
-    While a panel is multiplied, the x of the next one is fetched: the processor does not foresee the jump from row to row.
+    While a panel is multiplied, the x of the next one is prefetched, because processors do not predict the jumps between rows.
     """
 
     by_panel = True
 
     def units(self, tile: TokenTile, loops: PairedRows, sums: ir.Value, panel: Panel, start: ir.Value, end: ir.Value) -> None:
-        """After the last band there is one without rows."""
+        """Emits a panel of the bands [start, end). An empty band after them stores the results of the last one."""
         size, origin = index(self.unit), arith.muli(start, index(self.unit))
         last = arith.minui(arith.muli(end, index(self.unit // 2)), index(self.number))
         number = self.unit // self.lanes
@@ -154,7 +158,7 @@ class _Pairs(RowGroups):
                 scf.YieldOp([])
 
     def _fetch(self, tile: TokenTile, panel: Panel, pair: ir.Value) -> None:
-        """Starts to fetch a pair's share of the x that is packed next: of the next panel, or the first one of the next tile."""
+        """Prefetches a pair's share of the x that is packed next: that of the next panel, or of the next tile's first panel."""
         x = tile.operands.x
         line, width = elements_a_line(x), tile.vectors * tile.lanes
         lines = -(-self.padded // line)

@@ -1,16 +1,17 @@
-"""Products whose weight is stored by groups of rows that share loads of x: the frame around their inner loops.
+"""The frame around the inner loops of products whose weight is stored in groups of rows that share loads of x.
 
 scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows
-  func.call @region_tile64(...)               // or _tile32, _tile16 for what is left of the tokens
+  func.call @region_tile64(...)               // or _tile32, _tile16 for the last tokens
 func.func private @region_tile64(...)
   pack:    the tile of x, transposed, into the workspace as [K][64]
   for each 1024 rows, each panel of columns, each group of rows:
-    the group's sums in registers             // Adds: what its nonzeros in the panel give
+    the group's sums in registers             // `Adds` adds the products of its nonzeros in the panel
   unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 
-Inner loops that find the x of a panel by itself get it so, if the weight has no more than 1024 rows: each panel is packed into
-the same place just before it is read. So it comes from the first-level cache, and does not push sums out of the second. In a C
-probe on Emerald Rapids, packing x for 768x3072 and 128 tokens took 72 us instead of 121.
+Some inner loops can work with the x of one panel (`by_panel`). With these, and a weight of at most 1024 rows, each panel is
+packed to the same place just before it is read. So x comes from the first-level cache, and does not evict sums from the
+second-level one.
+In a C probe on Emerald Rapids, packing x for 768x3072 and 128 tokens took 72 us instead of 121.
 """
 
 from math import lcm
@@ -28,7 +29,7 @@ from gossamer.passes.weights.token_tile import TokenTile, lower_by_tiles, tile_b
 
 
 def tokens_and_rows(op: Any) -> tuple[int, int]:
-    """The tile of an op that has just these."""
+    """Returns the tile of an op, [tokens, rows]. CompileError if it has other numbers."""
     tile, lanes = integers(op.tile), lanes_of(op)
     if len(tile) != 2 or tile[0] % lanes:
         raise CompileError(f"tile {tile} is not [tokens, rows] with tokens a multiple of {lanes} lanes")
@@ -36,30 +37,32 @@ def tokens_and_rows(op: Any) -> tuple[int, int]:
 
 
 class Panel:
-    """The number of a panel of columns, and whether it is the last of so many."""
+    """The number of a panel of columns, and whether it is the last of `count`."""
 
     def __init__(self, number: ir.Value, count: int) -> None:
         self.number, self.last = number, arith.cmpi(arith.CmpIPredicate.eq, number, index(count - 1))
 
 
 class RowGroups(Product):
-    """A product whose weight is stored in groups of `height` rows, panel by panel of `width` columns, `columns` at a time.
+    """A product whose weight is stored in groups of `height` rows, in panels of `width` columns, `columns` at a time.
 
-    unit     rows that are whole groups, whole vectors and as many times `band`: rows among which those of a group lie
-    number   of groups
-    slots    rows whose sums are kept at a time, those of the tile (tokens, rows) at most
-    alone    whether x is packed panel by panel, each in the place of the one before
-    padded   columns of x that are packed at a time: a panel, or K, filled up to whole blocks and vectors
+    unit     rows that threads share out at least: a multiple of `height`, of the lanes, and of `band`. A band has the rows from
+             which its groups take theirs.
+    groups   number of units
+    number   number of groups
+    slots    rows whose sums are kept at a time, at most those of the tile (tokens, rows)
+    alone    whether x is packed panel by panel, each in the place of the previous one
+    padded   columns of x that are packed at a time: a panel, or K rounded up to whole blocks and vectors
     """
 
     half = False
-    """Whether there is a function for half a vector of tokens, too."""
+    """Whether there is also a function for half a vector of tokens."""
 
     moves = True
-    """Whether vectors of tokens may be moved back, as `TokenTile.pack` does it."""
+    """Whether the last vector of tokens may be moved back (see `TokenTile`)."""
 
     by_panel = False
-    """Whether inner loops find the x of a panel where there is no other."""
+    """Whether the inner loops can work with an x that has only the columns of one panel."""
 
     def __init__(self, op: Any, tile: tuple[int, int], height: int, width: int, columns: int, band: int = 1) -> None:
         super().__init__(op)
@@ -72,17 +75,17 @@ class RowGroups(Product):
         self.padded = width if self.alone else -(-self.K // lcm(columns, self.lanes)) * lcm(columns, self.lanes)
 
     def lower(self, module: ir.Module, inner: Inner[Adds]) -> None:
-        """Replace the op; `inner` makes the inner loops."""
+        """Replaces the op by loops. `inner` makes the inner loops."""
         reserve_workspace(module, self.workspace)
         lower_by_tiles(self, self.tokens, self.workspace, lambda tile: self._emit(tile, inner), self.half, self.moves)
 
     @property
     def workspace(self) -> int:
-        """Bytes a thread needs."""
+        """Bytes that a thread needs."""
         return tile_bytes(self, self.tokens, self.padded + self.slots)
 
     def packed(self, tile: TokenTile) -> tuple[ir.Value, ir.Value]:
-        """Where x of a tile is packed, or will be panel by panel, and what is left for the sums."""
+        """Returns the memory for the packed x of a tile, and that for its sums. Packs x unless it is packed by panels."""
         packed, sums = tile.scratch(self.padded, self.slots)
         if not self.alone:
             tile.pack(packed, self.padded)
@@ -102,14 +105,14 @@ class RowGroups(Product):
                 self.units(tile, rows, sums, panel, start, end)
 
     def units(self, tile: TokenTile, loops: Any, sums: ir.Value, panel: Panel, start: ir.Value, end: ir.Value) -> None:
-        """A panel of the units [start, end), whose sums lie in `sums`; after the last panel they are stored."""
+        """Emits a panel of the units [start, end), whose sums lie in `sums`. After the last panel the results are stored."""
         origin = arith.muli(start, index(self.unit))
         with loop(start, end, index(1)) as units:
             unit = arith.muli(units.induction_variable, index(self.unit))
             self._unit(tile, loops, sums, panel, unit, arith.subi(unit, origin))
 
     def _unit(self, tile: TokenTile, loops: Adds, sums: ir.Value, panel: Panel, unit: ir.Value, slot: ir.Value) -> None:
-        """One panel of a unit of rows, whose sums lie from `slot` on."""
+        """Emits a panel of one unit of rows, whose sums lie from `slot` on."""
         first_group = arith.divui(unit, index(self.height))
         last_group = arith.minui(arith.addi(first_group, index(self.unit // self.height)), index(self.number))
         with loop(first_group, last_group, index(1)) as groups:
@@ -127,7 +130,7 @@ class RowGroups(Product):
         self, tile: TokenTile, loops: Adds, sums: ir.Value, panel: Panel, group: ir.Value, rows: list[ir.Value],
         slots: list[ir.Value],
     ) -> None:  # fmt: skip
-        """One panel of a group of these rows, whose sums lie in these slots."""
+        """Emits a panel of a group of these rows, whose sums lie in these slots."""
         totals = loops.add(panel.number, group, self._start(tile, sums, panel.number, slots))
         totals = self._finished(tile, totals, rows, panel.last)
         for i, total in enumerate(totals):
@@ -135,7 +138,7 @@ class RowGroups(Product):
             vector.store(total, sums, [slots[r], tile.at(v)])
 
     def _start(self, tile: TokenTile, sums: ir.Value, panel: ir.Value, slots: list[ir.Value]) -> list[ir.Value]:
-        """The sums of a group of rows before a panel."""
+        """Returns the sums of a group of rows before a panel: zeros before the first one."""
         count = self.height * tile.vectors
         if self.panels == 1:
             return [zeros(tile.vec)] * count
@@ -148,7 +151,7 @@ class RowGroups(Product):
         return list(start.results)
 
     def _finished(self, tile: TokenTile, totals: list[ir.Value], rows: list[ir.Value], last: ir.Value) -> list[ir.Value]:
-        """The sums after a panel: after the last one, through the part of the epilogue that comes before the transpose."""
+        """Returns the sums after a panel. The last one applies the part of the epilogue that comes before the transpose."""
         if self.epilogue.trivial:
             return totals
         finish = scf.IfOp(last, [tile.vec] * len(totals), has_else=True)

@@ -1,7 +1,7 @@
-"""What products with tokens in the lanes share: a tile of tokens, packed feature-major, summed up, and stored token-major.
+"""The tile of products with tokens in the lanes. It packs x feature-major, and stores the sums token-major.
 
 scf.parallel (%task) = ...                    // token tiles x chunks of the weight's rows
-  func.call @region_tile64(...)               // or _tile32, _tile16 for what is left of the tokens
+  func.call @region_tile64(...)               // or _tile32, _tile16 for the last tokens
 func.func private @region_tile64(...)
   pack:    the tile of x, transposed, into the workspace as [K][64]
   ...                                         // sums, [rows][64]
@@ -23,15 +23,15 @@ from gossamer.passes.loops.vectors import byte_width, index, loop, mask_of, narr
 CACHE_LINE = 64
 
 Share = tuple[ir.Value, ir.Value]
-"""Vectors of tokens of a tile, from the first to before the second."""
+"""Some vectors of tokens of a tile: (the first, the end)."""
 
 
 @dataclass(frozen=True)
 class TokenTile:
     """A tile of `vectors` vectors of `lanes` tokens of a product, in the function that works on `operands`.
 
-    `moved` says what a vector has that would reach past the last token. It is moved back, to tokens that others have too, or it
-    has the last token several times. The addresses of a vector that is moved are one number and constants.
+    A vector that would reach past the last token is moved back if `moved`, so that it repeats tokens of other vectors. Else it
+    repeats the last token. A moved vector needs only one address and constants.
     """
 
     product: Product
@@ -46,11 +46,11 @@ class TokenTile:
         return vector_of(self.lanes, self.product.sum_type)
 
     def at(self, v: int) -> ir.Value:
-        """Where vector v begins in a row of the tile."""
+        """Returns the place where vector v begins in a row of the tile."""
         return index(v * self.lanes)
 
     def scratch(self, *rows: int) -> list[ir.Value]:
-        """This thread's part of the workspace: for each number a memref of so many rows of the tile."""
+        """Returns parts of this thread's workspace: for each number in `rows`, a memref of so many rows of the tile."""
         width, at, buffers = self.vectors * self.lanes, self.operands.offset, []
         for number in rows:
             type_ = ir.MemRefType.get([number, width], self.product.sum_type)
@@ -59,9 +59,9 @@ class TokenTile:
         return buffers
 
     def pack(self, packed: ir.Value, columns: int, start: ir.Value | None = None) -> None:
-        """x[first + t, start + k] -> packed[k, t] for k < columns, whole vectors of them; zeros for columns that x lacks.
+        """Copies x[first + t, start + k] to packed[k, t] for k < columns, in whole vectors of k. Columns beyond K become zeros.
 
-        The start is 0 if it is not given.
+        Without a `start` it is 0.
         """
         lanes, narrow = self.lanes, vector_of(self.lanes, ir.MemRefType(self.operands.x.type).element_type)
         number = index(self.product.K)
@@ -83,7 +83,7 @@ class TokenTile:
 
     @contextmanager
     def _vectors_of_tokens(self, low: int | ir.Value, high: int | ir.Value) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
-        """A loop over some vectors of tokens: where each begins in a row of the tile, and its tokens, all of which exist."""
+        """Emits a loop over vectors of tokens. Yields where a vector begins in a row of the tile, and its existing tokens."""
         number, lanes = self.operands.memory.tokens, index(self.lanes)
         low, high = (index(each) if isinstance(each, int) else each for each in (low, high))
         with loop(low, high, index(1)) as vectors:
@@ -96,14 +96,14 @@ class TokenTile:
             yield at, tokens if self.moved else [arith.minui(token, last) for token in tokens]
 
     def before(self, sums: list[ir.Value], m: ir.Value) -> list[ir.Value]:
-        """What the epilogue does to the sums of row m while its lanes are tokens, one vector after the other."""
+        """Applies the part of the epilogue that works on vectors of tokens to the sums of row m."""
         read = self.operands.memory.by_feature(m)
         return [widened(self.product.epilogue.before(total, read), self.vec) for total in sums]
 
     def unpack(self, sums: ir.Value, slot: ir.Value, row: ir.Value, rows: int, share: Share | None = None) -> None:
-        """sums[slot + i, t] -> out[first + t, row + i] through the rest of the epilogue, for whole vectors of rows.
+        """Stores sums[slot + i, t] through the rest of the epilogue to out[first + t, row + i], for whole vectors of rows.
 
-        With a `share`, only for these vectors of tokens. Rows that are no rows of the weight are not stored.
+        With a `share`, it does so only for these vectors of tokens. Rows beyond the weight's last row are not stored.
         """
         lanes, epilogue, memory = self.lanes, self.product.epilogue, self.operands.memory
         crossing = vector_of(lanes, epilogue.crossing.type)
@@ -115,7 +115,7 @@ class TokenTile:
             feature = arith.addi(row, offset)
             for r, values in enumerate(transpose(group)):
                 finish = partial(epilogue.after, narrowed(values, crossing))
-                # Where there are tokens twice, they have the same sums.
+                # A token that occurs twice has the same sums in both places.
                 if whole:
                     memory.store_whole(tokens[r], feature, finish)
                 else:
@@ -123,7 +123,7 @@ class TokenTile:
 
 
 def tile_bytes(product: Product, tokens: int, rows: int) -> int:
-    """Workspace that a thread needs for `rows` rows of a tile, with one cache line between it and the next thread's."""
+    """Returns the bytes that a thread needs for `rows` rows of a tile, and a cache line between it and the next thread's."""
     size = rows * tokens * byte_width(product.sum_type)
     return -(-size // CACHE_LINE) * CACHE_LINE + CACHE_LINE
 
@@ -131,10 +131,10 @@ def tile_bytes(product: Product, tokens: int, rows: int) -> int:
 def lower_by_tiles(
     product: Product, tokens: int, workspace: int, emit: Callable[[TokenTile], None], half: bool = False, moves: bool = False
 ) -> None:
-    """Replace the product's op by calls for tiles of `tokens` tokens, `half` a vector for the last few if asked for;
-    emit(tile) builds the body of a function.
+    """Replaces the product's op by calls of functions for tiles of `tokens` tokens and fewer. emit(tile) builds their bodies.
 
-    Vectors may be moved back (`moves`) if `TokenTile.pack` packs x: a tile of several has more than one vector of tokens.
+    If `half`, the last few tokens may take half a vector. If `moves`, `TokenTile.pack` packs x, so that the last vector of a
+    tile of several may be moved back: such a tile is only called for more tokens than one vector has.
     """
     lanes = product.lanes
     sizes = [(v, lanes) for v in (8, 4, 2, 1) if v * lanes <= tokens] + [(1, lanes // 2)] * (half and lanes > 2)

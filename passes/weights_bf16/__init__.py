@@ -1,1 +1,1 @@
-"""Schedules that multiply pairs of bf16 numbers, by dot products or by AMX."""
+"""Schedules that multiply pairs of bf16, by dot products or by AMX."""

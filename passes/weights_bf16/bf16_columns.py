@@ -1,7 +1,7 @@
-"""Columns of x in bf16, tokens in lanes: packed as lines of 32 tokens, and interleaved two by two for products of pairs.
+"""Packs columns of x in bf16, with tokens in lanes, as lines of 32 tokens, and interleaves two columns for products of pairs.
 
-Interleaving works on 128 bits at a time, so packing puts the 32 tokens of a line in the order that makes two vectors of 16
-consecutive tokens of it. That is for the 16 lanes of AVX-512; the lines of NEON's 4 lanes have 8 tokens.
+Interleaving works within 128 bits. So packing puts the 32 tokens of a line into an order that interleaving turns into two
+vectors of 16 consecutive tokens. These numbers are for the 16 lanes of AVX-512. With NEON's 4 lanes, a line has 8 tokens.
 """
 
 from torch_mlir import ir
@@ -11,13 +11,13 @@ from gossamer.passes.loops.vectors import index, loop, mask_of, narrowed, transp
 from gossamer.passes.weights.token_tile import TokenTile
 
 LINE = 32
-"""bf16 in a cache line."""
+"""Number of bf16 in a cache line."""
 
 _LANES = 16
 
 
 def pack_columns(tile: TokenTile, packed: ir.Value, padded: int) -> None:
-    """The tile's tokens of x, with zeros from column K on to column `padded`."""
+    """Packs the tile's tokens of x, with zeros from column K to column `padded`."""
     operands = tile.operands
     last = arith.subi(operands.memory.tokens, index(1))
     columns = index(tile.product.K)
@@ -34,7 +34,7 @@ def transpose_columns(
     vectors: int,
     lanes: int = _LANES,
 ) -> None:
-    """source[first + t, k] -> packed[k, place of t] for k < size, zeros for size <= k < padded (a multiple of 32).
+    """Copies source[first + t, k] to packed[k, place of t] for k < size. For size <= k < padded (a multiple of 32) it stores 0.
 
     Tokens past the last one repeat it.
     """
@@ -58,7 +58,7 @@ def transpose_columns(
 
 
 def round_columns(source: ir.Value, packed: ir.Value, count: int, vectors: int, lanes: int) -> None:
-    """source[k, t] -> packed[k, place of t] for k < count: sums, tokens in lanes, as columns of bf16."""
+    """Rounds sums source[k, t], with tokens in lanes, to columns packed[k, place of t] of bf16, for k < count."""
     read = vector_of(lanes, ir.MemRefType(source.type).element_type)
     with loop(index(0), index(count), index(1)) as columns:
         k = columns.induction_variable
@@ -66,7 +66,7 @@ def round_columns(source: ir.Value, packed: ir.Value, count: int, vectors: int, 
 
 
 def store_column(values: list[ir.Value], packed: ir.Value, k: ir.Value) -> None:
-    """Vectors of tokens of column k, rounded, into packed[k]."""
+    """Rounds vectors of tokens of column k, and stores them into packed[k]."""
     lanes = ir.VectorType(values[0].type).shape[0]
     half = vector_of(lanes, ir.MemRefType(packed.type).element_type)
     for v in range(0, len(values), 2):
@@ -76,7 +76,10 @@ def store_column(values: list[ir.Value], packed: ir.Value, k: ir.Value) -> None:
 
 
 def pairs_of(packed: ir.Value, vectors: range, first: ir.Value, second: ir.Value, lanes: int = _LANES) -> list[ir.Value]:
-    """Two packed columns: for each of these vectors of tokens, whole lines of them, the pairs of as many tokens as lanes."""
+    """Interleaves two packed columns. Returns for each of these vectors of tokens the pairs of its tokens.
+
+    `vectors` begin with a whole line.
+    """
     element, found = ir.MemRefType(packed.type).element_type, list[ir.Value]()
     for v in vectors[::2]:
         count = min(2, vectors.stop - v)
@@ -87,16 +90,16 @@ def pairs_of(packed: ir.Value, vectors: range, first: ir.Value, second: ir.Value
 
 
 def _order(lanes: int) -> list[int]:
-    """Of the tokens of a line of two vectors."""
+    """Returns the order of the tokens in a line of two vectors."""
     return [lanes * half + at + t for at in range(0, lanes, 4) for half in (0, 1) for t in range(4)]
 
 
 def _places(lines: int, odd: int, lanes: int) -> list[int]:
-    """Out of one or two vectors of words, each a token's two columns: one column of all tokens, in the order of a line."""
+    """Returns the places of one column in one or two vectors of words, in a line's order. A word has a token's two columns."""
     return [2 * token + odd for token in (range(lanes) if lines == 1 else _order(lanes))]
 
 
 def _interleaved(lanes: int, lines: int, half: int) -> list[int]:
-    """The tokens' pairs out of two columns of one or two vectors of tokens; those of the first or second vector of a line."""
+    """Returns the places of the pairs of a line's first or second vector, in two columns of one or two vectors of tokens."""
     tokens = range(lanes) if lines == 1 else [2 * at + 4 * half + t for at in range(0, lanes, 4) for t in range(4)]
     return [i for token in tokens for i in (token, lines * lanes + token)]

@@ -1,4 +1,4 @@
-"""Columns of x in bf16, two neighbours side by side: a line has the pairs of 16 tokens, which dot products and AMX multiply.
+"""Packs columns of x in bf16, two neighbours side by side. A line has the pairs of 16 tokens, for dot products and AMX.
 
 packed[k / 2, 32 v + 2 t + k % 2] = x[token 16 v + t, k]
 """
@@ -9,7 +9,7 @@ from torch_mlir.dialects import arith, vector
 from gossamer.passes.loops.vectors import index, loop, mask_of, narrowed, transpose, vector_of, zeros
 
 LINE = 32
-"""bf16 in a line: the pairs of 16 tokens."""
+"""Number of bf16 in a line: the pairs of 16 tokens."""
 
 _LANES = 16
 
@@ -24,7 +24,7 @@ def pack_lines(
     vectors: int,
     lanes: int = _LANES,
 ) -> None:
-    """source[first + t, k] -> lines for k < size, zeros for size <= k < padded (a multiple of 32).
+    """Packs source[first + t, k] into lines for k < size, with zeros for size <= k < padded (a multiple of 32).
 
     Tokens past the last one repeat it.
     """
@@ -44,7 +44,7 @@ def pack_lines(
 
 
 def round_lines(source: ir.Value, packed: ir.Value, count: int, vectors: int, lanes: int) -> None:
-    """source[k, t] -> lines for k < count, an even number: sums, tokens in lanes, rounded."""
+    """Rounds sums source[k, t], with tokens in lanes, to lines for k < count, an even number."""
     read = vector_of(lanes, ir.MemRefType(source.type).element_type)
     with loop(index(0), index(count), index(2)) as columns:
         k = columns.induction_variable
@@ -55,7 +55,7 @@ def round_lines(source: ir.Value, packed: ir.Value, count: int, vectors: int, la
 
 
 def round_rows(source: ir.Value, packed: ir.Value, count: int, vectors: int, lanes: int) -> None:
-    """source[k, t] -> packed[k, t] for k < count: pairs of neighbouring tokens."""
+    """Rounds source[k, t] to packed[k, t] for k < count. Pairs are neighbouring tokens."""
     given, element = (ir.MemRefType(m.type).element_type for m in (source, packed))
     with loop(index(0), index(count), index(1)) as columns:
         for v in range(vectors):
@@ -66,7 +66,7 @@ def round_rows(source: ir.Value, packed: ir.Value, count: int, vectors: int, lan
 def store_line(
     even: list[ir.Value], odd: list[ir.Value], packed: ir.Value, at: ir.Value, token: ir.Value | None = None
 ) -> None:
-    """Vectors of tokens of two neighbouring columns, rounded, into packed[at], from the first token on or another one."""
+    """Rounds vectors of tokens of two neighbouring columns, and stores them into packed[at], from `token` on (default 0)."""
     lanes = ir.VectorType(even[0].type).shape[0]
     half = vector_of(lanes, ir.MemRefType(packed.type).element_type)
     for v, (a, b) in enumerate(zip(even, odd, strict=True)):

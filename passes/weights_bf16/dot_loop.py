@@ -1,4 +1,4 @@
-"""The innermost loop of a product with blocks of bf16 whose tokens are in the lanes: what a few rows' blocks add to their sums.
+"""The innermost loop of a product with blocks of bf16, with tokens in lanes. It adds the products of a few rows to their sums.
 
 scf.for %b = %begin to %end iter_args(4 rows x 4 vectors of sums)       // or 8 x 2, 16 x 1
   for each pair of the block's columns:
@@ -20,23 +20,22 @@ HEIGHT = 16
 """Rows of a tile of a block."""
 
 _SUMS = 16  # vectors of sums in registers
-_UNROLLED = 4  # pairs of columns
+_UNROLLED = 4  # pairs of columns in a step of the loop
 
 
 def rows_at_once(vectors: int) -> int:
-    """Rows whose sums are in registers, with so many vectors of tokens: a divisor of 16."""
+    """Returns the rows whose sums fit into registers for this number of vectors of tokens: a divisor of 16."""
     return max(rows for rows in (1, 2, 4, 8, HEIGHT) if rows * vectors <= _SUMS)
 
 
 @dataclass(frozen=True)
 class DotBlocks(InnerLoop):
-    """For a weight in blocks for dot products; x is packed as lines of pairs (bf16_pairs.py)."""
+    """Inner loops for a weight in blocks for dot products. x is packed as lines of pairs (bf16_pairs.py)."""
 
     storage: Vnni
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums (all vectors of a row, then those of the next) + what the blocks of a group of rows give. There is one
-        `panel`."""
+        """Returns the sums plus the products of the blocks of a group of rows. There is only one panel."""
         rows, width = self.storage.rows, self.storage.columns
         row = arith.muli(group, index(len(sums) // self.vectors))
         strip, within = arith.divui(row, index(rows)), arith.remui(row, index(rows))
@@ -59,7 +58,7 @@ class DotBlocks(InnerLoop):
         return list(blocks.results)
 
     def _pair(self, line: ir.Value, at: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + the rows' pairs from `at` on * two columns of x."""
+        """Returns the sums plus the rows' pairs, from `at` on, times two columns of x."""
         element = ir.MemRefType(self.values.type).element_type
         pairs, pair, found = vector_of(LINE, element), vector_of(2, element), []
         x = [vector.load(pairs, self.packed, [line, index(v * LINE)]) for v in range(self.vectors)]

@@ -1,15 +1,15 @@
-"""lower-amx: a `kernel.spmm` of the schedule "amx" multiplies blocks of bf16 by AMX's tiles.
+"""lower-amx: lowers a `kernel.spmm` of the schedule "amx" to products of blocks of bf16 by AMX tiles.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "amx", tile = [32, 128]} : ... tensor<3072x768xbf16, "vnni(...)">
 after    scf.parallel (%task) = ...                     // tiles of 32 or 128 tokens x chunks of the strips of the weight
-           func.call @region_tile32(...)                // or _tile16, _copied16 where there are fewer tokens
+           func.call @region_tile32(...)                // or _tile16, _copied16 if there are fewer tokens
          func.func private @region_tile32(...)          // see strips.py
            for each block of the strip:                 iter_args(2 x 2 tiles of sums)
              x86.amx.tile_mulf(16 tokens x 32 columns of x, 32 columns x 16 rows of the block, sums)
            x86.amx.tile_store the sums, from where they go through the epilogue
 
-Tokens are the rows of the left tiles, so x is loaded as it lies in memory and y stored as it is computed; the blocks of the
-weight are the right tiles, in the order that the instruction wants them.
+Tokens are the rows of the left tiles, so x is loaded unpacked, and y is stored without a transpose. The blocks of the weight
+are the right tiles, stored in the order that the instruction needs.
 
 Fastest for large blocks: 1.46 times as fast as "amxcolumns" at "768x3072 32x32 90% 128 tokens bf16" in
 benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
@@ -30,27 +30,31 @@ from gossamer.passes.loops.vectors import index, load_index, loop, reserve_works
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips, storage_in_blocks, tile_of
 
 _FEATURE = "amx"
-_SPARSE, _DENSE = 32, 128  # tokens of a tile, where few blocks are stored and where many are
-_ROWS = 16  # of a tile
-_COLUMNS = 32  # of a factor
-_PRODUCTS, _BYTES = 180.0, 19.0  # a cycle
-_RESULTS, _COPY = 6.0, 2.0  # cycles of a vector
+_SPARSE, _DENSE = 32, 128  # tokens of a tile, if few or many blocks are stored
+_ROWS = 16  # rows of an AMX tile
+_COLUMNS = 32  # columns of the left AMX tile
+_PRODUCTS, _BYTES = 180.0, 19.0  # products in a cycle, bytes loaded in a cycle
+_RESULTS, _COPY = 6.0, 2.0  # cycles for a vector
 
 
 def _storage(matrix: Matrix) -> Vnni | None:
-    """Blocks of 32 columns."""
+    """Returns blocks of 32 columns, or None."""
     return storage_in_blocks(matrix, _FEATURE, lambda columns: _COLUMNS if columns % _COLUMNS == 0 else None)
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """Tokens of a tile, for few stored blocks and for many; at least those whose sums fill the tiles."""
+    """Returns the tokens of a tile for few stored blocks and for many. Their sums fill at least all AMX tiles."""
     least = 64 if isinstance(stored, Vnni) and stored.rows == LANES else _SPARSE
     return tile_of(matrix, stored, _FEATURE, (least, _DENSE))
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """S T' / 180 for S stored elements and T' tokens in whole tiles, at least 2 S / 19 for reading them; 6 T' M / 16 for the
-    results, 2 T' K / 32 to copy fewer tokens than a tile has."""
+    """Returns the cycles for S stored elements and T' tokens in whole tiles, the sum of
+
+    - S T' / 180 for the products, or 2 S / 19 to read the elements if that is more,
+    - 6 T' M / 16 for the results,
+    - 2 T' K / 32 to copy x if there are fewer tokens than in a tile.
+    """
     stored, computed = matrix.nonzeros / matrix.fill, -(-tokens // _ROWS) * _ROWS
     copy = _COPY * computed * matrix.columns / _COLUMNS if tokens < _ROWS else 0.0
     return max(stored * computed / _PRODUCTS, stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES + copy
@@ -61,7 +65,7 @@ AMX = Family("amx", _storage, _tile, _cycles)
 
 @dataclass(frozen=True)
 class LowerAmx:
-    """Lower products of blocks to tiles."""
+    """Lower products of blocks to AMX tiles."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMX.name):
@@ -77,7 +81,7 @@ def _lower(module: ir.Module, op: Any) -> None:
 
 
 def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
-    """y for a group of tokens and a strip; the sums are tiles of 16 tokens x 16 rows, those of the same tokens side by side."""
+    """Computes y for a group of tokens and a strip. Sums are tiles of 16 tokens x 16 rows, those of a token side by side."""
     factor, total = (ir.Type.parse(f"!x86.amx.tile<16x{columns}>") for columns in (f"{_COLUMNS}xbf16", f"{LANES}xf32"))
     left, right = [index(t) for t in range(0, tokens, _ROWS)], [index(h * LANES) for h in range(strips.halves)]
     size = LANES * _COLUMNS
@@ -90,7 +94,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
             for h in range(strips.halves)
         ]
         before, sums = iter(blocks.inner_iter_args), []
-        for t in left:  # one by one, for there are eight tiles
+        for t in left:  # one by one, because AMX has only eight tiles
             x = x86.TileLoadOp(factor, group.x, [arith.addi(group.row, t), k]).result
             sums += [x86.TileMulFOp(x, part, next(before)).result for part in w]
         scf.YieldOp(sums)

@@ -1,4 +1,4 @@
-"""lower-amxcolumns: a `kernel.spmm` of the schedule "amxcolumns" multiplies gathered columns of bf16 by AMX's tiles.
+"""lower-amxcolumns: lowers a `kernel.spmm` of the schedule "amxcolumns" to products of gathered columns by AMX tiles.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "amxcolumns", tile = [32]}
              : (..., tensor<3072x768xbf16, "panels(reduction=1, rows=32, width=1)">) -> ...
@@ -10,7 +10,7 @@ after    scf.parallel (%task) = ...                     // tiles of 32 tokens x 
              unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 
 The rows of a strip have their nonzeros in the same columns, which may lie anywhere: column vectors, narrow blocks, and V:N:M.
-Wide blocks are for chains, whose x has this order: by itself, a product with them is better off with "amx".
+Wide blocks are supported for chains, whose x has this order. For a single product with them, "amx" is faster.
 
 Fastest for column vectors: 2.2 times as fast as "blockvec" at "768x3072 16x1 90% 128 tokens bf16" in
 benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
@@ -36,14 +36,14 @@ from gossamer.passes.weights_bf16.bf16_pairs import pack_lines
 from gossamer.passes.weights_bf16.tiled_product import TiledProduct
 
 _FEATURE = "amx"
-_IN_CHAINS = 4  # vectors of tokens of a tile
+_IN_CHAINS = 4  # vectors of tokens in a tile of a chain
 _PRODUCTS, _ELEMENT, _RESULT = 180.0, 0.4, 3.0
-_COLUMNS = 32  # of a panel
-_GATHER = {1: 48.0, 2: 32.0, _COLUMNS: 0.0}  # cycles of a panel, by its neighbours
+_COLUMNS = 32  # columns of a panel
+_GATHER = {1: 48.0, 2: 32.0, _COLUMNS: 0.0}  # cycles to gather the columns of a panel, by its width
 
 
 def _storage(matrix: Matrix) -> Panels | None:
-    """Strips of 16 or 32 rows whose nonzeros are in the same columns."""
+    """Returns strips of 16 or 32 rows whose nonzeros are in the same columns, or None."""
     if _FEATURE not in matrix.features or matrix.element != "bf16" or matrix.block is None or matrix.block[0] % ROWS:
         return None
     rows, columns = matrix.block
@@ -51,19 +51,21 @@ def _storage(matrix: Matrix) -> Panels | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     fits = isinstance(stored, Panels) and stored.reduction == matrix.reduction and _FEATURE in matrix.features
     return (2 * TOKENS,) if fits and matrix.element == "bf16" else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Those of the products, and 0.4 (K + M) for 32 tokens each to transpose x and y."""
+    """Returns the cycles of the products, and 0.4 (K + M) for each token of whole tiles of 32, to transpose x and y."""
     return _multiplying(matrix, tokens) + -(-tokens // 32) * _ELEMENT * (matrix.columns + matrix.rows) * 32
 
 
 def _multiplying(matrix: Matrix, tokens: int) -> float:
-    """For every 32 tokens: of each panel of R rows, 32 R 32 / 180 for its products and 48 to gather columns, 32 if they come
-    two by two, none if it has 32 neighbours."""
+    """Returns the cycles of the products. For every 32 tokens, a panel of R rows takes 32 R 32 / 180.
+
+    To gather its columns takes 48 more if they are single, 32 if they come in pairs, none if they are 32 neighbours.
+    """
     stored = _storage(matrix)
     if stored is None:
         return float("inf")
@@ -80,7 +82,7 @@ def _in_chain(op: Any) -> ChainProduct:
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    """There nothing is transposed: the cycles are those of the products, and 3 for each vector of results."""
+    """A chain transposes nothing: its cycles are those of the products, and 3 for each vector of results."""
     stored = -(-tokens // 32) * _RESULT * matrix.rows * 32 / TOKENS
     return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
 
@@ -90,7 +92,7 @@ AMXCOLUMNS = Family("amxcolumns", _storage, _tile, _cycles, chain=_in_chain, gai
 
 @dataclass(frozen=True)
 class LowerAmxcolumns:
-    """Lower products of gathered columns to tiles."""
+    """Lower products of gathered columns to AMX tiles."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXCOLUMNS.name):
@@ -98,7 +100,7 @@ class LowerAmxcolumns:
 
 
 class PanelProduct(TiledProduct[Panels]):
-    """With a weight of bf16 in panels."""
+    """A product with a weight of bf16 in panels."""
 
     storage_kind = Panels
 

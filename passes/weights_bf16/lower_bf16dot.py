@@ -1,13 +1,13 @@
-"""lower-bf16dot: a `kernel.spmm` of the schedule "bf16dot" multiplies blocks of bf16 by AVX512-BF16's dot products.
+"""lower-bf16dot: lowers a `kernel.spmm` of the schedule "bf16dot" to AVX512-BF16's dot products of blocks.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "bf16dot"} : ... tensor<3072x768xbf16, "vnni(...)">
 after    scf.parallel (%task) = ...                     // tiles of 96 tokens x chunks of the strips of the weight
-           func.call @region_tile12(...)                // or 8, 4, 2, 1 where there are fewer tokens
+           func.call @region_tile12(...)                // or 8, 4, 2, 1 if there are fewer tokens
          func.func private @region_tile12(...)          // see strips.py
            for each block of the strip, each pair of its columns:  iter_args(12 tokens x 2 vectors)
              x86.avx512.dot(sums, 16 rows' pairs, the token's pair in all lanes)
 
-The lanes are features, so y is stored as it is computed and x is read as it lies in memory.
+Lanes are features, so y is stored without a transpose, and x is read unpacked.
 
 Fastest for large blocks and one token: 1.19 times as fast as "blockvec" at "768x3072 32x32 90% 1 token bf16" in
 benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json. Without AMX it takes all chains of blocks:
@@ -32,16 +32,16 @@ from gossamer.passes.weights_bf16.dot_loop import HEIGHT, DotBlocks, rows_at_onc
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips, storage_in_blocks, tile_of
 
 _FEATURE = "bf16dots"
-_IN_CHAINS = 4  # vectors of tokens of a tile
-_TOKENS = 96  # of a tile: x stays in the second-level cache
-_GROUPS = ((17, 12), (8, 8), (4, 4), (2, 2), (1, 1))  # from so many tokens on, so many have their sums in registers
-_CHAINS = 8  # sums that have to be under way at once
-_UNROLLED = 4  # pairs of columns
-_LINE, _BYTES, _RESULTS = 1.05, 19.0, 9.0  # cycles of a product of vectors, bytes a cycle, cycles of a vector of results
+_IN_CHAINS = 4  # vectors of tokens in a tile of a chain
+_TOKENS = 96  # tokens of a tile: their x stays in the second-level cache
+_GROUPS = ((17, 12), (8, 8), (4, 4), (2, 2), (1, 1))  # (fewest tokens, tokens whose sums are in registers)
+_CHAINS = 8  # independent sums that hide the latency of a dot product
+_UNROLLED = 4  # pairs of columns in a step of the loop
+_LINE, _BYTES, _RESULTS = 1.05, 19.0, 9.0  # cycles of a product of vectors, bytes per cycle, cycles of a vector of results
 
 
 def _storage(matrix: Matrix) -> Vnni | None:
-    """Blocks that are as wide as the weight's, up to 32 columns, and a divisor of K."""
+    """Returns blocks with the width of the weight's, at most 32 columns, and a divisor of K."""
     return storage_in_blocks(matrix, _FEATURE, partial(_width, matrix.columns))
 
 
@@ -50,8 +50,11 @@ def _width(k: int, columns: int) -> int | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """1.05 S T' / 2 L for S stored elements and T' tokens in whole groups, at least 2 S / 19 for reading them; 9 T' M / L for
-    the results."""
+    """Returns the cycles for S stored elements and T' tokens in whole groups, the sum of
+
+    - 1.05 S T' / 2 L for the products, or 2 S / 19 to read the elements if that is more,
+    - 9 T' M / L for the results.
+    """
     width = next(width for least, width in _GROUPS if tokens >= least)
     stored, computed = matrix.nonzeros / matrix.fill, -(-tokens // width) * width
     return max(_LINE * stored * computed / (2 * LANES), stored * 2 / _BYTES) + _RESULTS * computed * matrix.rows / LANES
@@ -63,7 +66,7 @@ def _in_chain(op: Any) -> ChainProduct:
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    """Elsewhere x is read as it lies in memory; in chains a load of it is shared by more rows."""
+    """In chains more rows share a load of x. But a single product reads x unpacked, which is faster for few tokens."""
     return 0.8 if tokens <= matrix.lanes else 1.03
 
 
@@ -79,7 +82,7 @@ BF16DOT = Family(
 
 @dataclass(frozen=True)
 class LowerBf16dot:
-    """Lower products of blocks to vectors of pairs."""
+    """Lower products of blocks to dot products of pairs."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, BF16DOT.name):
@@ -95,7 +98,7 @@ def _lower(module: ir.Module, op: Any) -> None:
 
 
 def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
-    """y for a group of tokens and a strip: sums of a token lie side by side, one vector for every 16 rows."""
+    """Computes y for a group of tokens and a strip. Sums of a token are side by side, one vector for every 16 rows."""
     sums_type = vector_of(LANES, ir.F32Type.get())
     sums = tokens * strips.halves
     ways = max(1, min(_CHAINS // sums, strips.width // 2))
@@ -119,7 +122,7 @@ def _pair(
     strips: Strips, tokens: int, operands: Operands, group: Group, k: ir.Value, first: ir.Value, pair: ir.Value,
     sums: list[ir.Value],
 ) -> list[ir.Value]:  # fmt: skip
-    """sums + w[rows, 2 columns] * x[tokens, 2 columns]"""
+    """Returns sums + w[rows, 2 columns] * x[tokens, 2 columns]."""
     line_type = vector_of(2 * LANES, strips.element)
     weights = [
         vector.load(line_type, operands.values, [arith.addi(first, arith.muli(at, index(2 * LANES)))])

@@ -1,16 +1,16 @@
-"""lower-expand: a `kernel.spmm` of the schedule "expand" loads bf16 as sparse and multiplies as dense, for a few tokens.
+"""lower-expand: lowers a `kernel.spmm` of the schedule "expand", which loads bf16 as sparse and multiplies as dense.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "expand", tile = [96, 96]}
              : (..., tensor<3072x768xbf16, "vnnimap(reduction=1, rows=32)">) -> ...
 after    scf.parallel (%task) = ...                     // chunks of the strips of the weight
-           func.call @region_tile8(...)                 // or 4, 2, 1 where there are fewer tokens
+           func.call @region_tile8(...)                 // or 4, 2, 1 if there are fewer tokens
          func.func private @region_tile8(...)           // see strips.py
            for each two columns:  iter_args(the place among the values, 8 tokens x 2 vectors of sums)
              vpexpandw(values[place..], 32 bits of the mask)     // 16 rows' pairs, with zeros
              x86.avx512.dot(sums, 16 rows' pairs, the token's pair in all lanes)
 
-The weight is read as its nonzeros and a bit for each element. As in a dense product, an infinity or a NaN in x reaches all
-results of its token.
+This is for a few tokens. The weight is read as its nonzeros and a bit for each element. As in a dense product, an infinity or a
+NaN in x reaches all results of its token.
 
 Fastest for weights that are half zeros and few tokens: 1.20 times as fast as "planes" at "768x3072 50% 1 token bf16" in
 benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
@@ -33,27 +33,31 @@ from gossamer.passes.loops.vectors import in_all_lanes, index, loop, reserve_wor
 from gossamer.passes.weights_bf16.strips import LANES, Group, Strips
 
 FEATURES = frozenset({"bf16dots", "avx512vbmi2"})
-_TOKENS = 96  # of a tile
+_TOKENS = 96  # tokens of a tile
 _GROUPS = (8, 4, 2, 1)  # tokens whose sums are in registers
-_CHAINS = 8  # sums that have to be under way at once
-_LINE, _PRODUCT, _BYTES = 2.3, 0.95, 19.0  # cycles of expanding a line and of a product, bytes a cycle
+_CHAINS = 8  # independent sums that hide the latency of a dot product
+_LINE, _PRODUCT, _BYTES = 2.3, 0.95, 19.0  # cycles to expand a line, cycles of a product, bytes per cycle
 _RESULTS = 9.0  # cycles of a vector of results
 _LINE_BITS = 512
 
 
 def map_of(matrix: Matrix, features: frozenset[str]) -> VnniMap | None:
-    """A map of pairs, where the target has the features."""
+    """Returns a map of pairs; None if the target lacks the features."""
     return VnniMap(matrix.reduction, 32) if matrix.element == "bf16" and features <= matrix.features else None
 
 
 def tile_of(matrix: Matrix, stored: Format | Packing, features: frozenset[str], tokens: int) -> tuple[int, ...] | None:
-    """Twice `tokens`, for the storage of `map_of`."""
+    """Returns (tokens, tokens) for the storage of `map_of`; None for others."""
     return (tokens, tokens) if stored == map_of(matrix, features) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """2.3 + 0.95 T' for every line of 32 elements, nonzero or not, with T' tokens in whole groups; at least M K / 8 + 2 nnz
-    bytes at 19 a cycle; 9 T' M / L for the results."""
+    """Returns the cycles for T' tokens in whole groups, the sum of
+
+    - 2.3 for every line of 32 elements, zeros included, and group, and 0.95 for every line and token;
+      or the time to read M K / 8 + 2 nnz bytes at 19 per cycle if that is more,
+    - 9 T' M / L for the results.
+    """
     width = next((width for width in _GROUPS if tokens >= width), 1)
     groups, elements = -(-tokens // width), matrix.rows * matrix.columns
     lines = groups * elements / (2 * LANES) * (_LINE + _PRODUCT * width)
@@ -72,7 +76,7 @@ EXPAND = Family(
 
 @dataclass(frozen=True)
 class LowerExpand:
-    """Lower products that expand pairs to vectors."""
+    """Lower products that expand nonzeros to whole vectors."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, EXPAND.name):
@@ -88,7 +92,7 @@ def _lower(module: ir.Module, op: Any) -> None:
 
 
 def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
-    """y for a group of tokens and a strip: sums of a token lie side by side, one vector for every 16 rows."""
+    """Computes y for a group of tokens and a strip. Sums of a token are side by side, one vector for every 16 rows."""
     sums = tokens * strips.halves
     ways = max(1, _CHAINS // sums)
     pairs, none = strips.padded_K // 2, zeros(vector_of(LANES, ir.F32Type.get()))
@@ -98,7 +102,7 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
     whole = pairs - pairs % unrolled
 
     def pair(at: ir.Value, place: ir.Value, totals: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
-        """The place after a pair of columns, and the sums with its products."""
+        """Returns the place after a pair of columns, and the sums plus its products."""
         line, weights = arith.addi(lines, arith.muli(at, index(strips.halves))), []
         for half in range(strips.halves):
             expanded, place = expanded_line(operands.weight, arith.addi(line, index(half)), place)
@@ -123,9 +127,10 @@ def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> 
 
 
 def expanded_line(weight: Sequence[ir.Value], line: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """64 bytes of a map: the values from `place` on at the set bits of a line's mask, zeros elsewhere; the place after.
+    """Expands a line of a map to 64 bytes: the values from `place` on at the set bits of its mask, zeros elsewhere.
 
-    A whole vector is loaded and then expanded: the form of the instruction that loads is a hundred times slower on AMD's Zen 4.
+    Returns the line and the place after its values. A whole vector is loaded and then expanded, because an expansion from
+    memory is a hundred times slower on AMD's Zen 4.
     """
     _, masks, values = weight
     bits, element = memref.load(masks, [line]), ir.MemRefType(values.type).element_type

@@ -1,4 +1,4 @@
-"""lower-pairs: a `kernel.spmm` of the schedule "pairs" multiplies two nonzeros of a row at once, by dot products of bf16.
+"""lower-pairs: lowers a `kernel.spmm` of the schedule "pairs" to dot products of bf16 of two nonzeros of a row at once.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "pairs", tile = [64, 1024]}
              : (..., tensor<3072x768xbf16, "pairs(reduction=1, width=384)">) -> ...
@@ -11,7 +11,7 @@ after    scf.parallel (%task) = ...                    // token tiles x chunks o
                  x86.avx512.dot(sums, the pair of weights in all lanes, 16 tokens' pairs)   // NEON's bfdot: 4 tokens'
            unpack:  16 rows of sums at a time, transposed, through the epilogue into y
 
-The two columns need not be neighbours.
+The columns of the two nonzeros need not be neighbours.
 
 Fastest for unstructured zeros and more than a few tokens on CPUs with dot products of bf16 and no AMX: 1.59 times as fast as
 "broadcast" at "768x3072 90% 128 tokens bf16" in benchmarks/results/amd-epyc-znver5/prediction-bf16.json.
@@ -39,10 +39,10 @@ from gossamer.passes.weights_bf16.pair_loop import PairRows
 
 _FEATURE = "bf16dots"
 _VECTORS = 4  # vectors of tokens in a tile
-_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_WIDEST = ((768, 0.075), (384, 0.3), (192, 1.0))  # columns of a block, by the density up to which
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
+_WIDEST = ((768, 0.075), (384, 0.3), (192, 1.0))  # (most columns of a block, highest density for it)
 _PAIR = {1: 3.0, 2: 4.0, 4: 6.0}  # cycles by vectors of tokens
-_ROW, _ELEMENT = 15.0, 0.4
+_ROW, _ELEMENT = 15.0, 0.4  # cycles, see _cycles
 
 
 def _storage(matrix: Matrix) -> Pairs | None:
@@ -52,10 +52,10 @@ def _storage(matrix: Matrix) -> Pairs | None:
 
 
 def _block_width(matrix: Matrix) -> int:
-    """Columns of a block: K in equal parts, under each of which lies a panel of x of 128 bytes a column.
+    """Returns the columns of a block: K in equal parts. The x of a block has 128 bytes for each column.
 
-    192 columns stay in the first-level cache, but the sums of a row are loaded and stored once a block: the sparser the
-    row, the wider the block that pays.
+    192 columns stay in the first-level cache. But each block loads and stores the sums of a row, so sparser rows need wider
+    blocks.
     """
     widest = next(width for width, densest in _WIDEST if matrix.density <= densest)
     blocks = -(-matrix.columns // widest)
@@ -63,14 +63,18 @@ def _block_width(matrix: Matrix) -> int:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight]"""
+    """Returns the tile: [tokens, rows of the weight]."""
     fits = isinstance(stored, Pairs) and stored.reduction == matrix.reduction and _FEATURE in matrix.features
     return (_VECTORS * matrix.lanes, _ROWS) if fits and matrix.element == "bf16" else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: (nnz / 2 + M blocks / 4) c(v) for the pairs, filled up; 15 M blocks for starts and ends
-    of rows; 0.4 (K + M) v L for the transposes of x and y."""
+    """Returns the cycles of all tiles. A tile of v vectors of L tokens takes the sum of
+
+    - c(v) for each of the nnz / 2 + M blocks / 4 pairs, with padding,
+    - 15 for each row and block, to start and end its loop,
+    - 0.4 (K + M) v L for the transposes of x and y.
+    """
     m, k, lanes = matrix.rows, matrix.columns, matrix.lanes
     starts = m * -(-k // _block_width(matrix))
     full, left = divmod(tokens, _VECTORS * lanes)
@@ -99,7 +103,7 @@ class LowerPairs:
 
 
 class _Pairs(RowGroups):
-    """A product in blocks of `width` columns, row by row; the packed x is bf16, in whole cache lines of it."""
+    """A product in blocks of `width` columns, row by row. The packed x is bf16, in whole cache lines."""
 
     moves = False
 
@@ -112,11 +116,11 @@ class _Pairs(RowGroups):
 
     @property
     def workspace(self) -> int:
-        """Bytes a thread needs."""
+        """Bytes that a thread needs."""
         return tile_bytes(self, self.tokens, self.slots + self.padded // 2)
 
     def packed(self, tile: TokenTile) -> tuple[ir.Value, ir.Value]:
-        """x of a tile, packed in the workspace, and what is left for the sums."""
+        """Packs x of a tile into the workspace. Returns it, and the memory for the sums."""
         (sums,), tokens = tile.scratch(self.slots), tile.vectors * tile.lanes
         after = arith.addi(tile.operands.offset, index(self.slots * tokens * 4))
         packed = memref.view(ir.MemRefType.get([self.padded, tokens], self.element), tile.operands.workspace, after, [])

@@ -1,12 +1,12 @@
-"""Products with a bf16 weight in blocks (`Vnni`), shared by the instruction sets that multiply pairs: strip by strip of rows.
+"""The frame of products with a bf16 weight in blocks (`Vnni`), for all instruction sets that multiply pairs.
 
-func.func private @region_tile12(...)        tokens in groups of 12, the last group moved back so that none is past the end
-  copy:      the tile of x into the workspace, if K is no multiple of a block or there are fewer tokens than a group has
+func.func private @region_tile12(...)        tokens in groups of 12; the last group is moved back so that none is past the end
+  copy:      the tile of x into the workspace, if K is no multiple of a block or there are fewer tokens than in a group
   for each strip of the weight's rows, each group of the tile's tokens:
-    multiply: the strip's blocks with x, which is read as it lies in memory   // the lowering's own
-    store:    sums through the epilogue into y                                // token by token, 16 features a vector
+    multiply: the strip's blocks with x, unpacked                             // each lowering has its own
+    store:    sums through the epilogue into y                                // token by token, in vectors of 16 features
 
-A strip's blocks stay in the first-level cache while the tokens of the tile go by.
+The blocks of a strip stay in the first-level cache while all tokens of the tile are multiplied.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +27,14 @@ from gossamer.passes.loops.product import Operands, Product
 from gossamer.passes.loops.vectors import byte_width, index, load_index, loop, mask_of, narrowed, vector_of, zeros
 
 LANES = 16
-"""Sums in a vector, and rows of the weight in a tile."""
+"""Number of sums in a vector, and of the weight's rows in a tile."""
 
-_LINE = 32  # bf16 in a cache line
+_LINE = 32  # number of bf16 in a cache line
 
 
 def storage_in_blocks(matrix: Matrix, feature: str, columns: Callable[[int], int | None]) -> Vnni | None:
-    """Blocks of 16 or 32 rows, if the weight has such and the target the feature; `columns` gives the width for that of the
-    weight's blocks."""
+    """Returns blocks of 16 or 32 rows; None if the weight has no such blocks or the target lacks the feature. `columns` maps
+    the width of the weight's blocks to that of the stored ones, or None."""
     if feature not in matrix.features or matrix.lanes != LANES or matrix.element != "bf16" or matrix.block is None:
         return None
     rows, width = matrix.block[0], columns(matrix.block[1])
@@ -42,15 +42,20 @@ def storage_in_blocks(matrix: Matrix, feature: str, columns: Callable[[int], int
 
 
 def tile_of(matrix: Matrix, stored: Format | Packing, feature: str, tile: tuple[int, ...]) -> tuple[int, ...] | None:
-    """`tile` for blocks that these products can compute with."""
+    """Returns `tile` for blocks that these products can multiply; None for other storages."""
     fits = isinstance(stored, Vnni) and stored.rows <= 32 and stored.reduction == matrix.reduction
     return tile if fits and matrix.element == "bf16" and feature in matrix.features else None
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is multiplied at once: tokens of x from row `row` on, which is token `token`, and the blocks [begin, end) of the
-    strip whose first row is `first_row`."""
+    """A group of tokens and a strip that are multiplied together.
+
+    x, row      tokens of `x` from row `row` on
+    token       the number of the first of them
+    begin, end  the blocks [begin, end) of the strip
+    first_row   the first row of the strip
+    """
 
     x: ir.Value
     row: ir.Value
@@ -64,11 +69,10 @@ Multiply = Callable[[Operands, Group], None]
 
 
 class Strips(Product):
-    """A product with a weight in blocks of `height` x `width`; that of a map is up to the lowering.
+    """A product with a weight in blocks of `height` x `width`. For a map, the lowering gives the width.
 
-    tile     tokens of a tile: where at most a fifth of the blocks is stored, and where more are
-    aligned  whether x can be read as it lies in memory: its elements are the weight's, and K is a multiple of the width of a
-             block
+    tile     tokens of a tile if at most a fifth of the blocks is stored, and if more are
+    aligned  whether x can be read unpacked: it has the weight's element type, and K is a multiple of the width of a block
     """
 
     def __init__(self, op: Any, width: int = 2) -> None:
@@ -87,8 +91,8 @@ class Strips(Product):
         self.workspace = 0
 
     def in_groups(self, tokens: int, copied: int, multiply: Multiply) -> func.FuncOp:
-        """A function that computes a tile of the tokens, `tokens` at a time, on a copy of that tile of x if it has `copied`
-        tokens at most."""
+        """Returns a function that computes a tile of tokens, `tokens` at a time. If `copied`, it works on a copy of the tile's
+        x, which has at most `copied` tokens."""
         sums = tokens * self.height * byte_width(self.sum_type)
         self.workspace = max(self.workspace, sums + copied * self._copied_columns * byte_width(self.element))
         suffix = f"copied{tokens}" if copied else f"tile{tokens}"
@@ -99,19 +103,19 @@ class Strips(Product):
         return -(-self.padded_K // _LINE) * _LINE
 
     def _tokens(self, positions: ir.Value) -> ir.Value:
-        """The tokens of a tile, for a weight with these positions."""
+        """Returns the tokens of a tile, for a weight with these positions."""
         few, many = self.tile
         stored = load_index(positions, index(self.groups))
         sparse = arith.cmpi(arith.CmpIPredicate.ule, stored, index(self.groups * self.padded_K // self.width // 5))
         return arith.select(sparse, index(few), index(many))
 
     def sums(self, operands: Operands, tokens: int) -> ir.Value:
-        """Memory for the sums of a group: [tokens, height]."""
+        """Returns memory for the sums of a group: [tokens, height]."""
         type_ = ir.MemRefType.get([tokens, self.height], self.sum_type)
         return memref.view(type_, operands.workspace, operands.offset, [])
 
     def store(self, operands: Operands, group: "Group", sums: ir.Value) -> None:
-        """The sums of a group through the epilogue into y."""
+        """Stores the sums of a group through the epilogue into y."""
         vec = vector_of(LANES, self.sum_type)
         with loop(index(0), index(ir.MemRefType(sums.type).shape[0]), index(1)) as tokens:
             t = tokens.induction_variable
@@ -121,7 +125,7 @@ class Strips(Product):
                 operands.memory.store_token(arith.addi(group.token, t), arith.addi(group.first_row, at), LANES, finish)
 
     def store_sums(self, operands: Operands, group: "Group", sums: list[ir.Value]) -> None:
-        """The same for sums in registers, those of a token side by side."""
+        """Stores sums in registers, those of a token side by side, through the epilogue into y."""
         memory = self.sums(operands, len(sums) // self.halves)
         for i, total in enumerate(sums):
             t, half = divmod(i, self.halves)
@@ -129,7 +133,7 @@ class Strips(Product):
         self.store(operands, group, memory)
 
     def run_tiles(self, widths: Sequence[int], rows: int, multiply: Callable[[int, Operands, Group], None]) -> None:
-        """As `run`, where tokens are multiplied `rows` at a time: the narrowest function takes fewer on a copy of x."""
+        """Runs functions for tokens in multiples of `rows`, as `run` does. Fewer than `rows` tokens take a copy of x."""
         copied = 0 if self.aligned else max(self.tile)
         functions = [(n, self.in_groups(n, copied, partial(multiply, n))) for n in widths]
         if self.aligned:
@@ -137,8 +141,10 @@ class Strips(Product):
         self.run(functions)
 
     def run(self, functions: Sequence[tuple[int, func.FuncOp]]) -> None:
-        """Share out tiles of tokens and, with fewer of these than threads, strips. Of the functions, which are named with the
-        tokens that they need, the first one that is not too wide is called, or the last."""
+        """Replaces the op by calls that share out tiles of tokens and, if there are fewer tiles than threads, strips.
+
+        Each function comes with the tokens that it needs. The first one that does not need too many is called, or the last.
+        """
         with ir.InsertionPoint(self.op):
             tile = self._tokens(self.buffers[1])
             tokens = memref.dim(self.storage.output, index(0))
@@ -174,8 +180,10 @@ class Strips(Product):
                 multiply(operands, Group(x, arith.subi(token, start), token, begin, stop, row))
 
     def _copy(self, operands: Operands, most: int, offset: int, start: ir.Value, end: ir.Value) -> ir.Value:
-        """The tokens [start, end) of x, with zeros after column K; tokens past the last one repeat it. At `offset` of the
-        thread's workspace there is room for `most`."""
+        """Copies the tokens [start, end) of x to `offset` of the thread's workspace, which has room for `most`.
+
+        Zeros follow column K. Tokens past the last one repeat it.
+        """
         columns = self._copied_columns
         at, type_ = arith.addi(operands.offset, index(offset)), ir.MemRefType.get([most, columns], self.element)
         copy = memref.view(type_, operands.workspace, at, [])
@@ -192,7 +200,7 @@ class Strips(Product):
         return copy
 
     def as_copied(self, read: ir.Value, line: ir.VectorType) -> ir.Value:
-        """What a copy has in place of what was read of x."""
+        """Converts a vector of x for the copy."""
         return narrowed(read, line)
 
 

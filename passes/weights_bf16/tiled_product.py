@@ -1,4 +1,4 @@
-"""Products on AMX whose x is packed in a tile of tokens, and whose weight is the left tile: of panels, or of a map of tiles.
+"""The frame of products on AMX with a packed tile of x, whose weight (panels, or a map of tiles) is the left factor.
 
 pack:    the tile of x into the workspace
 for each strip of rows:  its sums by the inner loops; 16 rows at a time, transposed, through the epilogue into y
@@ -24,7 +24,7 @@ _CACHE_LINE = 64
 
 
 class TiledProduct(Product, Generic[Stored]):
-    """A product in strips of `height` rows and tiles of `tokens`; `padded` is K, filled up to whole tiles of the weight."""
+    """A product in strips of `height` rows and tiles of `tokens`. `padded` is K rounded up to whole tiles of the weight."""
 
     storage_kind: type[Stored]
     stored: Stored
@@ -42,12 +42,12 @@ class TiledProduct(Product, Generic[Stored]):
         self.workspace = self.tokens * (4 * self.height + byte_width(self.element) * self.padded) + _CACHE_LINE
 
     def lower(self, module: ir.Module) -> None:
-        """Replace the op."""
+        """Replaces the op by loops."""
         reserve_workspace(module, self.workspace)
         lower_by_tiles(self, self.tokens, self.workspace, self._emit)
 
     def _emit(self, tile: TokenTile) -> None:
-        """The body of a function for one tile."""
+        """Emits the body of a function for one tile."""
         operands = tile.operands
         (sums,) = tile.scratch(self.height)
         packed = self.packed(tile, arith.addi(operands.offset, index(self.height * tile.vectors * TOKENS * 4)))
@@ -62,11 +62,11 @@ class TiledProduct(Product, Generic[Stored]):
         raise NotImplementedError
 
     def packed(self, tile: TokenTile, at: ir.Value) -> ir.Value:
-        """The tile of x at a place in the workspace."""
+        """Packs the tile of x at a place in the workspace. Returns it."""
         raise NotImplementedError
 
     def _finish(self, tile: TokenTile, sums: ir.Value, row: ir.Value) -> None:
-        """The sums of a strip through the epilogue into y."""
+        """Stores the sums of a strip through the epilogue into y."""
         if not self.epilogue.trivial:
             with loop(index(0), index(self.height), index(1)) as rows:
                 slot = rows.induction_variable

@@ -1,1 +1,1 @@
-"""Schedules of quantized weights: int8 products with exact sums, and products of grouped integers with floats."""
+"""Schedules of quantized weights: products of int8 with exact sums, and of groups of integers with floats."""

@@ -1,12 +1,12 @@
-"""The product of 16 rows of a weight in a map of tiles (`TileMap`) with a tile of tokens, on AMX: the weight is the left tile.
+"""The product of 16 rows of a weight in a map of tiles (`TileMap`) with a tile of tokens, on AMX. The weight is on the left.
 
 for each tile of the rows:  iter_args(the place among the values, a tile of sums for each 16 tokens)
-  vpexpandw(values[place..], a mask) into memory                      // 16 lines; vpexpandb of int8
+  vpexpandw(values[place..], a mask) into memory                      // 16 lines; vpexpandb for int8
   x86.amx.tile_mulf(16 rows x 32 columns, 32 columns x 16 tokens, sums)       // tile_muli of 64 columns
 x86.amx.tile_store the sums
 
-Bytes of x are packed with 128 added (quad_lines.py). So a further tile sums what that adds to all tokens of a row, and it is
-taken away in the end.
+Bytes of x are packed with 128 added (quad_lines.py). So one more tile sums -128 times the weights of each row. In the end it is
+added to all sums.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from gossamer.passes.weights_int8.byte_products import splat_of_bytes
 
 @dataclass(frozen=True)
 class TileMaps(InnerLoop):
-    """For so many `tiles` of 16 rows. x is packed as lines of pairs (bf16_pairs.py), or of quads.
+    """Inner loops for groups of 16 rows of `tiles` tiles. x is packed as lines of pairs (bf16_pairs.py), or of quads.
 
-    lines   memory of two expanded tiles, that are filled in turns
-    middle  a tile of -128, of bytes; None of floats
-    excess  memory of a tile of sums, of bytes
+    lines   memory of two expanded tiles, which are filled in turn
+    middle  for bytes: a tile of -128; None for floats
+    excess  for bytes: memory of a tile of sums
     """
 
     tiles: int
@@ -39,15 +39,15 @@ class TileMaps(InnerLoop):
 
     @property
     def at_once(self) -> int:
-        """All of a tile of tokens."""
+        """All vectors of a tile of tokens."""
         return self.vectors
 
     def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
-        """Rows of a group are neighbours."""
+        """Returns the row of a slot. The rows of a group are neighbours."""
         return arith.addi(arith.muli(group, index(ROWS)), slot)
 
     def store(self, group: ir.Value, sums: ir.Value, token: ir.Value) -> None:
-        """The products of a group into `sums`, [rows, tokens]."""
+        """Stores the products of a group into `sums`, [rows, tokens]."""
         total = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{TOKENS}x{ir.MemRefType(sums.type).element_type}>")
         first = arith.muli(group, index(self.tiles * ROWS))
         nothing = [x86.TileZeroOp(total).result for _ in range(self.vectors + (self.middle is not None))]
@@ -64,8 +64,10 @@ class TileMaps(InnerLoop):
             self._take_away(self.excess, sums)
 
     def _expand(self, first: ir.Value, tile: ir.Value, place: ir.Value) -> ir.Value:
-        """A tile into memory, by masks that begin at `first`; the place after its values. It is loaded one step later, for what
-        has just been stored row by row cannot be loaded as a tile at once."""
+        """Expands a tile into memory, by masks that begin at `first`. Returns the place after its values.
+
+        The tile is loaded one step later, because rows that have just been stored cannot be loaded as a tile without a wait.
+        """
         masks, slot = arith.addi(first, arith.muli(tile, index(ROWS))), arith.remui(tile, index(2))
         for row in range(ROWS):
             expanded, place = expanded_line(self.weight, arith.addi(masks, index(row)), place)
@@ -73,7 +75,7 @@ class TileMaps(InnerLoop):
         return place
 
     def _multiply(self, tile: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """sums + an expanded tile * its columns of x."""
+        """Returns the sums plus an expanded tile times its columns of x."""
         (_, _, columns), element = ir.MemRefType(self.lines.type).shape, ir.MemRefType(self.lines.type).element_type
         factor = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{columns}x{element}>")
         line, k = columns // LINES * TOKENS, arith.muli(tile, index(LINES))
@@ -102,11 +104,11 @@ class TileMaps(InnerLoop):
 def tile_maps(
     weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int, storage: TileMap, columns: int
 ) -> TileMaps:
-    """The inner loops for a weight of so many columns in the first block of a function, with what memory of it they need."""
+    """Returns the inner loops for a weight with `columns` columns. Call it in the first block of a function: it allocates."""
     element = ir.MemRefType(weight[-1].type).element_type
     tile = ir.MemRefType.get([ROWS, storage.columns], element)
     middle = excess = None
-    with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would not make it once
+    with ir.InsertionPoint.at_block_begin(ir.InsertionPoint.current.block):  # after a loop, LLVM would allocate it each time
         lines = memref.alloca(ir.MemRefType.get([2, ROWS, storage.columns], element), [], [], alignment=64)
         if isinstance(element, ir.IntegerType):
             middle = memref.alloca(tile, [], [], alignment=64)

@@ -1,4 +1,4 @@
-"""Dot products of bytes and of words, as the loops of quantized products use them."""
+"""Dot products of bytes and of words, for the loops of quantized products."""
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, llvm, vector
@@ -10,19 +10,18 @@ _PAIRS = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"
 
 
 def are_signed(lanes: int) -> bool:
-    """Whether a target whose vectors have so many sums multiplies bytes of x with their sign, as NEON does: AVX takes them
-    as 0..255."""
+    """Whether a target with `lanes` sums in a vector multiplies signed bytes of x, as NEON does. AVX takes them as 0..255."""
     return lanes == 4
 
 
 def as_multiplied(x: ir.Value, lanes: int) -> ir.Value:
-    """Bytes of x as the target's products take them."""
+    """Returns bytes of x in the form that the target multiplies."""
     return x if are_signed(lanes) else plus_128(x)
 
 
 def multiplied(sums: ir.Value, x: ir.Value, weights: ir.Value, signed: bool = False) -> ir.Value:
-    """sums[i] + the dot product of x[4 i .. 4 i + 3], u8 or `signed`, and weights[4 i .. 4 i + 3], s8; exact but for wrapping
-    around."""
+    """Returns sums[i] + the dot product of x[4 i .. 4 i + 3], u8 or `signed`, and weights[4 i .. 4 i + 3], s8. It is exact
+    unless it wraps around."""
     type_ = ir.VectorType(sums.type)
     if not signed:
         return _called(f"x86.{_DOT[32 * type_.shape[0]]}", type_, sums, x, weights)
@@ -30,7 +29,7 @@ def multiplied(sums: ir.Value, x: ir.Value, weights: ir.Value, signed: bool = Fa
 
 
 def multiplied_words(sums: ir.Value, x: ir.Value, weights: ir.Value, lanes: int) -> ir.Value:
-    """sums[i] + x[2 i] weights[2 i] + x[2 i + 1] weights[2 i + 1], words, for a target whose vectors have so many sums."""
+    """Returns sums[i] + x[2 i] weights[2 i] + x[2 i + 1] weights[2 i + 1] for words, with `lanes` sums in a vector."""
     type_ = ir.VectorType(sums.type)
     if not are_signed(lanes):
         return arith.addi(sums, _called(f"x86.{_PAIRS[32 * type_.shape[0]]}", type_, x, weights))
@@ -41,7 +40,7 @@ def multiplied_words(sums: ir.Value, x: ir.Value, weights: ir.Value, lanes: int)
 
 
 def in_all_lanes(values: ir.Value, lanes: int) -> list[ir.Value]:
-    """Each 32 bits of the values, repeated in all of so many lanes."""
+    """Returns for each 32 bits of the values a vector that repeats them in all `lanes` lanes."""
     i32, given = ir.IntegerType.get_signless(32), ir.VectorType(values.type)
     width = 32 // ir.IntegerType(given.element_type).width
     words, line = vector.bitcast(vector_of(given.shape[0] // width, i32), values), vector_of(width * lanes, given.element_type)
@@ -50,13 +49,13 @@ def in_all_lanes(values: ir.Value, lanes: int) -> list[ir.Value]:
 
 
 def plus_128(values: ir.Value) -> ir.Value:
-    """Bytes with 128 added: from -128..127 to what reads, without a sign, as 0..255."""
+    """Adds 128 to bytes: -128..127 becomes 0..255, read as unsigned."""
     type_ = ir.VectorType(values.type)
     return arith.xori(values, splat_of_bytes(type_.shape[0], -128))
 
 
 def splat_of_bytes(count: int, value: int) -> ir.Value:
-    """A vector of one byte everywhere."""
+    """Returns a vector with the same byte in all lanes."""
     type_ = vector_of(count, ir.IntegerType.get_signless(8))
     return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(type_.element_type, value)))
 

@@ -1,9 +1,9 @@
-"""Sums of strips of a weight in windows of bytes (`ByteWindows`): what its nonzeros want of x is looked up in registers.
+"""Sums of strips of a weight in windows of bytes (`ByteWindows`). They look up in registers the bytes of x for its nonzeros.
 
-for each line of the strip:  iter_args(a vector of sums for each token, how much too large they are)
+for each line of the strip:  iter_args(a vector of sums for each token, a vector of the excess)
   places[line], values[line]                   // four nonzeros of each of 16 rows
   vpdpbusd(sums, vpermb(places, the token's window of the line), values)
-  vpdpbusd(how much, 128, values)              // x is given as x + 128, which vpdpbusd reads without a sign
+  vpdpbusd(excess, 128, values)                // x is given as x + 128, which vpdpbusd reads as unsigned
 """
 
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ from gossamer.passes.loops.vectors import index, load_index, loop, transpose, ve
 from gossamer.passes.weights_int8.byte_products import multiplied, splat_of_bytes
 
 LANES = 16
-"""Rows of a strip, sums in a vector, and tokens whose sums are in registers."""
+"""Number of rows of a strip, of sums in a vector, and of tokens whose sums are in registers."""
 
 _WIDE = ByteWindows.COLUMNS
 _HALF = _WIDE // 2
 _LINE = ByteWindows.TOGETHER * LANES
-_WHOLE = 704  # columns of which 16 tokens have all windows beside each other in half of a first-level cache
-_AHEAD = 16  # lines that are on their way to the first-level cache
-_CHAINS = 4  # sums that have to be under way at once
+_WHOLE = 704  # most columns for which 16 tokens have all windows side by side in half of a first-level cache
+_AHEAD = 16  # how many lines ahead to prefetch
+_CHAINS = 4  # independent sums that hide the latency of a dot product
 _PERMUTE = "llvm.x86.avx512.permvar.qi.512"
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the windows of a row of x lie: so many bytes from one to the next, and before the first."""
+    """The places of the windows in a row of x: `apart` bytes from one to the next, and `before` bytes before the first."""
 
     apart: int = ByteWindows.STEP
     before: int = 0
 
     @classmethod
     def of(cls, columns: int) -> "Windows":
-        """Those of a tile's tokens: one beside the other, so that none lies across two lines of the first-level cache, if it
-        has room for them. Half of what was before the first one is behind the last one."""
+        """Returns the windows of a tile's tokens. If they fit the first-level cache, they are side by side, so that none
+        crosses a cache line. Else they overlap."""
         return cls(_WIDE, _WIDE) if columns <= _WHOLE else cls()
 
     @property
@@ -48,11 +48,11 @@ class Windows:
         return self.apart == _WIDE
 
     def column(self, number: ir.Value) -> ir.Value:
-        """Where a window begins."""
+        """Returns the place where a window begins."""
         return arith.addi(arith.muli(number, index(self.apart)), index(self.before))
 
     def width(self, columns: int) -> int:
-        """Bytes of a row with so many columns."""
+        """Returns the bytes of a row with `columns` columns."""
         return -(-columns // _WIDE) * _WIDE * self.apart // ByteWindows.STEP + self.before
 
 
@@ -65,8 +65,10 @@ def sums_of_lines(
     tokens: int,
     windows: "Windows | None" = None,
 ) -> list[ir.Value]:
-    """The sums of a strip, whose lines are [begin, end): a vector of i32 for each of `tokens` rows of `x` from `row` on, which
-    are bytes with 128 added, and with all columns of the last window."""
+    """Returns the sums of a strip with the lines [begin, end): a vector of i32 for each of `tokens` rows of `x` from `row` on.
+
+    x has bytes with 128 added, and all columns of the last window.
+    """
     laid = windows or Windows()
     _, numbers, *_, places, values = arrays.weight
     i32, i8 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8)
@@ -88,25 +90,25 @@ def sums_of_lines(
 
 @dataclass(frozen=True)
 class WindowStrips(InnerLoop):
-    """For a tile of a chain, where `packed` has its tokens row by row (`tokens_in_rows`).
+    """Inner loops for a tile of a chain, with the tokens of `packed` row by row (`tokens_in_rows`).
 
-    All strips go over the tokens that are multiplied together before the next ones come: these stay in the first-level cache.
+    All strips are multiplied with a vector of tokens before the next vector, so that its x stays in the first-level cache.
     """
 
     columns: int
 
     @property
     def at_once(self) -> int:
-        """One vector: as many tokens as are multiplied together."""
+        """One vector of tokens."""
         return 1
 
     def row(self, group: ir.Value, slot: ir.Value) -> ir.Value:
-        """Rows are sorted."""
+        """Returns the row of a slot. Rows are sorted, and `order` has them."""
         _, _, order, *_ = self.weight
         return load_index(order, arith.addi(arith.muli(group, index(LANES)), slot))
 
     def store(self, group: ir.Value, sums: ir.Value, token: ir.Value) -> None:
-        """The products of a strip into `sums`, [16 rows, tokens]."""
+        """Stores the products of a strip into `sums`, [16 rows, tokens]."""
         begin, end = self.entries(group)
         with loop(index(0), index(ir.MemRefType(sums.type).shape[1]), index(LANES)) as starts:
             at, row = starts.induction_variable, arith.addi(token, starts.induction_variable)
@@ -116,7 +118,7 @@ class WindowStrips(InnerLoop):
 
 
 def tokens_in_rows(lines: ir.Value, columns: int, vectors: int) -> ir.Value:
-    """Lines of quads (quad_lines.py) as [tokens, windows], zeros at the end."""
+    """Transposes lines of quads (quad_lines.py) to [tokens, windows], with zeros at the end."""
     quads, at_once, windows = columns // 4, _WIDE // 4, Windows.of(columns)
     i8, i32 = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
     read, words = vector_of(_WIDE, i8), vector_of(LANES, i32)
@@ -130,7 +132,7 @@ def tokens_in_rows(lines: ir.Value, columns: int, vectors: int) -> ir.Value:
         for t, bytes_ in enumerate(transpose(given)):
             window, row = vector.bitcast(read, bytes_), arith.addi(token, index(t))
             vector.store(window, rows, [row, column])
-            if windows.beside:  # its halves are those of the windows before and after it, too
+            if windows.beside:  # its halves also belong to the windows before and after it
                 for half, at in ((0, _HALF - _WIDE), (1, _WIDE)):
                     part = vector.extract_strided_slice(vector_of(_HALF, i8), window, [half * _HALF], [_HALF], [1])
                     vector.store(part, rows, [row, arith.addi(column, index(at))])

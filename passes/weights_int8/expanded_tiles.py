@@ -1,13 +1,13 @@
-"""The product of 32 rows of a weight in a map of tiles (`TileMap`), which are expanded once, with many tokens, on AMX.
+"""The product of 32 rows of a weight in a map of tiles (`TileMap`) with many tokens, on AMX. The rows are expanded once.
 
 for each tile of the rows:  vpexpandw(values[place..], a mask) into memory                    // vpexpandb of int8
 for each 32 tokens, for each tile of the rows:  iter_args(2 x 2 tiles of sums)
   x86.amx.tile_mulf(16 rows x 32 columns, 32 columns x 16 tokens, sums)                       // tile_muli of 64 columns
-  a part of what the caller does meanwhile: AMX is busy for 16 cycles with an instruction, and vectors are free
+  a part of the caller's work: AMX needs 16 cycles for an instruction, in which vector units are free
 
-Each tile of x is loaded once for two tiles of the weight: otherwise the second-level cache bounds the product.
+Each tile of x is loaded once for two tiles of the weight. Else the second-level cache would bound the product.
 
-Bytes of x are packed with 128 added (quad_lines.py). What that adds to all tokens of a row is taken away from the start.
+Bytes of x are packed with 128 added (quad_lines.py). So the sums begin with -128 times the weights of each row.
 """
 
 from collections.abc import Callable
@@ -27,23 +27,23 @@ HALVES = 2
 """Tiles of 16 rows that share the loads of x."""
 
 PARTS = 16
-"""Of what happens meanwhile."""
+"""Number of parts of the caller's work in one multiplication."""
 
-_STEPS = 3  # of AMX, between which parts of it take turns
+_STEPS = 3  # steps of AMX between which these parts are distributed
 
 
 def expanded_bytes(columns: int, storage: TileMap) -> int:
-    """Of the memory for 32 expanded rows with so many columns."""
+    """Returns the bytes of 32 expanded rows with `columns` columns."""
     return HALVES * -(-columns // storage.columns) * ROWS * LINES * 4
 
 
 @dataclass(frozen=True)
 class ExpandedTiles(WeightArrays):
-    """For a weight with `groups` of 16 rows, so many `tiles` each.
+    """The loops for a weight with `groups` groups of 16 rows, with `tiles` tiles each. They are an `Expands`.
 
     lines   memory of the expanded rows, tile by tile
-    middle  a tile of -128, of bytes; None of floats
-    excess  memory of two tiles of sums, of bytes
+    middle  for bytes: a tile of -128; None for floats
+    excess  for bytes: memory of two tiles of sums
     """
 
     weight: tuple[ir.Value, ...]
@@ -55,7 +55,7 @@ class ExpandedTiles(WeightArrays):
     excess: ir.Value | None
 
     def expand(self, group: ir.Value) -> None:
-        """32 rows into memory. Behind an odd number of 16 rows, the last ones come twice."""
+        """Expands 32 rows into memory. If the number of groups of 16 rows is odd, the last group is repeated."""
         for half in range(HALVES):
             rows = arith.addi(arith.muli(group, index(HALVES)), index(half))
             rows = rows if self.groups % HALVES == 0 else arith.minui(rows, index(self.groups - 1))
@@ -73,8 +73,10 @@ class ExpandedTiles(WeightArrays):
     def multiply(
         self, packed: ir.Value, token: ir.Value, sums: ir.Value, slot: ir.Value, meanwhile: Callable[[ir.Value], None]
     ) -> None:
-        """The products with x, `packed`, from `token` on, into sums[slot], [32 rows, tokens]; `meanwhile` gets the numbers of
-        the parts, in order."""
+        """Stores the products with x, `packed`, from `token` on, into sums[slot], [32 rows, tokens].
+
+        Calls `meanwhile` with the number of each part, in order.
+        """
         *_, width = ir.MemRefType(sums.type).shape
         vectors = width // TOKENS
         start = [self._start(half) for half in range(HALVES) for _ in range(vectors)]
@@ -103,7 +105,7 @@ class ExpandedTiles(WeightArrays):
     def _steps(
         self, low: ir.Value, high: ir.Value, packed: ir.Value, token: ir.Value, totals: list[ir.Value]
     ) -> list[ir.Value]:
-        """sums + the tiles [low, high) * their columns of x."""
+        """Returns the sums plus the tiles [low, high) times their columns of x."""
         with loop(low, high, index(1), totals) as steps:
             tile, found = steps.induction_variable, list(steps.inner_iter_args)
             x = self._x(tile, packed, token, len(totals) // HALVES)
@@ -113,14 +115,14 @@ class ExpandedTiles(WeightArrays):
         return list(steps.results)
 
     def _x(self, tile: ir.Value, packed: ir.Value, token: ir.Value, vectors: int) -> list[ir.Value]:
-        """The columns of x that the tiles of one number are multiplied with."""
+        """Loads the columns of x for the tiles with one number."""
         line = ir.MemRefType(self.lines.type).shape[1] // LINES
         k, first = arith.muli(tile, index(LINES)), arith.muli(token, index(line))
         places = [[k, arith.addi(first, index(v * TOKENS * line))] for v in range(vectors)]
         return [x86.TileLoadOp(self._factor, packed, place).result for place in places]
 
     def _times(self, half: int, tile: ir.Value, x: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
-        """sums + a tile of one half of the rows * x."""
+        """Returns the sums plus a tile of one half of the rows times x."""
         weight, found = self._weight(half, tile), list(totals)
         for v, tokens in enumerate(x):
             at = half * len(x) + v
@@ -155,8 +157,8 @@ class ExpandedTiles(WeightArrays):
 def expanded_tiles(
     weight: tuple[ir.Value, ...], memory: ir.Value, sums: ir.Type, storage: TileMap, rows: int, columns: int
 ) -> ExpandedTiles:
-    """The loops for a weight of so many rows and columns, whose sums have the type `sums`, with `memory` (bytes) of
-    `expanded_bytes`; in the first block of a function."""
+    """Returns the loops for a weight of `rows` x `columns`, whose sums have the type `sums`. Call it in the first block of a
+    function: it allocates. `memory` has `expanded_bytes` bytes."""
     element, tiles = ir.MemRefType(weight[-1].type).element_type, -(-columns // storage.columns)
     lines = memref.view(ir.MemRefType.get([HALVES * tiles * ROWS, storage.columns], element), memory, index(0), [])
     total = ir.Type.parse(f"!x86.amx.tile<{ROWS}x{TOKENS}x{sums}>")

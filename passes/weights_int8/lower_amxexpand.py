@@ -1,18 +1,18 @@
-"""lower-amxexpand: a `kernel.spmm` of the schedule "amxexpand" loads bf16 as sparse and multiplies it as dense by AMX's tiles.
+"""lower-amxexpand: lowers a `kernel.spmm` of the schedule "amxexpand", which loads as sparse and multiplies by AMX as dense.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "amxexpand", tile = [32, 32]}
              : (..., tensor<3072x768xbf16, "vnnimap(reduction=1, rows=32)">) -> ...
 after    scf.parallel (%task) = ...                     // chunks of the strips of the weight
-           func.call @region_tile32(...)                // or _tile16, _copied16 where there are fewer tokens
+           func.call @region_tile32(...)                // or _tile16, _copied16 if there are fewer tokens
          func.func private @region_tile32(...)          // see strips.py
            for each 32 columns:  iter_args(the place among the values, 2 x 2 tiles of sums)
              vpexpandw(values[place..], a mask) into the workspace      // 16 lines, see lower_expand.py; for 16 rows each
              x86.amx.tile_mulf(16 tokens x 32 columns of x, 32 columns x 16 rows from the workspace, sums)
            x86.amx.tile_store the sums, from where they go through the epilogue
 
-Up to some tens of tokens a dense product waits for the weight, of which this reads less.
+Up to some tens of tokens, the memory reads of the weight bound a dense product. This schedule reads fewer bytes.
 
-Bytes, and all weights of chains, are maps of tiles (amx_map_loop.py), which are multiplied with a tile of x that is packed.
+Weights of bytes, and all weights of chains, are maps of tiles (amx_map_loop.py), which are multiplied with a packed tile of x.
 
 Fastest for unstructured zeros on AMX: 2.8 times as fast as "broadcast" at "768x3072 80% 32 tokens bf16" in
 benchmarks/results/intel-xeon-graniterapids/prediction-bf16.json.
@@ -41,15 +41,15 @@ from gossamer.passes.weights_int8.lower_amxquads import TiledBytes
 
 _FEATURES = {"bf16": frozenset({"amx", "avx512vbmi2"}), "i8": frozenset({"amxint8", "avx512vbmi2"})}
 _WIDTHS = (32, 16)  # tokens whose sums are in tiles
-_ROWS, _COLUMNS = 16, 32  # of a tile
-_IN_CHAINS = 4  # vectors of tokens of a tile
+_ROWS, _COLUMNS = 16, 32  # rows and columns of an AMX tile
+_IN_CHAINS = 4  # vectors of tokens in a tile of a chain
 _EXPANDED, _PRODUCTS, _BYTES, _RESULTS = 3.0, 180.0, 19.0, 6.0
 _EXPANDED_ROW, _TILE, _ELEMENT, _STORED = 6.2, 16.0, 0.45, 3.0
 
 
 def _storage(matrix: Matrix) -> VnniMap | TileMap | None:
     able = matrix.element in _FEATURES and _FEATURES[matrix.element] <= matrix.features
-    if not able or not matrix.columns:  # there is always a first tile
+    if not able or not matrix.columns:  # the loops need at least one tile
         return None
     return VnniMap(matrix.reduction, 32) if matrix.element == "bf16" else _in_chains(matrix)
 
@@ -59,16 +59,19 @@ def _in_chains(matrix: Matrix) -> TileMap:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens], twice where x is not packed"""
+    """Returns the tile: [tokens], or [tokens, tokens] if x is not packed."""
     if _storage(matrix) is None or stored not in (_storage(matrix), _in_chains(matrix)):
         return None
     return (_WIDTHS[0],) * 2 if isinstance(stored, VnniMap) else (_IN_CHAINS * TOKENS,)
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Of bf16: for every 32 tokens or fewer: 3 for each line of 32 elements, nonzero or not, and M K T' / 180 with T' tokens in
-    whole tiles; at least M K / 8 + 2 nnz bytes at 19 a cycle; 6 T' M / 16 for the results. Bytes are multiplied as in chains,
-    and 0.45 (K + M) T' transpose x and y."""
+    """Returns the cycles for T' tokens in whole tiles.
+
+    bf16: for every 32 tokens, 3 for each line of 32 elements, zeros included, or the time to read M K / 8 + 2 nnz bytes at 19
+    per cycle if that is more; M K T' / 180 for the products; 6 T' M / 16 for the results. int8: the cycles of chains, and
+    0.45 (K + M) T' to transpose x and y.
+    """
     elements, computed = matrix.rows * matrix.columns, -(-tokens // _ROWS) * _ROWS
     if matrix.element == "i8":
         return _multiplying(matrix, tokens) + _ELEMENT * (matrix.columns + matrix.rows) * computed
@@ -78,7 +81,10 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 
 def _multiplying(matrix: Matrix, tokens: int) -> float:
-    """For every 64 tokens or fewer 6.2 for each row of a tile; 16 for each product of tiles, of bytes one more."""
+    """Returns the cycles in a chain: for every 64 tokens 6.2 for each row of a tile, and 16 for each product of tiles.
+
+    Bytes have one more product for every 64 tokens.
+    """
     tiles = matrix.rows * matrix.columns / (_ROWS * _in_chains(matrix).columns)
     groups = -(-tokens // (_IN_CHAINS * TOKENS))
     products = -(-tokens // TOKENS) + (groups if matrix.element == "i8" else 0)
@@ -95,7 +101,7 @@ def _in_chain(op: Any) -> ChainProduct:
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    """There nothing is transposed: the cycles are those of the products, and 3 for each vector of results."""
+    """A chain transposes nothing: its cycles are those of the products, and 3 for each vector of results."""
     stored = -(-tokens // TOKENS) * _STORED * matrix.rows
     return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
 
@@ -139,7 +145,7 @@ def _lower(module: ir.Module, op: Any) -> None:
 
 
 def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
-    """y for a group of tokens and a strip. The lines of 16 pairs of columns are in the memory of the sums meanwhile."""
+    """Computes y for a group of tokens and a strip. Before the sums are stored, their memory has lines of the weight."""
     factor, total = (ir.Type.parse(f"!x86.amx.tile<16x{columns}>") for columns in (f"{_COLUMNS}xbf16", f"{LANES}xf32"))
     left, right = [index(t) for t in range(0, tokens, _ROWS)], [index(h * LANES) for h in range(strips.halves)]
     lines_type = ir.MemRefType.get([strips.halves, _COLUMNS // 2, 2 * LANES], strips.element)

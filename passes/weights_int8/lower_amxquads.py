@@ -1,15 +1,15 @@
-"""lower-amxquads: a `kernel.spmm` of the schedule "amxquads" multiplies blocks of int8 by AMX's tiles, with exact sums.
+"""lower-amxquads: lowers a `kernel.spmm` of the schedule "amxquads" to products of blocks of int8 by AMX, with exact sums.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "amxquads", tile = [32]}
              : (tensor<?x768xi8>, tensor<3072x768xi8, "panels(reduction=1, rows=32, width=4)">) -> tensor<?x3072xf32>
 after    the loops of lower_amxcolumns.py over tiles of 32 tokens and strips of 32 rows, and inside
            for each panel of the strip:                                  // 64 columns that the strip's nonzeros are in
-             its 16 lines of x into memory, less the 128 that they are packed with (quad_lines.py)
+             copy its 16 lines of x into memory, minus the 128 that they are packed with (quad_lines.py)
              x86.amx.tile_muli(16 rows x 64 columns of the panel, 64 columns x 16 tokens, sums)      // 2 x 2 tiles of i32
 
 Four neighbours along K are a line of x, so blocks may have any width that is a multiple of 4.
 
-For int8 in blocks of 16 rows and 4 columns or more on AMX. No recorded file has such a case.
+This is for int8 in blocks of at least 16 rows and 4 columns, on AMX. No recorded file has such a case.
 """
 
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ from gossamer.passes.weights_int8.quad_lines import pack_lines
 
 _FEATURE = "amxint8"
 _QUAD, _COLUMNS = 4, 64
-_IN_CHAINS = 4  # vectors of tokens of a tile
-_PRODUCTS = 360.0  # a cycle: twice those of bf16, as the instruction has them
+_IN_CHAINS = 4  # vectors of tokens in a tile of a chain
+_PRODUCTS = 360.0  # products in a cycle, twice as many as with bf16
 _GATHER, _ELEMENT, _RESULT = 32.0, 0.5, 3.0
 
 
 def _storage(matrix: Matrix) -> Panels | None:
-    """Strips of 16 or 32 rows whose nonzeros are in the same quads."""
+    """Returns strips of 16 or 32 rows whose nonzeros are in the same quads, or None."""
     if _FEATURE not in matrix.features or matrix.bits != 512 or matrix.block is None:
         return None
     rows, columns = matrix.block
@@ -49,17 +49,17 @@ def _storage(matrix: Matrix) -> Panels | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (2 * TOKENS,) if isinstance(stored, Panels) and _FEATURE in matrix.features else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Those of the products, and 0.5 (K + M) for 32 tokens each to transpose x and y."""
+    """Returns the cycles of the products, and 0.5 (K + M) for each token of whole tiles of 32, to transpose x and y."""
     return _multiplying(matrix, tokens) + -(-tokens // 32) * _ELEMENT * (matrix.columns + matrix.rows) * 32
 
 
 def _multiplying(matrix: Matrix, tokens: int) -> float:
-    """For every 32 tokens: of each panel of R rows, 64 R 32 / 360 for its products and 32 for its lines."""
+    """Returns the cycles of the products. A panel of R rows takes 64 R 32 / 360 + 32 (for its lines) for every 32 tokens."""
     stored = _storage(matrix)
     assert stored is not None
     panels = -(-matrix.rows // stored.rows) * max(1.0, matrix.nonzeros / matrix.fill / (matrix.rows * _COLUMNS))
@@ -67,14 +67,14 @@ def _multiplying(matrix: Matrix, tokens: int) -> float:
 
 
 def _in_chain(op: Any) -> ChainProduct:
-    """The tile has x as bytes."""
+    """Returns how the product runs in a chain. The tile of the chain has x as bytes."""
     (rows, _), stored = shape_of(op), stored_of(op, Panels)
     inner = partial(byte_panels, storage=stored)
     return ChainProduct(_IN_CHAINS * TOKENS, stored.rows, -(-rows // stored.rows), 1, None, inner, stores=True)
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    """There nothing is transposed: the cycles are those of the products, and 3 for each vector of results."""
+    """A chain transposes nothing: its cycles are those of the products, and 3 for each vector of results."""
     stored = -(-tokens // 32) * _RESULT * matrix.rows * 32 / TOKENS
     return _cycles(matrix, tokens) / (_multiplying(matrix, tokens) + stored)
 
@@ -84,7 +84,7 @@ AMXQUADS = Family("amxquads", _storage, _tile, _cycles, chain=_in_chain, gain=_g
 
 @dataclass(frozen=True)
 class LowerAmxquads:
-    """Lower products of blocks of bytes to tiles."""
+    """Lower products of blocks of bytes to AMX tiles."""
 
     def run(self, module: ir.Module) -> None:
         for op in products(module, AMXQUADS.name):
@@ -92,7 +92,7 @@ class LowerAmxquads:
 
 
 class BytePanels(TilePanels):
-    """For a weight of int8, whose x is packed as lines with 128 added (quad_lines.py)."""
+    """Inner loops for a weight of int8. x is packed as lines with 128 added (quad_lines.py)."""
 
     def line(self, panel: ir.Value, number: ir.Value, vectors: range) -> list[ir.Value]:
         if self.storage.width == _QUAD:
@@ -100,18 +100,18 @@ class BytePanels(TilePanels):
         else:
             first = arith.muli(load_index(self.coordinates, panel), index(LINES))
             lines = self.lines_at(arith.addi(first, number), vectors)
-        return [plus_128(line) for line in lines]  # which takes it away again
+        return [plus_128(line) for line in lines]  # adding 128 once more removes it
 
 
 def byte_panels(
     weight: tuple[ir.Value, ...], packed: ir.Value, vec: ir.VectorType, vectors: int, storage: Panels
 ) -> BytePanels:
-    """The inner loops in the first block of a function, with memory of it for the lines of a panel."""
+    """Returns the inner loops. Call it in the first block of a function: it allocates memory for the lines of a panel."""
     return BytePanels(weight, packed, vec, vectors, storage, memory_of_panel(packed, vectors, storage))
 
 
 class TiledBytes(TiledProduct[Stored]):
-    """A product of bytes."""
+    """A product of bytes, whose x is packed as quads."""
 
     def packed(self, tile: TokenTile, at: ir.Value) -> ir.Value:
         lines = ir.MemRefType.get([self.padded // _QUAD, _QUAD * tile.vectors * TOKENS], self.element)

@@ -1,23 +1,24 @@
-"""lower-groups: a `kernel.spmm` of the schedule "groups" multiplies groups of 4- or 8-bit integers by floats, for a few tokens.
+"""lower-groups: lowers a `kernel.spmm` of the schedule "groups" to products of groups of integers with floats of few tokens.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "groups", tile = [8], ...} : ... tensor<..., "groups(...)">
 after    scf.parallel (%task) = ...                    // chunks of the weight's rows
-           for each 8 tokens: func.call @region_rows8  // or _rows4, _rows2, _rows1 for what is left of the tokens
+           for each 8 tokens: func.call @region_rows8  // or _rows4, _rows2, _rows1 for the last tokens
          func.func private @region_rows8(...)
-           the tokens of x into the workspace, widened to f32 and filled up with zeros
+           copy the tokens of x into the workspace, widened to f32 and padded with zeros
            for each block of 128 rows:
              for each of its strips of 16, some rows at once, so that their sums fill 16 registers:
                scf.for each line of the strip iter_args(sums)   // an entry of each row, which has two groups
-                 prefetch the line 16 lines on
+                 prefetch the line 16 lines ahead
                  its 16 bytes (4 bits) or 32 (8 bits), as integers in lanes of 32 bits
                  4 bits: permute(levels, bytes), permute(levels, bytes >> 4), the floats -8 .. 7; or by shifts
-                 times the scale of the group: of bf16 scales[p] << 16 or & ~65535 as a float; one multiply-add a token
-             the totals of its rows, in their own order, through the epilogue into y
+                 times the scale of the group (bf16: scales[p] << 16 or & ~65535 as a float); one multiply-add for each token
+             the totals of its rows, in the order of rows, through the epilogue into y
 
-What a lane multiplies is the element of the dequantized weight, so that a sum is that of floats. All rows of a strip take the
-same number of steps, each with sums of its own: no branch is guessed wrong at a row's end, and no sum waits for the one before.
+Integers are 4 or 8 bits. A lane multiplies an element of the dequantized weight, so a sum equals that of floats. All rows of a
+strip take the same number of steps, each with its own sums. So no branch is mispredicted at a row's end, and no sum waits for
+another.
 
-The only one for groups. It takes "step 1x16 50% 1x1" in benchmarks/results/amd-epyc-znver5/decode.json.
+This is the only schedule for groups. It takes "step 1x16 50% 1x1" in benchmarks/results/amd-epyc-znver5/decode.json.
 """
 
 from dataclasses import dataclass
@@ -36,13 +37,13 @@ from gossamer.passes.loops.product import Operands, products, stored_of
 from gossamer.passes.loops.vectors import index, load_index, loop, mask_of, sums_across, vector_of, zeros
 from gossamer.passes.weights.few_tokens import FewTokens, TokenRows
 
-_TOKENS = 8  # at most, that share the weights as floats
-_NEAR = 32 << 10  # bytes of the tokens of a tile: what the first-level cache of any target holds
-_WIDEST = 16  # lanes, of which an instruction looks up any other
-_AHEAD = 16  # lines of a strip that are fetched early: in a decoder all weights come from memory
+_TOKENS = 8  # most tokens that share the weights as floats
+_NEAR = 32 << 10  # most bytes of the tokens of a tile: they fit the first-level cache of any target
+_WIDEST = 16  # lanes of the vectors in which an instruction looks up any lane
+_AHEAD = 16  # how many lines of a strip ahead to prefetch: in a decoder all weights come from memory
 _PERMUTE = "llvm.x86.avx512.permvar.sf.512"
 _GROUP = {4: 0.7, 8: 0.9}  # cycles, by bits
-_TOKEN, _ROW, _TOTALS = 0.8, 3.0, 5.0
+_TOKEN, _ROW, _TOTALS = 0.8, 3.0, 5.0  # cycles, see _cycles
 
 
 def _storage(matrix: Matrix) -> Groups | None:
@@ -52,19 +53,23 @@ def _storage(matrix: Matrix) -> Groups | None:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens]"""
+    """Returns the tile: [tokens]."""
     return (_tokens(matrix),) if isinstance(stored, Groups) else None
 
 
 def _tokens(matrix: Matrix) -> int:
-    """Of a tile: two at least, and otherwise as many as stay near."""
+    """Returns the tokens of a tile: as many as fit the first-level cache, but at least two."""
     fit = [n for n in (8, 4) if 4 * n * matrix.columns <= _NEAR]
     return fit[0] if fit else 2
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of t tokens: .7 (4 bits) or .9 (8 bits) + .8 t for each stored group, L of 16 elements at a time; 3 + 5 t a row;
-    K t / L for the copy of x."""
+    """Returns the cycles of all tiles. A tile of t tokens takes the sum of
+
+    - 0.7 (4 bits) or 0.9 (8 bits) + 0.8 t for each vector of L elements of a stored group,
+    - 3 + 5 t for each row,
+    - K t / L for the copy of x.
+    """
     assert matrix.groups is not None
     groups, lanes = matrix.rows * matrix.columns / Groups.COLUMNS * kept_groups(matrix), matrix.lanes
     vectors = _WIDEST / lanes
@@ -76,7 +81,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 
 def _read(matrix: Matrix) -> float:
-    """Bytes: 16 elements, a scale and a coordinate for each stored group."""
+    """Returns the bytes that it reads: 16 elements, a scale and a coordinate for each stored group."""
     stored = _storage(matrix)
     assert stored is not None
     groups = matrix.rows * matrix.columns / stored.COLUMNS * kept_groups(matrix)
@@ -84,7 +89,7 @@ def _read(matrix: Matrix) -> float:
 
 
 def kept_groups(matrix: Matrix) -> float:
-    """The share of groups with a nonzero."""
+    """Returns the share of groups with a nonzero."""
     if matrix.block is None or matrix.block[1] % Groups.COLUMNS:
         return 1 - (1 - matrix.density) ** Groups.COLUMNS
     return min(matrix.density / matrix.fill, 1.0)
@@ -105,7 +110,7 @@ class LowerGroups:
 
 
 class _Product(FewTokens):
-    """Groups by rows. A copy of a token ends with a group of zeros, where the groups begin that fill up."""
+    """A product with groups. A copy of a token ends with a group of zeros, to which padding groups point."""
 
     def __init__(self, op: ir.OpView, stored: Groups) -> None:
         wide = stored.COLUMNS
@@ -114,7 +119,7 @@ class _Product(FewTokens):
         if self.lanes > wide or wide % self.lanes or str(self.sum_type) != "f32":
             raise CompileError(f"groups of {wide} are no vectors of {self.lanes} {self.sum_type}")
         self.stored = stored
-        # Behind the copy of x a vector of sums for each token and row of a strip, and the totals of a block.
+        # Behind the copy of x are a vector of sums for each token and row of a strip, and the totals of a block.
         self.workspace = self.tokens * 4 * (self.padded_K + stored.ROWS * self.lanes + stored.BLOCK)
 
 
@@ -158,7 +163,7 @@ class _Rows(TokenRows):
         return memref.view(type_, self.operands.workspace, arith.addi(self.operands.offset, index(at)), [])
 
     def _strip(self, x: ir.Value, sums: ir.Value, strip: ir.Value) -> None:
-        """A vector of sums for each token and row of a strip."""
+        """Computes a vector of sums for each token and row of a strip."""
         begin, end = (load_index(self.positions, arith.addi(strip, index(i))) for i in (0, 1))
         with loop(index(0), index(self.stored.ROWS), index(self.together)) as parts:
             first = parts.induction_variable
@@ -175,7 +180,7 @@ class _Rows(TokenRows):
                 vector.store(each, sums, [index(t), arith.addi(first, index(r)), index(0)])
 
     def _fetch(self, p: ir.Value) -> None:
-        """Starts to fetch entries of as many rows as are computed at once, maybe behind the last one."""
+        """Prefetches entries of the rows that are computed at once, maybe behind the last one."""
         stored = self.stored
         entry = stored.TOGETHER * stored.bits * stored.COLUMNS // 8
         each = ((self.values, entry), (self.scales, stored.TOGETHER * stored.scale // 32), (self.coordinates, stored.TOGETHER))
@@ -184,7 +189,7 @@ class _Rows(TokenRows):
                 memref.prefetch(memory, [arith.addi(arith.muli(p, index(elements)), index(at))], False, 2, True)
 
     def _entry(self, x: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """The sums of a row, one for each token, with the products of an entry."""
+        """Returns the sums of a row, one for each token, plus the products of an entry."""
         scales = self._scales(p)
         for part in range(self.parts):
             for g, floats in enumerate(self._floats(p, part * self.lanes)):
@@ -196,7 +201,7 @@ class _Rows(TokenRows):
         return sums
 
     def _scales(self, p: ir.Value) -> list[ir.Value]:
-        """The scale of each group of an entry, in all lanes."""
+        """Returns the scale of each group of an entry, in all lanes."""
         if self.stored.scale == 32:
             first = arith.muli(p, index(self.stored.TOGETHER))
             bits = [self._word(arith.addi(first, index(g))) for g in range(self.stored.TOGETHER)]
@@ -209,13 +214,13 @@ class _Rows(TokenRows):
         return vector.broadcast(self.integers, memref.load(self.scales, [at]))
 
     def _floats(self, p: ir.Value, part: int) -> list[ir.Value]:
-        """The integers of an entry as floats, from the `part`-th of each of its groups on."""
+        """Returns a vector of floats for each group of an entry: its integers from the `part`-th on."""
         first = arith.addi(arith.muli(p, index(2 * self.stored.bits * self.stored.COLUMNS // 8)), index(part))
         if self.stored.bits == 8:
             places = first, arith.addi(first, index(self.stored.COLUMNS))
             return [arith.sitofp(self.vec, self._bytes(self.values, at)) for at in places]
         data = self._bytes(self.values, first)
-        if self.lanes == _WIDEST:  # of a lane the lowest four bits count
+        if self.lanes == _WIDEST:  # the instruction reads the lowest four bits of a lane
             low = arith.extui(self.integers, data)
             return [
                 llvm.call_intrinsic(self.vec, _PERMUTE, [self.levels, bits], [], [])
@@ -226,14 +231,14 @@ class _Rows(TokenRows):
         return [arith.sitofp(self.vec, each) for each in (low, arith.shrsi(wide, self._splat(4)))]
 
     def _add_up(self, sums: ir.Value, totals: ir.Value, place: ir.Value) -> None:
-        """The totals of a strip, which begins at this place of its block."""
+        """Adds up the totals of a strip, which begins at this place of its block."""
         for t in range(self.count):
             for r in range(0, self.stored.ROWS, self.lanes):
                 each = [vector.load(self.vec, sums, [index(t), index(r + i), index(0)]) for i in range(self.lanes)]
                 vector.store(sums_across(each), totals, [index(t), arith.addi(place, index(r))])
 
     def _in_order(self, totals: ir.Value, token: int, row: ir.Value) -> ir.Value:
-        """The totals of a vector of rows of a block."""
+        """Returns the totals of a vector of rows of a block, in the order of rows."""
         places = arith.extui(self.integers, self._bytes(self.order, row))
         everywhere = mask_of(self.lanes, index(self.lanes))
         return vector.gather(self.vec, totals, [index(token), index(0)], places, everywhere, zeros(self.vec))

@@ -1,15 +1,15 @@
-"""lower-lookup8: a `kernel.spmm` of the schedule "lookup8" looks up the bytes of x that a weight's nonzeros want.
+"""lower-lookup8: lowers a `kernel.spmm` of the schedule "lookup8" to look-ups of the bytes of x for a weight's nonzeros.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "lookup8", tile = [32, 32]}
              : (tensor<?x768xi8>, tensor<3072x768xi8, "bytewindows(reduction=1, rows=16, sorted=0)">) -> tensor<?x3072xf32>
 after    scf.parallel (%task) = ...                     // chunks of the strips of the weight
-           func.call @region_copied16(...)              // or 8, 4, 2, 1 where there are fewer tokens
-         func.func private @region_copied16(...)        // see strips.py; x + 128 is copied, which vpdpbusd wants
+           func.call @region_copied16(...)              // or 8, 4, 2, 1 if there are fewer tokens
+         func.func private @region_copied16(...)        // see strips.py; the copy of x has x + 128, for vpdpbusd
            for each strip of 16 rows, each 16 tokens:
              sums by look-ups in windows of 64 columns  // see byte_windows.py
              through the epilogue into y
 
-So a multiplication is one of a nonzero, wherever it lies, and two instructions make 64 of them.
+So only nonzeros are multiplied, wherever they lie, and two instructions do 64 multiplications.
 
 Fastest for int8 without AMX: 2.7 times as fast as Inductor's int8 at "768x3072 90% 128 tokens" in
 benchmarks/results/amd-epyc-znver5/linear-peers.json.
@@ -34,12 +34,12 @@ from gossamer.passes.weights_int8.byte_products import plus_128
 from gossamer.passes.weights_int8.byte_windows import LANES, WindowStrips, sums_of_lines, tokens_in_rows
 
 _FEATURES = frozenset({"bytedots", "avx512vbmi"})
-_TOKENS = 32  # of a tile
-_STACK = 256 << 10  # bytes of a tile in a chain
+_TOKENS = 32  # tokens of a tile
+_STACK = 256 << 10  # most bytes of a tile in a chain, which is on the stack
 _GROUPS = (LANES, 8, 4, 2, 1)  # tokens that are multiplied together
-_LINE, _PRODUCT, _LEAST = 0.4, 1.0, 4.0  # cycles of a line, and of each token's product with it; at least
+_LINE, _PRODUCT, _LEAST = 0.4, 1.0, 4.0  # cycles of a line, and of each token's product with it; fewest cycles of both
 _RESULTS = 9.0  # cycles of a vector of results
-_UNEVEN = 0.8  # lines of a window of a strip that the spread of nonzeros over rows takes
+_UNEVEN = 0.8  # factor of the lines in a window that uneven rows of a strip add
 
 
 def _storage(matrix: Matrix) -> ByteWindows | None:
@@ -47,7 +47,8 @@ def _storage(matrix: Matrix) -> ByteWindows | None:
 
 
 def _in_chains(matrix: Matrix) -> ByteWindows:
-    """There, results are stored row by row and may come in any order, which takes a sixth of the lines away and more."""
+    """Returns the storage in chains. They store results row by row, so rows may be sorted, which saves a sixth of the lines or
+    more."""
     return ByteWindows(matrix.reduction, LANES, 1)
 
 
@@ -56,14 +57,15 @@ def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """max(0.4 + T', 4) a line with T' tokens in whole groups; 9 T' M / 16 for the results."""
+    """Returns the cycles: for each group of t tokens, max(0.4 + t, 4) for each line, and 9 t M / 16 for the results."""
     width = next((width for width in _GROUPS if tokens >= width), 1)
     groups, strips = -(-tokens // width), -(-matrix.rows // LANES)
     return groups * strips * (_lines(matrix) * max(_LINE + _PRODUCT * width, _LEAST) + _RESULTS * width)
 
 
 def _lines(matrix: Matrix) -> float:
-    """Expected in a strip: a quarter of the nonzeros of its fullest row, and what other rows take where that one has few."""
+    """Returns the expected lines of a strip: a quarter of the nonzeros of its fullest row, and more for places in which other
+    rows are fuller."""
     density, together = matrix.density, ByteWindows.TOGETHER
     lines = matrix.columns * min(density * matrix.longest_of(LANES), 1.0) / together
     if not matrix.evenly(LANES, ByteWindows.COLUMNS):
@@ -73,12 +75,12 @@ def _lines(matrix: Matrix) -> float:
 
 
 def _read(matrix: Matrix) -> float:
-    """Bytes: a place and a value for each nonzero, what fills up, and the number of a window."""
+    """Returns the bytes that it reads: for each line, places and values with padding, and the number of a window."""
     return (2 * LANES * ByteWindows.TOGETHER + 4) * -(-matrix.rows // LANES) * _lines(matrix)
 
 
 def _in_chain(op: Any) -> ChainProduct:
-    """Tokens row by row in a tile that the stack holds."""
+    """Returns how the product runs in a chain: with tokens row by row, in a tile on the stack."""
     rows, columns = shape_of(op)
     if not stored_of(op, ByteWindows).sorted:
         raise CompileError("a chain has the rows of strips in the order that choose-format{chain=true} gives them")
@@ -91,7 +93,7 @@ def _in_chain(op: Any) -> ChainProduct:
 
 
 def _gain_in_chains(matrix: Matrix, tokens: int) -> float:
-    return 1.1  # by the order of rows
+    return 1.1  # sorted rows have fewer lines
 
 
 LOOKUP8 = Family(
@@ -123,13 +125,13 @@ class LowerLookup8:
 
 
 class _Windows(Strips):
-    """Strips of bytes, which multiply a copy of x."""
+    """Strips of bytes, which are multiplied with a copy of x."""
 
     def as_copied(self, read: ir.Value, line: ir.VectorType) -> ir.Value:
         return plus_128(read)
 
 
 def _multiply(strips: Strips, tokens: int, operands: Operands, group: Group) -> None:
-    """y for a group of tokens and a strip."""
+    """Computes y for a group of tokens and a strip."""
     sums = sums_of_lines(operands, group.begin, group.end, group.x, group.row, tokens)
     strips.store_sums(operands, group, sums)

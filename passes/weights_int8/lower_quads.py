@@ -1,4 +1,4 @@
-"""lower-quads: a `kernel.spmm` of the schedule "quads" multiplies int8 four by four, by dot products of bytes with exact sums.
+"""lower-quads: lowers a `kernel.spmm` of the schedule "quads" to dot products of four int8 each, with exact sums.
 
 before   %y = "kernel.spmm"(%x, %w) ({epilogue}) {schedule = "quads", tile = [64, 1024, 1]}
              : (tensor<?x768xi8>, tensor<3072x768xi8, "quads(reduction=1, rows=1, width=384)">) -> tensor<?x3072xf32>
@@ -7,11 +7,10 @@ after    the loops of row_groups.py over tiles of 64 tokens, panels of 384 colum
              4 loads of x, whose tile is packed as [K / 4][64 tokens][4] (quad_lines.py)
              llvm.x86.avx512.vpdpbusd, llvm.aarch64.neon.sdot          // or, without them, two products of words: tile [.., 2]
 
-Four aligned neighbours along K are stored as soon as one of them is nonzero. The sum is an i32, of which the epilogue
-makes a float.
+Four aligned neighbours along K are stored if one of them is nonzero. The sum is an i32, which the epilogue turns into a float.
 
-The only one for int8 on CPUs that do not look up bytes. Recorded: 2.8 times as fast as Inductor's int8 at "768x3072 95% 128
-tokens" in benchmarks/results/intel-xeon-emeraldrapids/linear-peers.json.
+This is the only schedule for int8 on CPUs that do not look up bytes. Recorded: 2.8 times as fast as Inductor's int8 at
+"768x3072 95% 128 tokens" in benchmarks/results/intel-xeon-emeraldrapids/linear-peers.json.
 """
 
 from dataclasses import dataclass
@@ -35,21 +34,21 @@ from gossamer.passes.weights.token_tile import TokenTile, tile_bytes
 from gossamer.passes.weights_int8.quad_lines import pack_lines
 from gossamer.passes.weights_int8.quad_loop import QuadRows
 
-_ROWS = 1024  # rows of the weight whose sums stay in the second-level cache
-_TALLEST = 4  # rows of a stored block
-_PANEL = 0.75  # of the first-level cache, for a panel of x
+_ROWS = 1024  # rows of the weight at once: so few that their sums stay in the second-level cache
+_TALLEST = 4  # most rows of a stored block
+_PANEL = 0.75  # share of the first-level cache for a panel of x
 _QUAD = {1: 2.0, 2: 2.7, 4: 3.2}  # cycles by vectors of tokens
-_ROW, _ELEMENT = 24.0, 0.5
-_WITHOUT = 2.2  # how many times as long it takes without dot products of bytes
+_ROW, _ELEMENT = 24.0, 0.5  # cycles, see _cycles
+_WITHOUT = 2.2  # factor of the cycles without dot products of bytes
 
 
 def _bytes(matrix: Matrix) -> int:
-    """Of an element of x as it is packed."""
+    """Returns the bytes of a packed element of x."""
     return 1 if "bytedots" in matrix.features else 2
 
 
 def _vectors(matrix: Matrix) -> int:
-    """Vectors of tokens in a tile."""
+    """Returns the vectors of tokens in a tile."""
     return registers(matrix.bits) // 8
 
 
@@ -62,13 +61,17 @@ def _storage(matrix: Matrix) -> Quads:
 
 
 def _tile(matrix: Matrix, stored: Format | Packing) -> tuple[int, ...] | None:
-    """[tokens, rows of the weight, bytes of an element of x]"""
+    """Returns the tile: [tokens, rows of the weight, bytes of an element of x]."""
     return (_vectors(matrix) * matrix.lanes, _ROWS, _bytes(matrix)) if isinstance(stored, Quads) else None
 
 
 def _cycles(matrix: Matrix, tokens: int) -> float:
-    """Per tile of v vectors of tokens: c(v) for each quad and row of its block; 24 M panels / R for starts and ends; 0.5 v L
-    (K + M) for the transposes."""
+    """Returns the cycles of all tiles. A tile of v vectors of L tokens takes the sum of
+
+    - c(v) for each quad and row of its block,
+    - 24 for each group of R rows and panel, to start and end its loop,
+    - 0.5 v L (K + M) for the transposes.
+    """
     stored = _storage(matrix)
     m, k, lanes, widest = matrix.rows, matrix.columns, matrix.lanes, _vectors(matrix)
     quads = m * k / 4 * kept_quads(matrix, stored.rows)
@@ -80,7 +83,7 @@ def _cycles(matrix: Matrix, tokens: int) -> float:
 
 
 def kept_quads(matrix: Matrix, rows: int = 1) -> float:
-    """The share of quads that are stored: those with a nonzero in any of so many rows."""
+    """Returns the share of quads that are stored: those with a nonzero in any of `rows` rows."""
     if matrix.block is None:
         return 1 - (1 - matrix.density) ** (4 * rows)
     blocks = max(1, 4 // matrix.block[1])
@@ -88,7 +91,7 @@ def kept_quads(matrix: Matrix, rows: int = 1) -> float:
 
 
 def _in_chain(op: Any) -> ChainProduct:
-    """The tile has x as bytes."""
+    """Returns how the product runs in a chain. The tile of the chain has x as bytes."""
     (rows, columns), stored, words = shape_of(op), stored_of(op, Quads), integers(op.tile)[2] == 2
     if words:
         raise CompileError("a chain has quantized products of bytes only")
@@ -127,11 +130,11 @@ class _Quads(RowGroups):
 
     @property
     def workspace(self) -> int:
-        """Bytes a thread needs."""
+        """Bytes that a thread needs."""
         return tile_bytes(self, self.tokens, self.slots + self.padded * self.bytes // 4)
 
     def packed(self, tile: TokenTile) -> tuple[ir.Value, ir.Value]:
-        """x of a tile, packed in the workspace, and what is left for the sums."""
+        """Packs x of a tile into the workspace. Returns it, and the memory for the sums."""
         (sums,), tokens = tile.scratch(self.slots), tile.vectors * tile.lanes
         after = arith.addi(tile.operands.offset, index(self.slots * tokens * 4))
         element = ir.IntegerType.get_signless(8 * self.bytes)
@@ -141,5 +144,5 @@ class _Quads(RowGroups):
         return packed, sums
 
     def work_before(self, row: ir.Value) -> ir.Value:
-        """By quads, if rows are stored one by one: where a row of a panel starts and ends costs about as much as eight."""
+        """Counts quads, if rows are stored one by one. To start and end a row of a panel costs about as much as eight."""
         return self.stored_before(row, self.panels, 8) if self.height == 1 else row

@@ -1,8 +1,8 @@
-"""The innermost loop of a product of int8: what the quads of a group of rows in a panel of columns add to its sums.
+"""The innermost loop of a product of int8. It adds the products of a group's quads in a panel of columns to its sums.
 
-scf.for %p = %begin to %end step 4 iter_args(4 vectors of sums, how much too large they are)    // unrolled, in two sets
+scf.for %p = %begin to %end step 4 iter_args(4 vectors of sums, a vector of the excess)    // unrolled, in two sets
   vpdpbusd(sums, the 4 columns of x of 16 tokens, quad p in all lanes)
-  vpdpbusd(how much, 128, quad p in all lanes)            // x is packed as x + 128; NEON's sdot multiplies x as it is
+  vpdpbusd(excess, 128, quad p in all lanes)              // x is packed as x + 128; NEON's sdot multiplies x itself
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,15 @@ from gossamer.passes.weights_int8.byte_products import (
     splat_of_bytes,
 )
 
-_CHAINS = 10  # sums that keep two products a cycle of five cycles each going
+_CHAINS = 10  # independent sums that keep two products a cycle busy, each of which takes five cycles
 
 
 @dataclass(frozen=True)
 class QuadRows(InnerLoop):
-    """For a weight in quads, of `groups` groups of rows; x is packed as lines (quad_lines.py), of words if `words`. `lanes`
-    are those of the target: `vec` may be half as wide."""
+    """Inner loops for a weight in quads, of `groups` groups of rows. x is packed as lines (quad_lines.py), of words if `words`.
+
+    `lanes` are those of the target; `vec` may be half as wide.
+    """
 
     storage: Quads
     groups: int
@@ -36,11 +38,11 @@ class QuadRows(InnerLoop):
 
     @property
     def _exact(self) -> bool:
-        """Whether products are of x itself, and not of x + 128."""
+        """Whether products are with x itself instead of x + 128."""
         return self.words or are_signed(self.lanes)
 
     def add(self, panel: ir.Value, group: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums (all vectors of a row, then those of the next) + what the group's quads in this panel of columns give."""
+        """Returns the sums plus the products of the group's quads in this panel of columns."""
         rows = self.storage.rows
         begin, end = self.entries(arith.addi(arith.muli(panel, index(self.groups)), group))
         origin = arith.muli(panel, index(self.storage.width // 4))
@@ -58,7 +60,7 @@ class QuadRows(InnerLoop):
         return [arith.subi(total, found[len(sums) + i // self.vectors]) for i, total in enumerate(found[: len(sums)])]
 
     def _quad(self, origin: ir.Value, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """sums + one quad of each row * its columns of x."""
+        """Returns the sums plus one quad of each row times its columns of x."""
         k = arith.addi(origin, load_index(self.coordinates, p))
         start = arith.muli(p, index(4 * self.storage.rows))
         four = vector_of(4, ir.IntegerType.get_signless(8))
@@ -83,7 +85,7 @@ class QuadRows(InnerLoop):
         return sums
 
     def _line(self, at: ir.Value) -> list[ir.Value]:
-        """The vectors of a line of x."""
+        """Loads the vectors of a line of x."""
         lines = ir.MemRefType(self.packed.type)
         vec = vector_of(lines.shape[1] // self.vectors, lines.element_type)
         return [vector.load(vec, self.packed, [at, index(v * vec.shape[0])]) for v in range(self.vectors)]
