@@ -1,4 +1,4 @@
-"""Sparsifiers: which elements of a dense tensor to keep, and in which format.
+"""Sparsifiers choose which elements of a dense tensor to keep, and in which format. `gossamer.sparsify` applies them.
 
     w = gossamer.sparsify(weight, "magnitude", density=0.1)            a SparseTensor
     model = gossamer.sparsify(model, "nm", n=2, m=4)                   every linear layer under a mask
@@ -51,7 +51,7 @@ def register_sparsifier(name: str) -> Callable[[Named], Named]:
 
 
 def _mask(sparsifier: Sparsifier, rows: Tensor, options: dict[str, Any]) -> Tensor:
-    """Ones where a sparsifier keeps a matrix [outputs, inputs], zeros elsewhere."""
+    """Returns ones where a sparsifier keeps an element of a matrix [outputs, inputs], zeros elsewhere."""
     kept = sparsifier(rows, **options)
     return kept.with_values(torch.ones_like(kept.values())).to_dense()
 
@@ -65,7 +65,7 @@ def sparsify(
 def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any) -> Any:
     """Applies a sparsifier. A tensor gives a SparseTensor; the linear layers of a model get masks, in place.
 
-    A model is returned. Each mask is a parametrization of the weight. The model trains on with its zeros, and
+    Returns the SparseTensor or the model. Each mask is a parametrization of the weight. The model trains on with its zeros, and
     `torch.compile(model, backend="sparse")` finds them. If a weight has a mask already, both apply. `gossamer.finalize(model)`
     makes plain weights, for saving.
 
