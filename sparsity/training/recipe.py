@@ -1,4 +1,4 @@
-"""A recipe: what to keep (Sparsifier), when (Schedule), where (a distribution), in which pattern; legal or refused.
+"""`Recipe`: which weights to keep (Sparsifier), when masks change (Schedule), how dense each layer is, and in which pattern.
 
 Recipe(Sparsifier(grows="gradient"), Exchange(0, 7500, 100), "erdos-renyi-kernel", "unstructured", 0.9)       RigL
 """
@@ -46,13 +46,13 @@ class Sparsifier:
 
     @property
     def is_latent(self) -> bool:
-        """Whether pruned weights live on beneath a mask."""
+        """Whether pruned weights keep their values under a mask."""
         return self.pruned in ("train", "fade")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A sparsifier, a schedule, a distribution, a pattern, and a share of zeros: what `train_sparse` follows.
+    """A sparsifier, a schedule, a distribution, a pattern, and a share of zeros, which `train_sparse` follows.
 
     pattern       "unstructured", "rows" (equally many in each row), "2:4", "32x1" (blocks), "64:2:8" (V:N:M)
     distribution  "uniform", "global", "erdos-renyi", "erdos-renyi-kernel"
@@ -88,7 +88,7 @@ class Recipe:
                 raise OptionError(reason)
 
     def at(self, step: int) -> Pattern:
-        """The pattern at a step: that of an N:M may still be on its way."""
+        """Returns the pattern at a step. The N of N:M may still be larger than in the end."""
         rule = self.rule
         return replace(rule, n=self.schedule.kept(step, rule.n, rule.m)) if isinstance(rule, NM) else rule
 
