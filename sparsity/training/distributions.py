@@ -3,8 +3,7 @@
 "uniform"              all layers are equally dense
 "global"               the most salient elements of all layers together are kept (Frankle and Carbin, 2019)
 "erdos-renyi"          in proportion to (n_in + n_out) / (n_in n_out) (Mocanu et al., 2018)
-"erdos-renyi-kernel"   the same, with the sides of a convolution's kernel in the sum and product (Evci et al., 2020, section 3
-                       (1))
+"erdos-renyi-kernel"   the same, with the sides of a convolution's kernel in sum and product (Evci et al., 2020, section 3 (1))
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Parametrizations whose hidden weights train on, and linear layers with another mask in the backward pass.
 
-forward    weight * mask                       the mask is 1 where a weight is kept, elsewhere 0 or the factor of a fading
-           weight
+forward    weight * mask                       the mask is 1 for kept weights, 0 for pruned and between for fading ones
 backward   d original = d weight               straight through (Bengio et al., 2013), or
            d original = d weight * mask        the derivative
 """
