@@ -1,7 +1,7 @@
 """Registers Gossamer with torch, so that torch can read files of an earlier process before anybody imports Gossamer.
 
     torch.load(checkpoint, weights_only=True)            a checkpoint with SparseTensors
-    torch.compiler.load_cache_artifacts(artifacts)       what `torch.compile(model, backend="sparse")` has compiled
+    torch.compiler.load_cache_artifacts(artifacts)       results of `torch.compile(model, backend="sparse")`
 
     Accelerator(dynamo_backend="sparse")                 and the same in the Trainer of transformers (hub/lists.py)
     from_pretrained(folder)                              a folder that was saved with a `SparseConfig`

@@ -1,7 +1,7 @@
 """python -m gossamer.view DIR | report.html: opens the page of a dump or of a saved report in a browser.
 
-    python -m gossamer.view ir                    writes ir/index.html from what options={"dump_ir": "ir"} has left there
-    python -m gossamer.view report.html           opens what Report.save has written
+    python -m gossamer.view ir                    writes ir/index.html from the files of options={"dump_ir": "ir"}
+    python -m gossamer.view report.html           opens a file of Report.save
     python -m gossamer.view ir --no-browser       only prints the path
 
 Exit status: 0, or 2 if there is nothing to show.

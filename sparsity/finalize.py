@@ -1,7 +1,7 @@
 """`gossamer.finalize` makes a sparse model a plain PyTorch model again, so that programs without Gossamer can load it.
 
 layer.parametrizations.weight = [Mask(mask)], original     →    layer.weight, dense, with zeros
-layer.parametrizations.weight = [what a user has written]  →    layer.weight, if it makes elements zero
+layer.parametrizations.weight = [one of the user]          →    layer.weight, if it sets elements to zero
 layer.weight_orig, layer.weight_mask (torch.nn.utils.prune) →   layer.weight
 PackedLinear                                               →    nn.Linear
 layer.weight, a SparseTensor (gossamer.store_sparse)       →    layer.weight

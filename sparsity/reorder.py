@@ -18,7 +18,7 @@ def reorder(adjacency: SparseTensor) -> tuple[SparseTensor, Tensor]:
     order      [nodes]: the old number of each new node
 
     The method is reverse Cuthill-McKee (George, 1971), by SciPy. It helps graphs whose numbers do not follow their structure,
-    such as a shuffled mesh: products with one of 250,000 nodes took a third to a sixth of the time afterwards. Finding the
+    such as a shuffled mesh. Products with a mesh of 250,000 nodes took a third to a sixth of the time afterwards. Finding the
     order took as long as three products with 64 columns. Power-law graphs do not gain. Let the whole model run in the new
     order, because moving the rows of x and y at every call costs more than it saves.
 

@@ -4,7 +4,7 @@
     model = gossamer.sparsify(model, "nm", n=2, m=4)                   every linear layer under a mask
     model = gossamer.sparsify(model, "nm", skip=["lm_head", "*.gate"]) but these
 
-A sparsifier is a function of a dense tensor that gives a SparseTensor of its shape.
+A sparsifier is a function that takes a dense tensor and returns a SparseTensor of its shape.
 """
 
 import inspect

@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def merge(model: Any) -> nn.Module:
     """Merges the active adapters of a peft model into the nonzeros of its base model, and returns the base model.
 
-    model  what `peft.get_peft_model` or `PeftModel.from_pretrained` returned, not merged. Its base has plain, masked or stored
+    model  the result of `peft.get_peft_model` or `PeftModel.from_pretrained`, not merged. Its base has plain, masked or stored
            weights, which become plain ones with zeros, or integers of `gossamer.quantize`, which become floats. Do not use it
            afterwards, as after peft's `merge_and_unload`
 

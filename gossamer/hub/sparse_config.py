@@ -29,12 +29,12 @@ class SparseConfig(QuantizationConfigMixin):
     weights   how the layers hold their weights:
               "plain"   dense, with zeros
               "masked"  under masks, to train on (`gossamer.sparsify`)
-              "stored"  nonzeros alone (`gossamer.store_sparse`)
+              "stored"  only nonzeros (`gossamer.store_sparse`)
               "int8", "int4"  integers (`gossamer.quantize`); int4 has groups of 16
     only, skip  which layers: names or patterns of names
 
     `save_pretrained` then writes plain weights with zeros, which any program loads without Gossamer. With Gossamer the folder
-    loads as it was. Integers are written as floats, from which the same integers come back.
+    loads as the same sparse model. Integers are written as floats, from which Gossamer computes the same integers again.
 
     It also reads files of compressed-tensors. Replace the name of the method, and keep the other entries:
 

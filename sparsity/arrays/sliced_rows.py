@@ -1,6 +1,6 @@
 """Stores matrices in slices of rows (SELL-C-sigma), for repeated products with vectors.
 
-In CSR, a row of a few entries costs more for its beginning and its end than for its entries, and the processor mispredicts the
+In CSR, a row of a few entries costs more for its beginning and its end than for its entries. The processor also mispredicts the
 end if rows differ in length. A slice has rows of similar length side by side, one in each lane, and avoids both costs. Making
 the slices takes as long as about four products. So it is done at the third product with the same matrix, if it pays:
 

@@ -2,8 +2,8 @@
 
     s += mean of g^2 over the row's columns;    p -= lr g / (sqrt(s) + eps)
 
-Recommenders use it for large tables, because the state of Adagrad takes as much memory as the table (Mudigere et al.,
-Software-Hardware Co-design for Fast and Scalable Training of Deep Learning Recommendation Models, ISCA 2022).
+Recommenders use it for large tables, because the state of Adagrad takes as much memory as the table. Source: Mudigere et al.,
+Software-Hardware Co-design for Fast and Scalable Training of Deep Learning Recommendation Models, ISCA 2022.
 """
 
 from collections.abc import Callable, Iterable

@@ -305,7 +305,7 @@ def _tensor(name: str, parts: Parts, files: list[Any]) -> Tensor:
 
 
 def _tie(modules: Modules, name: str, other: str) -> None:
-    """Makes two new layers share a tensor that the file stores once, so that packings of it are also made once."""
+    """Makes two new layers share a tensor that the file stores once, so that results computed from it are shared, too."""
     (holder, _, last), (source, _, part) = name.rpartition("."), other.rpartition(".")
     setattr(modules[holder], last, getattr(modules[source], part))
 

@@ -151,7 +151,7 @@ def gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes gradients through the activations of slots, in the order of the routes, from the gradient x [tokens, columns].
 
-    weight   multiplies x to the gradients of the hidden elements
+    weight   a weight whose product with x is the gradient of the hidden elements
     kept     the sums [slots, ...] before the activation
     returns  the gradient of `kept` and the hidden elements, both times the score of the slot; the gradients of scores, f32
     """

@@ -13,8 +13,8 @@ same    writes the sites that it reads (Graham et al., "3D semantic segmentation
 down    writes all sites that its window leads to
 up      reads such sites, and writes those from which the window led there
 
-So the gradient of x is a convolution, too. Sites are given by the coordinates of the network's input and by the path of windows
-from there, because these do not change between calls, and the maps (site_maps.py) are found by them.
+So the gradient of x is a convolution, too. Arguments name sites by the coordinates of the network's input and the windows that
+lead from there. These do not change between calls, so the maps (site_maps.py) are found by them.
 """
 
 from collections.abc import Iterator, Sequence

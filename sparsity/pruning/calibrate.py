@@ -41,7 +41,7 @@ Known = Mapping[str, Sequence[Any]]
 class Walk:
     """Visits layers in the order in which a model calls them.
 
-    damping     added to the diagonal of each Hessian, as a share of its mean
+    damping     a share of the mean of each Hessian's diagonal, which is added to the diagonal
     sequential  whether layers get their inputs from the pruned layers before them, or from the dense ones
     blocks      the blocks that are calibrated one by one; [] if the model is one stage
     """

@@ -40,8 +40,8 @@ def decompose(
 
     density     how many numbers S, U and V have together, as a share of the elements of W
     rank_share  the share of these numbers in U and V: 0 is pruning alone, 1 is a low rank alone
-    data        batches as for `prune`. With them, errors are weighted by the size of the inputs, each layer is split for the
-                outputs of the layers before it, and biases are corrected
+    data        batches as for `prune`. With them, errors are weighted by the size of the inputs, and biases are corrected. Each
+                layer is split for the outputs of the layers before it
     pattern     the pattern of S, as for `prune`. It must not have a fixed density, as 2:4 has
     steps       the number of steps of the alternating projection
     only, skip  which linear layers, as for `sparsify`

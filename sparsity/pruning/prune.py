@@ -72,7 +72,7 @@ def prune(
                 denser; `latency` and `loss` imply it
     only, skip  which layers, as for `sparsify`. `only=nn.Conv2d` takes convolutions, also Conv1d and Conv3d, with any groups
                 and padding
-    damping     added to the diagonal of each Hessian, as a share of its mean
+    damping     a share of the mean of each Hessian's diagonal, which is added to the diagonal
     sequential  False uses the activations of the dense model instead
     resume      a folder that keeps finished work. Call again with the same folder to go on after an interruption. The model may
                 be as before the first call, or as the interruption left it

@@ -39,7 +39,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     expression  letters for the dimensions of each operand, "->", letters of the result. Without "->" the result has the letters
                 that occur once, in alphabetic order. A letter that occurs twice in an operand means its diagonal. "..." means
                 all further dimensions, where sizes of 1 broadcast
-    format      of the result: a Format, "dense", or None to infer it:
+    format      the format of the result: a Format, "dense", or None to infer it:
                 - one sparse operand, and the result has its letters in its order: the pattern of the operand
                 - all operands sparse, at least two, and the result a matrix or more: the format of the first (CSR or CSF if
                   that has blocks)

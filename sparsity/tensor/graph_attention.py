@@ -45,7 +45,7 @@ def graph_attention(
     edge           [nnz, heads] or [nnz], in the order of the pattern in CSR
     queries        [rows, heads, size]         keys    [columns, heads, size]
     direction      [heads, size]
-    slope          of leaky_relu; 1 for no leaky_relu
+    slope          the slope of leaky_relu; 1 for no leaky_relu
     dropout        the share of weights in [0, 1) that are set to 0; the others are divided by the remaining share. torch's
                    generator draws them at every call
 

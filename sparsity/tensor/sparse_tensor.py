@@ -84,7 +84,7 @@ class SparseTensor(torch.Tensor):
         for name, component in zip(self._arrays, components, strict=True):
             setattr(self, name, component)
 
-    # How it is made
+    # Constructors
 
     @classmethod
     def from_dense(cls, dense: Tensor, format: Format = Format.CSR) -> "SparseTensor":
@@ -155,7 +155,7 @@ class SparseTensor(torch.Tensor):
         """
         return _checked(*constructor_arguments.parts_of(format, shape, positions, coordinates, values), check)
 
-    # What it is
+    # Properties
 
     @property
     def format(self) -> Format:
@@ -212,7 +212,7 @@ class SparseTensor(torch.Tensor):
             details += ", requires_grad=True"
         return f"SparseTensor({self._format.name}, shape={tuple(self.shape)}, nnz={self.nnz}{details})"
 
-    # What it becomes
+    # Conversions
 
     def to_format(self, format: Format) -> "SparseTensor":
         """Converts to another format; returns itself if it has that format. FormatError if the format cannot hold it.
@@ -237,7 +237,7 @@ class SparseTensor(torch.Tensor):
         """Converts to a SciPy array: csr, csc or bsr, which share memory, or coo for all other formats."""
         return interchange.to_scipy(self._format, tuple(self.shape), self.components)
 
-    # How torch sees it
+    # Protocols of torch
 
     @untraced
     def __matmul__(self, other: Any) -> Tensor:

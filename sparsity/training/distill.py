@@ -102,7 +102,7 @@ def distill(
 
     data           batches as for `prune`; they are repeated until `steps` are done
     sparsity       the share of zeros to reach, by a cubic schedule. None keeps the zeros of the model
-    learning_rate  of AdamW without weight decay. It rises for 20 steps, then falls linearly to 0
+    learning_rate  the largest rate of AdamW without weight decay. It rises for 20 steps, then falls linearly to 0
     on_step        a function that is called with the number and the loss of each step
 
     Dropout is off, because the teacher has none. OptionError if a loss is NaN or infinite, before the optimizer's step.

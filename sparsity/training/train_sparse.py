@@ -51,7 +51,7 @@ def train_sparse(
              `help(gossamer.sparsity.training.recipes)` has their papers and defaults
     steps    the number of steps of the whole training; "fixed", "one-shot" and "random" do not need it
     only, skip  which layers, as for `sparsify`. Without `only`: all linear layers, Conv2d and nn.MultiheadAttention
-    seed     of random choices; it must be the same on all processes
+    seed     the seed of random choices; it must be the same on all processes
     store    linear layers store only their nonzeros until `detach`, as soon as half of all their elements are zeros
 
     - Call it before or after torch.compile. Gradient scaling, accumulation and clipping work.
