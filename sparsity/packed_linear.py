@@ -1,7 +1,7 @@
 """`PackedLinear` is an nn.Linear whose weight lives in a `WeightStore`, which drops the dense copy once it is packed.
 
     Linear(768, 3072)      parameters weight, bias
-    → PackedLinear         parameter bias, buffer weight_handle (one element); `weight` is rebuilt when it is asked for
+    → PackedLinear         parameter bias, buffer weight_handle (one element); `weight` is rebuilt at each access
 
 The layer computes the same, has the same names in the state dict, and loads the same checkpoints.
 """
@@ -67,7 +67,7 @@ class PackedLinear(nn.Linear):
         self._buffers["weight_handle"] = self._store.handle
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Conversions to another dtype, device or memory rebuild the weight, which the next compilation packs again."""
+        """Rebuilds the weight for conversions to another dtype, device or memory. The next compilation packs it again."""
         handle, store, address = self.weight_handle, self._store, self.weight_handle.data_ptr()
         super()._apply(fn, recurse)
         if self.weight_handle is handle and handle.data_ptr() == address:

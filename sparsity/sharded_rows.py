@@ -53,7 +53,7 @@ class ShardedRows:
 
     @classmethod
     def of(cls, matrix: SparseTensor, mesh: DeviceMesh) -> "ShardedRows":
-        """The rows of this process, from a matrix that all processes have."""
+        """Returns the rows of this process, from a matrix that all processes have."""
         own = _dealt(matrix.shape[0], mesh)
         rows = matrix[own.start : own.stop]
         assert isinstance(rows, SparseTensor)

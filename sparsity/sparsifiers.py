@@ -63,7 +63,7 @@ def sparsify(
     target: Model, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any
 ) -> Model: ...
 def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any) -> Any:
-    """Applies a sparsifier. A tensor gives a SparseTensor; the linear layers of a model get masks, in place.
+    """Applies a sparsifier. A tensor becomes a SparseTensor; the linear layers of a model get masks, in place.
 
     Returns the SparseTensor or the model. Each mask is a parametrization of the weight. The model trains on with its zeros, and
     `torch.compile(model, backend="sparse")` finds them. If a weight has a mask already, both apply. `gossamer.finalize(model)`
@@ -127,19 +127,19 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
 
 @register_sparsifier("magnitude")
 def magnitude(dense: Tensor, density: float, format: Format = Format.CSR) -> SparseTensor:
-    """The `density` (a fraction) of elements that are largest in absolute value, in a format."""
+    """Keeps the `density` (a fraction) of elements that are largest in absolute value, in a format."""
     return SparseTensor.from_dense(dense * Unstructured().mask(dense.abs(), _checked(density)), format)
 
 
 @register_sparsifier("nm")
 def nm(dense: Tensor, n: int = 2, m: int = 4) -> SparseTensor:
-    """The n largest of every m neighbours in a row, in the format N:M."""
+    """Keeps the n largest of every m neighbours in a row, in the format N:M."""
     return SparseTensor.from_dense(dense * NM(n, m).mask(dense.abs(), n / m), Format.nm(n, m))
 
 
 @register_sparsifier("block")
 def block(dense: Tensor, rows: int, columns: int, density: float) -> SparseTensor:
-    """The `density` (a fraction) of blocks of rows x columns with the largest sums of squares, in BSR."""
+    """Keeps the `density` (a fraction) of blocks of rows x columns with the largest sums of squares, in BSR."""
     mask = Block(rows, columns).mask(dense.square(), _checked(density))
     return SparseTensor.from_dense(dense * mask, Format.bsr(rows, columns))
 

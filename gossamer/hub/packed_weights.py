@@ -30,7 +30,7 @@ _TELLING = re.compile("|".join(rf"\.{part}$" for part in ("bitmask", "gaps", "de
 
 
 def names_in(files: Iterable[str]) -> list[str]:
-    """The names of the tensors in safetensors files."""
+    """Returns the names of the tensors in safetensors files."""
     found: list[str] = []
     for path in files:
         if str(path).endswith(".safetensors"):

@@ -1,4 +1,4 @@
-"""`gossamer.SparseConfig`: sparse models in `from_pretrained` and `save_pretrained` of transformers.
+"""`gossamer.SparseConfig` loads and saves sparse models by `from_pretrained` and `save_pretrained` of transformers.
 
 For transformers a quantizer is an object that changes a model while it is loaded. It finds ours by the name in config.json:
 

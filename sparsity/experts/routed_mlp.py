@@ -37,7 +37,7 @@ def routed_mlp(
     activation: str = "silu",
     layout: str = "halves",
 ) -> Tensor:
-    """y[t] = sum over the experts e of token t of scores[t, e] * (down[e] h + down_bias[e]), h = activation(gate x) * up x.
+    """Computes y[t] = sum of scores[t, e] * (down[e] h + down_bias[e]) over t's experts e, with h = activation(gate x) * up x.
 
     x             [tokens, columns]
     experts       [tokens, top], integers from 0 to experts - 1

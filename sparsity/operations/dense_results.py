@@ -42,7 +42,7 @@ def densified(operand: Bound) -> Bound:
     return dense(operand.letters, einsum([operand], operand.letters)) if operand.sparse else operand
 
 
-# How they run
+# Kernels
 
 
 def einsum_ir(spec: Spec, dtype: torch.dtype) -> str:

@@ -5,7 +5,7 @@ method looks for V with few nonzeros, and for c, so that V z + c is near y:
 
     minimise    E |V z + c - y|^2  +  damping |V - W|^2
     hessian     H = cov(z, z) + damping I
-    target      U = W (cov(x, z) + damping I) H^-1        the best V without a constraint; W itself where z is x
+    target      U = W (cov(x, z) + damping I) H^-1        the best V without a constraint; W itself if z is x
     error       tr((V - U) H (V - U)^T) / E |y - E y|^2   the loss of V compared with U, as a share of the output's variance
 
 A layer without a bias has no c, and uses second moments about 0 in place of covariances. A convolution with groups is one

@@ -26,7 +26,7 @@ class Mask(nn.Module):
         self.register_buffer("mask", mask)
 
     def forward(self, original: torch.Tensor) -> torch.Tensor:
-        """original * mask"""
+        """Returns original * mask."""
         return original * self.mask
 
 

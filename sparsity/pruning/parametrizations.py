@@ -59,7 +59,7 @@ def _copied(kind: type, bases: tuple[type, ...]) -> type:
 
 def _let_pickle(kind: type) -> None:
     """Makes pickles of a module store the parts of its class, which torch has made."""
-    if "__getstate__" in vars(kind):  # which raises
+    if "__getstate__" in vars(kind):  # torch's, which raises
         del kind.__getstate__
         kind.__reduce_ex__ = _reduced  # type: ignore[method-assign, assignment]
 

@@ -10,7 +10,7 @@ largest. It changes in the first epochs, and hardly afterwards (Wang et al., Cut
 
     rank of W at epoch t = stable rank of W_t * smaller size of W / stable rank of W_0
     settled              = it has changed by less than a share of that size in each of the last epochs
-    switched             = W -> (U sqrt(S)) (sqrt(S) V) with so many singular values, if that makes it smaller
+    switched             = W -> (U sqrt(S)) (sqrt(S) V) of that rank, if the factors are smaller than W
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Decides when compiled code treats the layers of a recipe as sparse, and for which mask it is planned: the final one.
 
-all layers 50 %, 25 %, 12.5 %, … dense, or the schedule at its end     →    layers at most 50 % dense by then are ripe
+all layers together 50 %, 25 %, 12.5 %, … dense, or the schedule ends     →    layers of at most 50 % density become ripe
 
 Before that, a layer is compiled as a dense one. Once it is ripe it is compiled anew, for its final mask as far as that can be
 predicted. It needs no other code when it becomes sparser. So a training has only a few compilations.

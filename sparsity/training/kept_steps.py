@@ -201,7 +201,7 @@ def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _T
         return None
     if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
         return None
-    from gossamer.sparsity.compiler.kept_entries import KeptEntries  # which needs the compiler
+    from gossamer.sparsity.compiler.kept_entries import KeptEntries  # imported here, because it needs the compiler
 
     kept = KeptEntries.of(mask.flatten(1))
     if kept.coordinates.numel() > _densest(optimizer, group) * parameter.numel():

@@ -37,7 +37,7 @@ class LatentWeight(Mask):
         self.straight_through = straight_through
 
     def forward(self, original: Tensor) -> Tensor:
-        """original * mask"""
+        """Returns original * mask."""
         if self.straight_through:
             product: Tensor = _StraightThrough.apply(original, self.mask)
             return product

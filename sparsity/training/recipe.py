@@ -25,16 +25,16 @@ class Sparsifier:
               "first-order"   the mean of (w g)^2 over steps (Molchanov et al., 2019, section 3.1, formula 8)
               "second-order"  w^2 / 2 times the mean of g^2, Fisher's diagonal (LeCun et al., 1990; Theis et al., 2018)
               "random"        a random number
-              "zeros"         keeps what is not zero when training starts
+              "zeros"         no score: keeps the elements that are not zero when training starts
     grows     where new nonzeros appear: "gradient" (Evci et al., 2020), "random" (Mocanu et al., 2018), or None for nowhere
-    pruned    what pruned weights do:
+    pruned    what happens to pruned weights:
               "stay"    they stay zero
               "return"  they are set to zero once, then train on (He et al., 2018)
               "train"   they train on under a mask; gradients go straight through it
               "fade"    they train on under a mask that fades; gradients are scaled by it
     decay     decay * w is added to the gradient of pruned weights (Zhou et al., 2021)
     frozen_variance  the first and the last step at which masks may begin, once Adam's variance has settled (recipe "step")
-    backward_mask    the N:M mask of the backward pass is computed every so many steps (recipe "bi-mask"); 0 for no such mask
+    backward_mask    the number of steps between new N:M masks of the backward pass (recipe "bi-mask"); 0 for no such mask
     """
 
     saliency: str = "magnitude"
