@@ -4,7 +4,7 @@ einsum("ij,jk->ik", a, x)        SpMM
 einsum("ij,ik,jk->ij", a, x, y)  SDDMM: the result has the pattern of a
 einsum("ijk,jr,kr->ir", t, b, c) MTTKRP
 
-It calls the operations of sparsity/operations: dense_results.py, sparse_results.py, and entry_products.py for samples.
+It calls the operations in sparsity/operations: dense_results.py for dense results and samples, sparse_results.py for others.
 """
 
 from collections.abc import Sequence

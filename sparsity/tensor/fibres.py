@@ -1,6 +1,6 @@
 """Finds the fibres of a sparse tensor along some dimensions, as segments of its stored values, for softmax and reductions.
 
-    gossamer::fibres(arrays, sizes, spec, all) -> Tensor[]    positions and order
+    gossamer::fibres(arrays, sizes, spec, everyone) -> Tensor[]    positions and order
 
 If fibres lie in memory one after the other, such as the rows of a CSR matrix, the tensor's own positions are used, and nothing
 is computed.
