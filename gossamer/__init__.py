@@ -3,7 +3,7 @@
     compiled = torch.compile(model, backend="sparse")
     print(gossamer.explain(model, *inputs))
 
-The public names are here; docs/api.md says what each is for. A name is imported at its first use.
+This file lists the public names, and docs/api.md explains each of them. The module of a name is imported at its first use.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """python -m gossamer: the doctor. It prints what is installed and where it runs, and tests that it works.
 
-    python -m gossamer                  some seconds; an issue should contain what it prints
+    python -m gossamer                  takes some seconds; paste its output into a bug report
     python -m gossamer --no-self-test   without the test
 
 The test compiles a small pruned model without the cache. It checks that both layers become sparse, and that the results are
@@ -28,7 +28,7 @@ _CLOSE = 1e-4
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line for each fact (arguments: by default the command line's); returns the exit status."""
+    """Prints a line for each fact and returns the exit status. `argv` defaults to the command line."""
     parser = argparse.ArgumentParser("python -m gossamer", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--no-self-test", action="store_true", help="only print the facts")
     facts = FACTS if parser.parse_args(argv).no_self_test else {**FACTS, "self-test": self_test}
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def self_test() -> str:
-    """Compiles a small pruned model without the cache, and says what came out. GossamerError if that is wrong."""
+    """Compiles a small pruned model without the cache. Returns a line for the user, or raises GossamerError."""
     from gossamer.backend.report.report import collect
     from gossamer.dialects.errors import GossamerError
     from gossamer.runtime.torch_internals import known_off
@@ -129,7 +129,7 @@ FACTS: dict[str, Callable[[], str]] = {
     "calibrated": _calibrated,
     "cache": _cache,
 }
-"""What is printed, by name. Modules are imported when their line is printed, so a broken one does not hide the other lines."""
+"""The functions that make the printed lines. Each imports its own modules, so a broken module does not hide other lines."""
 
 
 if __name__ == "__main__":

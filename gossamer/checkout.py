@@ -1,6 +1,6 @@
-"""Where the packages of Gossamer lie: in this folder if it was installed from a wheel, beside it in a checkout.
+"""Finds the packages of Gossamer: in this folder if it was installed from a wheel, beside it in a checkout.
 
-A checkout that is the current folder is found before whatever is installed, so it must be whole by itself.
+Python finds a checkout that is the current folder before an installed package, so the checkout must be complete.
 """
 
 import sys
@@ -16,7 +16,7 @@ ROOMS = ("backend", "sparsity", "passes", "runtime", "dialects")
 
 
 class Beside(MetaPathFinder):
-    """Finds these packages in the folder of a checkout, and nothing else that lies there."""
+    """Finds the packages in `ROOMS` in the folder of a checkout, and no other module that lies there."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -30,7 +30,7 @@ class Beside(MetaPathFinder):
 
 
 def beside(folder: Path) -> list[str]:
-    """The folders of the packages that are not in the folder of `gossamer`: none, or the checkout.
+    """Returns [the checkout] if the packages lie beside the folder of `gossamer`, [] if they lie in it.
 
     Raises ImportError for a checkout that nobody has installed for this Python.
     """
@@ -46,5 +46,5 @@ def beside(folder: Path) -> list[str]:
 
 
 def _elsewhere(root: Path, installed: Iterable[str]) -> bool:
-    """Whether one of the places of installed packages is not the checkout, in which a build leaves metadata behind."""
+    """Whether Gossamer is installed outside the checkout. Metadata inside do not count, because a build leaves them there."""
     return any(Path(place).resolve() != root.resolve() for place in installed)

@@ -1,4 +1,4 @@
-"""Several processes: torch's ways to distribute models, for models with stored weights, and matrices whose rows are dealt."""
+"""Distributes models with stored weights over processes in torch's ways, and the rows of large sparse matrices."""
 
 from gossamer.sparsity.sharded_rows import ShardedRows
 from gossamer.sparsity.tensor_parallel import ColwiseParallel, RowwiseParallel

@@ -1,10 +1,10 @@
-"""gossamer.load_package: a package of AOTInductor, loaded without asking a compiler what the processor can do.
+"""`gossamer.load_package` loads a package of AOTInductor, and needs no compiler to find out what the processor can do.
 
     model = gossamer.load_package("model.pt2")
     y = model(x)
 
-`torch._inductor.aoti_load_package` compiles programs for that, to compare the answer with a note in the package. A package of
-gossamer.export asks the processor itself when it is loaded. Its inputs are checked at each call.
+`torch._inductor.aoti_load_package` compiles programs for that, and compares the answer with a note in the package. A package of
+gossamer.export asks the processor itself when it is loaded. Each call checks its inputs.
 """
 
 import os
@@ -19,7 +19,7 @@ from gossamer.runtime.torch_internals import package_loader, tree_flatten, tree_
 
 
 class Package:
-    """A loaded package. It takes and gives what the exported model did; its memory is free when nobody holds it."""
+    """A loaded package. It takes the arguments of the exported model and returns its results. Its memory is freed with it."""
 
     def __init__(self, path: str) -> None:
         self._loader = package_loader(path, "model", False, 1, -1)  # one thread at a time, on the package's device
@@ -40,8 +40,8 @@ class Package:
 def load_package(path: str | os.PathLike[str]) -> Package:
     """Loads a package that `torch._inductor.aoti_compile_and_package` has made, from a file that ends in .pt2.
 
-    A call of what it returns raises ArgumentError if sizes or types of tensors are not those of the exported program. A package
-    whose program is not one of `gossamer.export` has no note of them, and is not checked.
+    A call of the result raises ArgumentError if sizes or types of tensors are not those of the exported program. Packages that
+    `gossamer.export` has not prepared have no note of them, so Gossamer checks nothing there.
 
     Raises FileNotFoundError, ArgumentError if the file is no package, and RuntimeError if this processor lacks a feature that
     the package needs.

@@ -1,4 +1,4 @@
-"""Parts of recipes of your own for `gossamer.train_sparse`, and masks for loops that call each step themselves."""
+"""Parts for your own recipes of `gossamer.train_sparse`, and masks for training loops that call each step themselves."""
 
 from gossamer.sparsity.training.gradual_masks import GradualMasks
 from gossamer.sparsity.training.recipe import Recipe, Sparsifier

@@ -1,13 +1,13 @@
-"""Registers Gossamer with torch, so that torch can read what an earlier process has written before anybody uses Gossamer.
+"""Registers Gossamer with torch, so that torch can read files of an earlier process before anybody imports Gossamer.
 
     torch.load(checkpoint, weights_only=True)            a checkpoint with SparseTensors
-    torch.compiler.load_cache_artifacts(artifacts)       what `torch.compile(model, backend="sparse")` has compiled
+    torch.compiler.load_cache_artifacts(artifacts)       results of `torch.compile(model, backend="sparse")`
 
     Accelerator(dynamo_backend="sparse")                 and the same in the Trainer of transformers (hub/lists.py)
     from_pretrained(folder)                              a folder that was saved with a `SparseConfig`
 
-torch calls `register` when it is imported, as the entry point of a plug-in (the group torch.backends), and so does `import
-gossamer` if torch was imported before. This file imports little, because each process that uses torch imports it.
+torch calls `register` at its own import, as the entry point of a plug-in (the group torch.backends). `import gossamer` calls it
+if torch was imported before. This file imports little, because each process that uses torch imports it.
 """
 
 import logging
@@ -20,13 +20,13 @@ _LIBRARIES = {
     "transformers.generation.configuration_utils": ("gossamer.hub.lists", "compile_on_cpus"),
     "transformers.quantizers.auto": ("gossamer.hub.sparse_quantizer", "register"),
 }
-"""Modules of other libraries, and what is called once they are loaded: the module of a function, and the function."""
+"""For each module of another library: the module and the name of our function that is called once it is loaded."""
 
 _SPARSE_TENSOR = "gossamer.sparsity.tensor.sparse_tensor"
 
 
 def register() -> None:
-    """Tells torch, once or several times. It never raises: torch could not be imported otherwise."""
+    """Registers with torch; it may be called again. It never raises, because an error would make `import torch` fail."""
     try:
         from torch.serialization import add_safe_globals
 
@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def _tell(module: str, function: str) -> None:
-    """Calls a function that tells a library of Gossamer. It never raises: the library could not be imported otherwise."""
+    """Calls a function that registers with a library. It never raises, because an error would make its import fail."""
     try:
         getattr(import_module(module), function)()
     except Exception as problem:
@@ -51,5 +51,5 @@ def _tell(module: str, function: str) -> None:
 
 
 def _rebuild(*parts: Any) -> Any:
-    """A SparseTensor that was saved; what makes it is imported now."""
+    """Returns a SparseTensor from its saved parts. It imports the class only now."""
     return import_module(_SPARSE_TENSOR)._rebuild(*parts)

@@ -38,7 +38,7 @@ _USUAL_DENSITY, _USUAL_SIZE = 0.1, 32
 
 
 _Running = tuple[Callable[[], object], list[Tensor]]
-"""What calls a kernel, and the tensors that it writes to."""
+"""A function that calls a kernel, and the tensors that the kernel writes to."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Argument:
     hints: dict[str, Any]
 
     def shape(self, size: int) -> list[int]:
-        """Its sizes, where open ones are `size`."""
+        """Returns the sizes, with `size` for the open ones."""
         return [size if known is None else known for known in self.sizes]
 
     def random(self, size: int, density: float | None) -> Tensor:
-        """Values of its type. Other integers than weights are 0, because they may be indices."""
+        """Returns random values. Integers that are no weights are 0, because they may be indices."""
         shape = self.shape(size)
         if not self.sparse:
             values = torch.randn(shape) if self.dtype.is_floating_point else torch.zeros(shape)
@@ -71,7 +71,7 @@ class Argument:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool with these arguments (default: the command line's); returns the exit status."""
+    """Runs the tool and returns the exit status. `argv` defaults to the command line."""
     parser = argparse.ArgumentParser("python -m gossamer.run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, metavar="DUMP.mlir", help="…_contract.mlir or …_schedule.mlir of a dump")
     parser.add_argument("--schedule", help="for contract IR: compile it with this schedule")
@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> int:
 def _compared(
     calls: dict[str, _Running], contract: str, operands: Sequence[Tensor], results: Sequence[Argument], size: int
 ) -> int:
-    """Compares the kernel with the reference, which becomes one of the calls; the exit status."""
+    """Compares the kernel with the reference, and adds the reference to `calls`. Returns the exit status."""
     if not contract:
         print("not compared: its contract (…_contract.mlir of the same dump) is not in the folder of the file")
         return 0
@@ -140,7 +140,7 @@ def _compared(
 
 
 def signature(text: str) -> tuple[list[Argument], list[Argument], int | None]:
-    """Arguments and results of a region, and the tokens for which it is made. OptionError if it is no text of a region."""
+    """Returns the arguments and results of a region, and the number of tokens it was made for. OptionError for other texts."""
     with context(), ir.Location.unknown():
         try:
             module = ir.Module.parse(text)
@@ -172,7 +172,7 @@ def _argument(given: ir.Type, hints: dict[str, Any]) -> Argument:
 
 
 def _texts(path: Path) -> tuple[str, str]:
-    """The text of a file, and its contract IR: itself, or what the same dump has of the same region; "" if there is none."""
+    """Returns a file's text and its region's contract IR: the same text, that of a file beside it, or "" if there is none."""
     if path.suffix != ".mlir":
         raise OptionError(f"{path} is not an .mlir file: give …_contract.mlir or …_schedule.mlir of a dump")
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -183,19 +183,19 @@ def _texts(path: Path) -> tuple[str, str]:
 
 
 def _schedule_beside(path: Path) -> str:
-    """The schedule that the dump has for contract IR; "auto" if it has none."""
+    """Returns the schedule that the dump has for a file of contract IR, "auto" if it has none."""
     after = [each for each in _beside(path, "schedule") if each.name > path.name]
     return pipelines.planned(after[0].read_text(encoding="utf-8"), 512).schedule if after else "auto"
 
 
 def _beside(path: Path, stage: str) -> list[Path]:
-    """The files of a stage of the same region in the same dump, in the order in which they were written."""
+    """Returns the files of a stage of the same region in the same dump, in the order in which they were written."""
     region = path.stem.partition("_")[2].rpartition("_")[0]
     return sorted(each for each in path.parent.glob("*.mlir") if each.stem.partition("_")[2] == f"{region}_{stage}")
 
 
 def _reference(contract: str, operands: Sequence[Tensor], results: Sequence[Argument], size: int) -> _Running:
-    """What computes a region by MLIR's sparsifier, a chain stage by stage, and the tensors it writes to. CompileError."""
+    """Compiles a region by MLIR's sparsifier, a chain stage by stage. CompileError where MLIR cannot compile it."""
     with context(), ir.Location.unknown():
         module = ir.Module.parse(contract)
         block = _region(module).entry_block
@@ -216,7 +216,7 @@ def _reference(contract: str, operands: Sequence[Tensor], results: Sequence[Argu
 
 
 def _alone(contract: str, stage: str) -> str:
-    """The contract of a chain with one stage for its region."""
+    """Returns the contract of a chain with one of its stages as the only region."""
     module = ir.Module.parse(contract)
     for function in list(module.body.operations):
         if function.name.value != stage:
@@ -228,7 +228,7 @@ def _alone(contract: str, stage: str) -> str:
 
 
 def _saved(path: Path, arguments: Sequence[Argument], size: int) -> tuple[list[Tensor], int]:
-    """The tensors of a file, and what open sizes are in them (`size` if there are none)."""
+    """Returns the tensors of a file, and the value of open sizes in them (`size` if none is open)."""
     found = torch.load(path, weights_only=True)
     if not isinstance(found, list) or len(found) != len(arguments) or not all(isinstance(each, Tensor) for each in found):
         raise OptionError(f"{path} must have a list of {len(arguments)} tensors, one for each argument of the region")
@@ -244,7 +244,7 @@ def _saved(path: Path, arguments: Sequence[Argument], size: int) -> tuple[list[T
 
 
 def _call(kernel: RegionKernel, operands: Sequence[Tensor], results: Sequence[Argument], size: int) -> _Running:
-    """What calls the kernel, and the tensors it writes to. What it does not write is NaN."""
+    """Returns a function that calls the kernel, and its outputs, which are NaN until the kernel writes them."""
     packed = [each if form is None else pack(each, form) for each, form in zip(operands, kernel.formats, strict=True)]
     outputs = [torch.empty(each.shape(size), dtype=each.dtype) for each in results]
     for each in outputs:
@@ -253,7 +253,7 @@ def _call(kernel: RegionKernel, operands: Sequence[Tensor], results: Sequence[Ar
 
 
 def _n_of_m(shape: Sequence[int], n: int, m: int) -> Tensor:
-    """A mask of n random places in m neighbours of a row."""
+    """Returns a mask with n random places in every m neighbours of a row."""
     rows, columns = shape
     places = torch.rand(rows, -(-columns // m), m).argsort(-1) < n
     return places.flatten(1)[:, :columns]

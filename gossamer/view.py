@@ -1,7 +1,7 @@
 """python -m gossamer.view DIR | report.html: opens the page of a dump or of a saved report in a browser.
 
-    python -m gossamer.view ir                    writes ir/index.html from what options={"dump_ir": "ir"} has left there
-    python -m gossamer.view report.html           opens what Report.save has written
+    python -m gossamer.view ir                    writes ir/index.html from the files of options={"dump_ir": "ir"}
+    python -m gossamer.view report.html           opens a file of Report.save
     python -m gossamer.view ir --no-browser       only prints the path
 
 Exit status: 0, or 2 if there is nothing to show.
@@ -19,7 +19,7 @@ from gossamer.dialects.command_line import ends_with_its_reader
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool with these arguments (default: the command line's); returns the exit status."""
+    """Runs the tool and returns the exit status. `argv` defaults to the command line."""
     parser = argparse.ArgumentParser("python -m gossamer.view", description="Open the page of a dump or of a saved report.")
     parser.add_argument("path", type=Path, metavar="DIR|FILE", help="the folder of dump_ir, or a file of Report.save")
     parser.add_argument("--no-browser", action="store_true", help="print the path of the page, and open no browser")

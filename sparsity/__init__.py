@@ -1,5 +1,5 @@
-"""What users hold: sparse tensors and their operations, and models that are pruned, trained sparse or prepared for
-compiling.
+"""The objects of users: sparse tensors and their operations, and functions that prune models, train them sparse or prepare
+them for torch.compile.
 """
 
 from gossamer.runtime import torch_internals
@@ -35,7 +35,7 @@ operations = (
     arithmetic, attention_derivatives, broadcasting, calling, densify, joining, layouts, memory, numpy_functions, pointwise,
     products, reductions, shapes, slices, softmax, tall_product,
 )  # fmt: skip
-"""Importing these is what teaches torch's functions about SparseTensors, and autograd about attention."""
+"""The import of these modules registers torch's functions for SparseTensors, and the derivatives of attention."""
 
 count_for_arrays()
 when_loaded("torch._inductor", lambda: watch_packages(torch_internals.ahead_of_time))

@@ -1,4 +1,4 @@
-"""torch.sparse tensors in models, and as their arguments, as SparseTensors: what `prepare` does about them.
+"""Replaces torch.sparse tensors in models and in their arguments by SparseTensors. `prepare` calls it.
 
 model.adjacency = torch.sparse_csr_tensor(…)     parameters, buffers, attributes, in lists and dictionaries too
 model(x, torch.sparse_csr_tensor(…))             arguments, converted before Dynamo sees them
@@ -23,7 +23,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
 
 
 def take_sparse(model: nn.Module) -> None:
-    """Make a model hold SparseTensors for torch.sparse tensors, and take them as arguments; changes it in place."""
+    """Replaces a model's torch.sparse tensors by SparseTensors in place, and makes its calls convert such arguments."""
     for module in model.modules():
         if _convert_held(module):
             module.register_load_state_dict_pre_hook(_convert_loaded)
@@ -35,7 +35,7 @@ def take_sparse(model: nn.Module) -> None:
 
 
 def leave_sparse(model: nn.Module) -> None:
-    """Make a model take its own arguments only, as before `take_sparse`; the SparseTensors that it holds stay."""
+    """Makes a model take the same arguments as before `take_sparse`. Its SparseTensors stay."""
     for module in model.modules():
         if isinstance(module, _TakesSparse):
             module.__class__ = type(module).__mro__[2]
@@ -46,7 +46,7 @@ def leave_sparse(model: nn.Module) -> None:
 
 @untraced
 def _converted(value: Any) -> Any:
-    """The value with SparseTensors for torch.sparse tensors, in lists, tuples and dictionaries too; itself if it has none."""
+    """Returns the value with SparseTensors for torch.sparse tensors, also in lists and dictionaries; itself if it has none."""
     if is_torch_sparse(value):
         return _remembered(value)
     if type(value) in (list, tuple):
@@ -59,7 +59,7 @@ def _converted(value: Any) -> Any:
 
 
 _known: MutableMapping[Tensor, tuple[tuple[int, ...], SparseTensor]] = WeakIdKeyDictionary()
-"""Arguments that were converted, and checked, at an earlier call."""
+"""Arguments that an earlier call has converted and checked: the versions of their parts, and the SparseTensor."""
 
 
 def _remembered(tensor: Tensor) -> SparseTensor:
@@ -68,7 +68,7 @@ def _remembered(tensor: Tensor) -> SparseTensor:
     versions = () if tensor.is_inference() else tuple(part._version for part in _parts(tensor))
     found = _known.get(tensor)
     if found is None or found[0] != versions:
-        with torch.inference_mode(tensor.is_inference()):  # for a later call, of whatever mode
+        with torch.inference_mode(tensor.is_inference()):  # so that later calls can use it, in inference mode or not
             found = _known[tensor] = versions, SparseTensor.from_torch(tensor)
     return found[1]
 
@@ -82,7 +82,7 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def _convert_held(module: nn.Module) -> bool:
-    """Whether the module held any."""
+    """Converts the tensors that a module holds. Returns whether a parameter or buffer was one of torch.sparse."""
     changed = False
     for name, parameter in list(module._parameters.items()):
         if is_torch_sparse(parameter):
@@ -101,7 +101,7 @@ def _convert_held(module: nn.Module) -> bool:
 
 
 def _convert_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A checkpoint of the model as it was loads, too."""
+    """Converts tensors of a checkpoint, so that a checkpoint of the model before `take_sparse` loads, too."""
     for name in (*module._parameters, *module._buffers):
         if is_torch_sparse(state.get(prefix + name)):
             state[prefix + name] = _converted(state[prefix + name])
@@ -110,12 +110,13 @@ def _convert_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 class _TakesSparse(nn.Module):
     """A model whose arguments may be torch.sparse tensors, even if it is compiled in one graph.
 
-    Dynamo refuses a frame with such an argument. It skips this one, and compiles the one below.
+    Dynamo refuses a frame with such an argument. So it skips the frame of this `__call__`, which converts the arguments, and
+    compiles the frame below.
     """
 
     @traced_below
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():  # nothing that is traced is a torch.sparse tensor
+        if not torch.compiler.is_compiling():  # traced arguments are never torch.sparse tensors
             args, kwargs = _converted((args, kwargs))
         return super().__call__(*args, **kwargs)
 
@@ -137,7 +138,7 @@ def _taking(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _new(kind: type[nn.Module]) -> nn.Module:
-    """A model without its state, as copying and unpickling start."""
+    """Makes a model without its state. Copying and unpickling start with it."""
     made: Any = _taking(kind)  # type: ignore[arg-type]
     made_of: nn.Module = made.__new__(made)
     return made_of
@@ -145,7 +146,7 @@ def _new(kind: type[nn.Module]) -> nn.Module:
 
 @dataclass(frozen=True)
 class _EdgeIndex:
-    """A hook that gives a layer an edge list, and weights if it takes any, for an adjacency (rows are targets).
+    """A hook that replaces an adjacency (rows are targets) in a layer's arguments by an edge list, and weights if it takes any.
 
     An adjacency of more than two dimensions has features for each edge.
 
@@ -183,7 +184,7 @@ def _edges_with_features(adjacency: SparseTensor) -> tuple[Tensor, Tensor]:
 
 
 def _edges(adjacency: SparseTensor) -> tuple[Tensor, Tensor]:
-    """The edges of an adjacency, [2, edges], sources first, and their weights, [edges], or features, [edges, ...]."""
+    """Returns the edges of an adjacency [2, edges], sources first, and their weights [edges] or features [edges, ...]."""
     if adjacency.dim() > 2:
         return _edges_with_features(adjacency)
     at, values = coordinates(adjacency.format, adjacency.shape, adjacency.components), values_of(adjacency)
@@ -196,7 +197,7 @@ def _edges(adjacency: SparseTensor) -> tuple[Tensor, Tensor]:
 
 
 def _edge_index_of(module: nn.Module) -> _EdgeIndex | None:
-    """The hook for a layer in the manner of PyTorch Geometric; None for any other module."""
+    """Returns the hook for a layer of PyTorch Geometric or one that is written like it, None for any other module."""
     passes_messages = hasattr(module, "propagate") and hasattr(module, "message")
     other_layer = type(module).__module__.startswith("torch_geometric.nn.conv.") and not any(module.children())
     if isinstance(module, _TakesSparse) or not (passes_messages or other_layer):

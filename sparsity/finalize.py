@@ -1,7 +1,7 @@
-"""`gossamer.finalize`: a sparse model as plain PyTorch, to be saved and loaded where nobody knows of masks.
+"""`gossamer.finalize` makes a sparse model a plain PyTorch model again, so that programs without Gossamer can load it.
 
 layer.parametrizations.weight = [Mask(mask)], original     →    layer.weight, dense, with zeros
-layer.parametrizations.weight = [what a user has written]  →    layer.weight, if it makes elements zero
+layer.parametrizations.weight = [one of the user]          →    layer.weight, if it sets elements to zero
 layer.weight_orig, layer.weight_mask (torch.nn.utils.prune) →   layer.weight
 PackedLinear                                               →    nn.Linear
 layer.weight, a SparseTensor (gossamer.store_sparse)       →    layer.weight
@@ -24,16 +24,17 @@ Model = TypeVar("Model", bound=nn.Module)
 def finalize(model: Model) -> Model:
     """Makes the weights of a sparse model ordinary parameters with zeros, in place, and returns the model.
 
-    Parameters have the names of the dense model again. So `save_pretrained`, `state_dict` and pickles load without Gossamer.
+    Parameters get the names of the dense model again. So files of `save_pretrained`, state dicts and pickles load without
+    Gossamer.
 
     It undoes `sparsify`, `prepare`, `store_sparse`, torch.nn.utils.prune, torch.ao.pruning, recipes of `train_sparse` (on a
-    copy of the model), and parametrizations of your own that make elements zero. The zeros stay, and so does what the model
-    computes.
+    copy of the model), and parametrizations of your own that make elements zero. The zeros stay, and the model computes the
+    same.
 
     `torch.compile(model, backend="sparse")` still finds the zeros.
 
-    Parameters stay the same objects, with two exceptions: packed and stored weights; and a masked weight that another module
-    uses without the mask, which is no longer shared. SparseTensors that are no weight of a linear layer stay.
+    Parameters stay the same objects, except packed and stored weights. A masked weight that another module uses without the
+    mask is no longer shared. SparseTensors that are no weight of a linear layer stay.
     """
     parametrize_pruned(model)
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)

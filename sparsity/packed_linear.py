@@ -1,9 +1,9 @@
-"""`PackedLinear`: an nn.Linear whose weight lives in a `WeightStore`, so that no dense copy stays once it is packed.
+"""`PackedLinear` is an nn.Linear whose weight lives in a `WeightStore`, which drops the dense copy once it is packed.
 
     Linear(768, 3072)      parameters weight, bias
-    → PackedLinear         parameter bias, buffer weight_handle (one element); `weight` is rebuilt when it is asked for
+    → PackedLinear         parameter bias, buffer weight_handle (one element); `weight` is rebuilt at each access
 
-It computes what it did before, is in the state dict under the same names, and loads the same checkpoints.
+The layer computes the same, has the same names in the state dict, and loads the same checkpoints.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class PackedLinear(nn.Linear):
     """A linear layer for inference: its weight has no gradient.
 
     weight         a copy of the weight, [out_features, in_features]; assign to it to change it
-    weight_handle  what stands for it in compiled graphs
+    weight_handle  a tensor of one element that stands for the weight in compiled graphs
     """
 
     weight_handle: torch.Tensor
@@ -28,7 +28,7 @@ class PackedLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
-        """Turns a linear layer into a packed one, in place, so that hooks and references to it hold."""
+        """Turns a linear layer into a packed one in place, so that hooks on it and references to it stay valid."""
         weight = linear._parameters.pop("weight")
         assert weight is not None
         kind, linear.__class__ = type(linear), cls
@@ -39,7 +39,7 @@ class PackedLinear(nn.Linear):
         return packed
 
     def unpack(self) -> None:
-        """Turns it back into the linear layer that it was, in place, its weight a parameter."""
+        """Turns the layer back into its former class in place, with the weight as a parameter."""
         weight = nn.Parameter(self._store.copy())
         del self._buffers["weight_handle"], self._store
         self._non_persistent_buffers_set.discard("weight_handle")
@@ -49,7 +49,7 @@ class PackedLinear(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The weight, dense."""
+        """A dense copy of the weight."""
         if torch.compiler.is_compiling():
             return dense_weight(self.weight_handle, self.out_features, self.in_features)
         return self._store.copy()
@@ -67,7 +67,7 @@ class PackedLinear(nn.Linear):
         self._buffers["weight_handle"] = self._store.handle
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Conversions to another dtype, device or memory rebuild the weight, which the next compilation packs again."""
+        """Rebuilds the weight for conversions to another dtype, device or memory. The next compilation packs it again."""
         handle, store, address = self.weight_handle, self._store, self.weight_handle.data_ptr()
         super()._apply(fn, recurse)
         if self.weight_handle is handle and handle.data_ptr() == address:
@@ -80,7 +80,7 @@ class PackedLinear(nn.Linear):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As nn.Linear does: for the time of loading it has a parameter."""
+        """Loads as nn.Linear does. While it loads, the layer has a parameter `weight`."""
         parameter = self._parameters["weight"] = nn.Parameter(self._store.copy(), requires_grad=False)
         version = parameter._version
         try:

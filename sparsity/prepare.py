@@ -1,4 +1,4 @@
-"""`gossamer.prepare`: a sparse model, rebuilt so that torch.compile sees its sparsity and nothing stands in the way.
+"""`gossamer.prepare` rewrites code of a sparse model that torch.compile cannot trace, and code that hides sparsity from it.
 
     prune.l1_unstructured(layer, "weight", 0.9)        layer.weight = weight_orig * weight_mask, by a hook at every call
     model = gossamer.prepare(model)                →   layer.parametrizations.weight = [Mask(mask)], original = weight_orig
@@ -25,7 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def prepare(model: Model, *, free_dense: bool = False) -> Model:
-    """Rewrites what torch.compile cannot trace in a sparse model. Changes the model in place and returns it.
+    """Rewrites the parts of a sparse model that torch.compile cannot trace. Changes the model in place and returns it.
 
     | found in the model | becomes |
     |---|---|
@@ -40,10 +40,10 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
     - torch.sparse: the state dict keeps its names, and old checkpoints load. Layers of PyTorch Geometric take an adjacency,
       whose rows are targets, in place of an `edge_index`.
     - quantize_dynamic: int8 weights and scales stay the same. Inputs are quantized token by token, which loses less. In the
-      state dict `_packed_params` becomes `weight_int8`, `weight_scale` and `bias`, so load old checkpoints before. Dynamo
-      breaks the graph at layers with fewer zeros.
-    - Attention and transformer layers of torch.nn: their fused inference path makes nested tensors of padded batches. It is
-      turned off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
+      state dict `_packed_params` becomes `weight_int8`, `weight_scale` and `bias`, so load old checkpoints before `prepare`.
+      Dynamo breaks the graph at layers with fewer zeros.
+    - Attention and transformer layers of torch.nn: their fused inference path makes nested tensors of padded batches. `prepare`
+      turns it off for the process (`torch.backends.mha.set_fastpath_enabled(False)`).
     - The signature of `forward` stays, because a Trainer of Hugging Face reads it. `torch.export` works.
 
     `finalize` undoes all of this, except for the zeros.
@@ -56,7 +56,7 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
     parametrize_pruned(model)
     for module in model.modules():
         if is_of_torch_ao(module):
-            module.__class__ = Mask  # Dynamo skips all of torch.ao; its sparsifiers go on with what they find
+            module.__class__ = Mask  # Dynamo does not trace torch.ao; its sparsifiers still work with a Mask
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
             torch.backends.mha.set_fastpath_enabled(False)
     if free_dense:

@@ -1,7 +1,7 @@
-"""`gossamer.distributed.ShardedRows`: a sparse matrix of which each process has some rows, for graphs too large for one.
+"""`gossamer.distributed.ShardedRows` is a sparse matrix whose rows are dealt to processes, for graphs too large for one.
 
 a = gossamer.distributed.ShardedRows(rows, mesh)    rows: SparseTensor [own rows, all columns]
-y = a @ x                               x: own rows of x; those of others that `rows` needs come by one all_to_all
+y = a @ x                               x: own rows of x; one all_to_all fetches the rows of others that `rows` needs
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 
 
 class ShardedRows:
-    """The rows of a sparse matrix that this process has. Products exchange rows of x with the other processes.
+    """This process's rows of a sparse matrix. Products exchange rows of x with the other processes.
 
     rows  SparseTensor [own rows, columns] in any format; columns are those of the whole matrix. Gradients flow to its values
-    mesh  of one dimension. Rows of the matrix and of x are dealt as DTensor's Shard(0) does: ceil(n / processes) each
+    mesh  a mesh of one dimension. Rows of the matrix and of x are dealt as by DTensor's Shard(0): ceil(n / processes) each
 
     - A product sends only the rows of x that others need, in one all_to_all forward and one backward.
     - `local` is the matrix [own rows, own columns + fetched columns] in CSR. `fetch(x)` returns the rows of x in that order.
@@ -53,7 +53,7 @@ class ShardedRows:
 
     @classmethod
     def of(cls, matrix: SparseTensor, mesh: DeviceMesh) -> "ShardedRows":
-        """The rows of this process, from a matrix that all processes have."""
+        """Returns the rows of this process, from a matrix that all processes have."""
         own = _dealt(matrix.shape[0], mesh)
         rows = matrix[own.start : own.stop]
         assert isinstance(rows, SparseTensor)
@@ -65,7 +65,10 @@ class ShardedRows:
         return self.local.to_format(Format.COO).to_torch().indices().flip(0)
 
     def fetch(self, x: Tensor) -> Tensor:
-        """[own columns + fetched, ...] of the process's own rows [own columns, ...], or of a DTensor sharded by rows."""
+        """Returns x with the fetched rows behind: [own columns + fetched, ...].
+
+        x is [own columns, ...], the own rows, or a DTensor sharded by rows.
+        """
         x = _own_part(x)
         if x.shape[0] != len(self._own):
             raise FormatError(f"this process has {len(self._own)} of the rows of x, got {x.shape[0]}")
@@ -76,7 +79,7 @@ class ShardedRows:
         return self.matmul(x)
 
     def matmul(self, x: Tensor) -> Tensor:
-        """a @ x [own rows, ...]; a DTensor, sharded by rows, if x is one."""
+        """Returns a @ x [own rows, ...]; a DTensor, sharded by rows, if x is one."""
         product = self.local @ self.fetch(x)
         if not isinstance(x, DTensor):
             return product
@@ -87,7 +90,7 @@ class ShardedRows:
         return f"ShardedRows(shape={self.shape}, {self.mesh.size()} processes, own={self.local!r}, fetched={self.fetched})"
 
     def _plan(self, wanted: Tensor, columns: int) -> tuple[list[int], list[int], Tensor]:
-        """How many rows come from each process and go to it, and which ones go."""
+        """Returns how many rows each process sends to this one and gets from it, and the numbers of the own rows to send."""
         owner = torch.div(wanted, _share(columns, self.mesh), rounding_mode="floor")
         received = torch.bincount(owner, minlength=self.mesh.size())
         sent = torch.empty_like(received)
@@ -110,13 +113,13 @@ def _share(size: int, mesh: DeviceMesh) -> int:
 
 
 def _dealt(size: int, mesh: DeviceMesh) -> range:
-    """The rows of a process."""
+    """Returns the rows that are dealt to this process."""
     share, rank = _share(size, mesh), mesh.get_local_rank()
     return range(min(size, rank * share), min(size, (rank + 1) * share))
 
 
 def _total(rows: SparseTensor, mesh: DeviceMesh) -> int:
-    """Of the rows of all processes."""
+    """Returns the number of rows of all processes together. OptionError if they are not dealt as Shard(0) does."""
     found: list[Any] = [None] * mesh.size()
     dist.all_gather_object(found, tuple(rows.shape), group=mesh.get_group())
     total: int = sum(shape[0] for shape in found)

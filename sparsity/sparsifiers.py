@@ -1,10 +1,10 @@
-"""Sparsifiers: which elements of a dense tensor to keep, and in which format.
+"""Sparsifiers choose which elements of a dense tensor to keep, and in which format. `gossamer.sparsify` applies them.
 
     w = gossamer.sparsify(weight, "magnitude", density=0.1)            a SparseTensor
     model = gossamer.sparsify(model, "nm", n=2, m=4)                   every linear layer under a mask
     model = gossamer.sparsify(model, "nm", skip=["lm_head", "*.gate"]) but these
 
-A sparsifier is a function of a dense tensor that gives a SparseTensor of its shape.
+A sparsifier is a function that takes a dense tensor and returns a SparseTensor of its shape.
 """
 
 import inspect
@@ -51,7 +51,7 @@ def register_sparsifier(name: str) -> Callable[[Named], Named]:
 
 
 def _mask(sparsifier: Sparsifier, rows: Tensor, options: dict[str, Any]) -> Tensor:
-    """Ones where a sparsifier keeps a matrix [outputs, inputs], zeros elsewhere."""
+    """Returns ones where a sparsifier keeps an element of a matrix [outputs, inputs], zeros elsewhere."""
     kept = sparsifier(rows, **options)
     return kept.with_values(torch.ones_like(kept.values())).to_dense()
 
@@ -63,9 +63,9 @@ def sparsify(
     target: Model, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any
 ) -> Model: ...
 def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, skip: Layers = (), **options: Any) -> Any:
-    """Applies a sparsifier. A tensor gives a SparseTensor; the linear layers of a model get masks, in place.
+    """Applies a sparsifier. A tensor becomes a SparseTensor; the linear layers of a model get masks, in place.
 
-    A model is returned. Each mask is a parametrization of the weight. The model trains on with its zeros, and
+    Returns the SparseTensor or the model. Each mask is a parametrization of the weight. The model trains on with its zeros, and
     `torch.compile(model, backend="sparse")` finds them. If a weight has a mask already, both apply. `gossamer.finalize(model)`
     makes plain weights, for saving.
 
@@ -127,19 +127,19 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
 
 @register_sparsifier("magnitude")
 def magnitude(dense: Tensor, density: float, format: Format = Format.CSR) -> SparseTensor:
-    """The `density` (a fraction) of elements that are largest in absolute value, in a format."""
+    """Keeps the `density` (a fraction) of elements that are largest in absolute value, in a format."""
     return SparseTensor.from_dense(dense * Unstructured().mask(dense.abs(), _checked(density)), format)
 
 
 @register_sparsifier("nm")
 def nm(dense: Tensor, n: int = 2, m: int = 4) -> SparseTensor:
-    """The n largest of every m neighbours in a row, in the format N:M."""
+    """Keeps the n largest of every m neighbours in a row, in the format N:M."""
     return SparseTensor.from_dense(dense * NM(n, m).mask(dense.abs(), n / m), Format.nm(n, m))
 
 
 @register_sparsifier("block")
 def block(dense: Tensor, rows: int, columns: int, density: float) -> SparseTensor:
-    """The `density` (a fraction) of blocks of rows x columns with the largest sums of squares, in BSR."""
+    """Keeps the `density` (a fraction) of blocks of rows x columns with the largest sums of squares, in BSR."""
     mask = Block(rows, columns).mask(dense.square(), _checked(density))
     return SparseTensor.from_dense(dense * mask, Format.bsr(rows, columns))
 

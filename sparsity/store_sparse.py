@@ -1,4 +1,4 @@
-"""`gossamer.store_sparse`: a model under masks, or with zeros, whose weights store their nonzeros alone and train on.
+"""`gossamer.store_sparse` makes the weights of a model under masks, or with zeros, store only their nonzeros. They train on.
 
 layer.parametrizations.weight = [Mask(mask)], original    →    layer.weight = Parameter(SparseTensor, CSR)
 layer.weight, dense, with zeros                           →    layer.weight = Parameter(SparseTensor, CSR)
@@ -38,14 +38,14 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     It returns the model.
 
     Call it before you create the optimizer, because the parameters are new objects. Gradients, momentum and weight decay exist
-    only for stored elements. So a training step costs what the nonzeros cost, and pruned weights stay zero with any optimizer.
-    All torch optimizers with elementwise arithmetic work; `fused=True` is fastest for SGD, Adam and AdamW.
+    only for stored elements. So a training step costs time for the nonzeros only, and pruned weights stay zero with any
+    optimizer. All torch optimizers with elementwise arithmetic work; `fused=True` is fastest for SGD, Adam and AdamW.
 
-    - A weight with a mask stores what the mask keeps, also zeros, which train on. Other weights store their nonzeros.
+    - A weight with a mask stores the elements that the mask keeps, also zeros, which train on. Others store their nonzeros.
     - The format is CSR with 32-bit integers: 8 bytes for each stored element, instead of 4 for each element of a dense weight.
     - Linear layers that share a weight still share it. A weight that another kind of module uses, such as an embedding, stays.
     - Experts of transformers store the weights of all experts, such as `gate_up_proj`, in one SparseTensor of the same shape.
-      They are experts of another class then; `gossamer.finalize` makes them what they were.
+      Their class changes; `gossamer.finalize` restores it.
     - Convolutions keep plain weights. A warning names those that are pruned.
     - Tables of nn.Embedding and nn.EmbeddingBag that `only` names, in float32 or less, become buffers: their nonzeros in
       float32, and a bit for each element. They have no gradient any more. See `StoredEmbeddingBag`.
@@ -144,7 +144,7 @@ def _store_experts(model: nn.Module, layers: Iterable[nn.Module], densest: float
 
 
 def _left_plain(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> str:
-    """The names of those of the layers that are convolutions with as many zeros as a linear layer would be stored with."""
+    """Returns the names of pruned convolutions for a message: those with at most a share `densest` of nonzeros."""
     names = {module: name for name, module in model.named_modules()}
     found = [
         names.get(layer, type(layer).__name__)
@@ -155,5 +155,5 @@ def _left_plain(model: nn.Module, layers: Iterable[nn.Module], densest: float) -
 
 
 def _uses(modules: Iterable[nn.Module]) -> Counter[int]:
-    """How many of the modules have a parameter, by its id."""
+    """Counts the modules that have a parameter, by the parameter's id."""
     return Counter(id(parameter) for module in modules for parameter in module._parameters.values() if parameter is not None)

@@ -1,11 +1,11 @@
-"""Tensor parallelism of linear layers whose weights store their nonzeros alone: each process has some rows, or columns.
+"""Tensor parallelism of linear layers with stored weights: each process has some rows or columns of the weight.
 
 from gossamer.distributed import ColwiseParallel, RowwiseParallel
 parallelize_module(store_sparse(block), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
-The styles are those of torch.distributed.tensor.parallel, and do as those do where a weight is dense. Of a stored weight a
-process keeps its part, which is a SparseTensor still; torch's own styles make it dense. Nothing is sent for that: all processes
-have the same weights before, by a checkpoint or a seed.
+The styles are subclasses of those of torch.distributed.tensor.parallel, and treat dense weights in the same way. A process
+keeps its part of a stored weight as a SparseTensor; torch's own styles would make it dense. The processes send no weights for
+that: all of them start with the same weights, from a checkpoint or a seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ Style = ColwiseParallel | RowwiseParallel
 
 
 def _deal(module: nn.Module, dim: int, mesh: DeviceMesh) -> nn.Parameter | None:
-    """Leaves a module the rows (0) or columns (1) of its stored weight that this process has; returns its bias."""
+    """Reduces a module's stored weight to the rows (dim 0) or columns (1) of this process. Returns the module's bias."""
     whole: SparseTensor = module._parameters["weight"]  # type: ignore[assignment]
     if whole.shape[dim] < mesh.size():
         raise OptionError(f"a stored weight {tuple(whole.shape)} cannot be dealt to {mesh.size()} processes by dimension {dim}")
@@ -78,7 +78,7 @@ def _deal(module: nn.Module, dim: int, mesh: DeviceMesh) -> nn.Parameter | None:
 
 
 def _own(size: int, mesh: DeviceMesh) -> slice:
-    """What DTensor deals to this process of so many."""
+    """Returns the part of `size` rows or columns that DTensor deals to this process."""
     share = -(-size // mesh.size())
     rank = mesh.get_local_rank()
     return slice(min(size, rank * share), min(size, (rank + 1) * share))
@@ -90,7 +90,7 @@ def _dealt_as(x: Tensor, given: Sequence[Placement], wanted: Sequence[Placement]
 
 
 def _handed_on(y: Tensor, made: Sequence[Placement], style: Style, mesh: DeviceMesh, bias: Tensor | None = None) -> Tensor:
-    """The result as the style wants it, with a bias that all processes have."""
+    """Returns the result in the layout that the style asks for, after adding a bias that all processes have."""
     result: Tensor = DTensor.from_local(y, mesh, made, run_check=False).redistribute(placements=style.output_layouts)
     if bias is not None:
         result = result + DTensor.from_local(bias, mesh, [Replicate()], run_check=False)

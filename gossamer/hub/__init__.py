@@ -1,3 +1,3 @@
-"""Where models of Hugging Face's libraries meet ours: transformers' quantizers and peft's adapters. Its files import those
+"""Connects Gossamer with libraries of Hugging Face: a quantizer for transformers, and adapters of peft. Its files import those
 libraries.
 """

@@ -1,4 +1,4 @@
-"""What a `SparseConfig` asks of a model that is loaded: pruned by magnitude, and weights held in one of five ways."""
+"""Applies a `SparseConfig` to a loaded model: prunes it by magnitude, and stores its weights in one of five ways."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 def hold_weights(model: nn.Module, config: SparseConfig) -> None:
-    """Prunes the model if the config says how much, and has its layers hold their weights as it says."""
+    """Prunes the model if the config has a sparsity, then makes its layers hold plain, masked, stored or integer weights."""
     skip: list = [config.skip] if isinstance(config.skip, str) else list(config.skip)
     if config.only is None:
         skip.append(partial(_is_head, model.get_output_embeddings()))  # type: ignore[operator]

@@ -1,9 +1,9 @@
-"""Our backend in lists of other libraries, which know the backends of torch.compile by name.
+"""Adds our backend to lists of other libraries, which know the backends of torch.compile by name.
 
     TrainingArguments(torch_compile_backend="sparse")      Accelerator(dynamo_backend="sparse")
     model.generate(…, cache_implementation="static", compile_config=CompileConfig(backend="sparse"))
 
-What they do with other backends stays as it is. docs/upstream has the same as patches of these libraries.
+Nothing changes for other backends. docs/upstream has the same changes as patches of these libraries.
 """
 
 from importlib import import_module
@@ -35,7 +35,7 @@ def _list_in_commands() -> None:
 
 
 def compile_on_cpus() -> None:
-    """Has `generate` compile for our backend on CPUs, too, where transformers leaves a `CompileConfig` out."""
+    """Makes `generate` compile for our backend on CPUs, too. transformers ignores a `CompileConfig` on CPUs."""
     config: Any = import_module("transformers.generation.configuration_utils").CompileConfig
     if not isinstance(vars(config).get(_SWITCH), _OnCpus):
         setattr(config, _SWITCH, _OnCpus(getattr(config, _SWITCH)))
@@ -45,7 +45,7 @@ _SWITCH = "_compile_all_devices"
 
 
 class _OnCpus:
-    """The switch of a config that nobody has set: on for our backend, else as transformers has it."""
+    """The value of the switch where nobody has set it: True for our backend, transformers' own value for others."""
 
     def __init__(self, otherwise: Any) -> None:
         self._otherwise = otherwise

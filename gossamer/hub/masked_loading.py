@@ -1,4 +1,4 @@
-"""Layers under masks that load plain weights, as those that `save_pretrained` has written."""
+"""Lets layers under masks load plain weights, such as `save_pretrained` writes."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from gossamer.sparsity.pruning.mask import kept_by_masks, masked_tensors
 
 
 def load_plain(model: nn.Module) -> None:
-    """Has layers under masks load plain weights, too."""
+    """Makes layers under masks load plain weights, too."""
     model.register_load_state_dict_pre_hook(_as_masked)
 
 
 def _as_masked(model: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-    """In place: plain weights under the names that they have under masks, with the masks.
+    """Renames plain weights in the state dict to the names that they have under masks, and adds the masks.
 
-    A mask stays if the weight has no nonzero beside it. Otherwise it becomes that of the weight's nonzeros.
+    A layer keeps its mask if the mask covers all nonzeros of the weight. Otherwise the nonzeros become the new mask.
     """
     for name, layer in model.named_modules():
         for part in masked_tensors(layer):

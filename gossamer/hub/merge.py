@@ -1,4 +1,4 @@
-"""`gossamer.merge`: LoRA adapters of peft, merged into a pruned base whose zeros stay.
+"""`gossamer.merge` merges LoRA adapters of peft into a pruned base model, whose zeros stay.
 
 W' = W + M ⊙ (B A s)      M: where W is not zero, or its mask
 
@@ -21,11 +21,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @torch.no_grad()
 def merge(model: Any) -> nn.Module:
-    """Merges the active adapters of a peft model into its base model where that is not zero, and returns the base model.
+    """Merges the active adapters of a peft model into the nonzeros of its base model, and returns the base model.
 
-    model  what `peft.get_peft_model` or `PeftModel.from_pretrained` returned, not merged. Its base has plain, masked or stored
-           weights, which become plain ones with zeros, or integers of `gossamer.quantize`, which become floats. It is used up,
-           as by peft's `merge_and_unload`
+    model  the result of `peft.get_peft_model` or `PeftModel.from_pretrained`, not merged. Its base has plain, masked or stored
+           weights, which become plain ones with zeros, or integers of `gossamer.quantize`, which become floats. Do not use it
+           afterwards, as after peft's `merge_and_unload`
 
     Layers without zeros are merged as peft does it. The result differs from that of the unmerged model, because changes of
     pruned weights are lost. `gossamer.distill(merged, unmerged, …)` trains the merged model toward it.
@@ -56,7 +56,7 @@ def merge(model: Any) -> nn.Module:
 
 
 def _make_floats(layer: nn.Module) -> None:
-    """Turns a layer of integers into nn.Linear, in place."""
+    """Turns a layer with integer weights into an nn.Linear, in place."""
     if isinstance(layer, QuantizedLinear | GroupedLinear):
         weight = nn.Parameter(layer.weight.clone(), requires_grad=False)
         layer.__class__ = nn.Linear  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint packs, unpacked while transformers loads it: what gossamer.load reads, for `from_pretrained`.
+"""Unpacks the packed weights of a checkpoint while `from_pretrained` loads it: the encodings that gossamer.load reads.
 
     up_proj.bitmask, up_proj.compressed, up_proj.shape        →    up_proj.weight
     up_proj.weight.gaps, up_proj.weight.values, …             →    up_proj.weight
@@ -24,13 +24,13 @@ PARTS = {
     **{rf"\.{part}$": part for part in BITMASK},
     **{rf"\.{part}$": part for part in (PACKED, *BESIDE, "weight")},
 }
-"""What each pattern of names is: an array of the encodings, or of scaled integers."""
+"""The array that each pattern of names stands for: one of an encoding, or of scaled integers."""
 
 _TELLING = re.compile("|".join(rf"\.{part}$" for part in ("bitmask", "gaps", "deflated_gaps", PACKED, SCALE)))
 
 
 def names_in(files: Iterable[str]) -> list[str]:
-    """The names of the tensors in safetensors files."""
+    """Returns the names of the tensors in safetensors files."""
     found: list[str] = []
     for path in files:
         if str(path).endswith(".safetensors"):
@@ -40,12 +40,12 @@ def names_in(files: Iterable[str]) -> list[str]:
 
 
 def conversions(quantizer: Any, names: Iterable[str]) -> list[WeightConverter]:
-    """What unpacks the weights of a checkpoint with tensors of these names; nothing if it packs none."""
+    """Returns the conversions for a checkpoint with tensors of these names, [] if none of them is packed."""
     return [WeightConverter([*PARTS], ".weight", [_Unpack(quantizer)])] if any(map(_TELLING.search, names)) else []
 
 
 def forget_conversions(model: Any) -> None:
-    """Has `save_pretrained` write plain weights under their own names."""
+    """Makes `save_pretrained` write plain weights under their own names."""
     used = getattr(model, "_weight_conversions", None) or []
     model._weight_conversions = [
         each for each in used if not any(isinstance(operation, _Unpack) for operation in getattr(each, "operations", ()))
@@ -53,9 +53,9 @@ def forget_conversions(model: Any) -> None:
 
 
 class _Unpack(ConversionOps):
-    """The arrays of one layer, as its weight.
+    """Computes the weight of one layer from its packed arrays.
 
-    hf_quantizer  by which transformers knows that the arrays keep their types
+    hf_quantizer  transformers asks whether a conversion has one, and keeps the types of its arrays then
     """
 
     def __init__(self, hf_quantizer: Any) -> None:

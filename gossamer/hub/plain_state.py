@@ -1,4 +1,4 @@
-"""The state dict that a sparse model would have if its weights were plain, with zeros: what libraries without Gossamer load.
+"""Computes the state dict that a sparse model would have with plain weights and zeros. Libraries without Gossamer load it.
 
 layer.parametrizations.weight.original, .0.mask    →    layer.weight
 layer.weight, a SparseTensor                       →    layer.weight, dense
@@ -20,7 +20,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 @torch.no_grad()
 def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model, which stays as it is. Plain tensors are those of the model itself, not copies."""
+    """Returns the state of a model, and does not change the model. Plain tensors are those of the model, not copies."""
     state = dict(model.state_dict())
     dense: dict[int, Tensor] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -39,7 +39,7 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _computed(module: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The tensors that a module computes from others, and how the names of these others begin."""
+    """Yields the tensors that a module computes from others, and the prefixes of the names of these others."""
     if isinstance(module, QuantizedLinear | GroupedLinear):
         yield "weight", ("weight_int8", "weight_scale", "weight_groups", "input_")
     if parametrize.is_parametrized(module):

@@ -1,6 +1,6 @@
-"""`gossamer.SparseConfig`: sparse models in `from_pretrained` and `save_pretrained` of transformers.
+"""`gossamer.SparseConfig` loads and saves sparse models by `from_pretrained` and `save_pretrained` of transformers.
 
-transformers calls what changes a model while it is loaded a quantizer, and finds ours by the name in a folder's config.json:
+For transformers a quantizer is an object that changes a model while it is loaded. It finds ours by the name in config.json:
 
     "quantization_config": {"quant_method": "gossamer", "weights": "stored", …}
 """
@@ -18,7 +18,7 @@ Weights = Literal["plain", "masked", "stored", "int8", "int4"]
 
 
 class SparseConfig(QuantizationConfigMixin):
-    """What `from_pretrained` makes of linear layers, as its `quantization_config`. It needs transformers.
+    """The `quantization_config` of `from_pretrained` that makes linear layers sparse. It needs transformers.
 
         config = gossamer.SparseConfig(sparsity=0.9, weights="masked")
         model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
@@ -29,12 +29,12 @@ class SparseConfig(QuantizationConfigMixin):
     weights   how the layers hold their weights:
               "plain"   dense, with zeros
               "masked"  under masks, to train on (`gossamer.sparsify`)
-              "stored"  nonzeros alone (`gossamer.store_sparse`)
+              "stored"  only nonzeros (`gossamer.store_sparse`)
               "int8", "int4"  integers (`gossamer.quantize`); int4 has groups of 16
     only, skip  which layers: names or patterns of names
 
     `save_pretrained` then writes plain weights with zeros, which any program loads without Gossamer. With Gossamer the folder
-    loads as it was. Integers are written as floats, from which the same integers come back.
+    loads as the same sparse model. Integers are written as floats, from which Gossamer computes the same integers again.
 
     It also reads files of compressed-tensors. Replace the name of the method, and keep the other entries:
 
@@ -73,5 +73,5 @@ class SparseConfig(QuantizationConfigMixin):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json says. What has been pruned is not pruned again."""
+        """Returns the entry of config.json. It has no sparsity, so that a pruned model is not pruned again."""
         return {"quant_method": METHOD, "weights": self.weights, "only": self.only, "skip": self.skip}

@@ -1,7 +1,7 @@
-"""The quantizer of `SparseConfig`, and what tells transformers of both.
+"""The quantizer of `SparseConfig`, and a function that registers both with transformers.
 
-Models of transformers that `sparsify`, `store_sparse` or `train_sparse` changed have it, too. So their `save_pretrained`, which
-the Trainer calls, writes plain weights with zeros.
+Models of transformers that `sparsify`, `store_sparse` or `train_sparse` changed get it, too. So `save_pretrained`, which the
+Trainer calls, writes plain weights with zeros.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from gossamer.runtime.modules.when_held import WHEN_HELD
 
 
 def register() -> None:
-    """Tells transformers, once or several times."""
+    """Registers with transformers. Further calls do nothing."""
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(METHOD)(SparseConfig)
         register_quantizer(METHOD)(SparseQuantizer)
@@ -24,7 +24,7 @@ def register() -> None:
 
 
 class SparseQuantizer(HfQuantizer):
-    """What transformers asks while it loads and saves a model with a `SparseConfig`."""
+    """The object that transformers calls while it loads and saves a model with a `SparseConfig`."""
 
     quantization_config: SparseConfig
 
@@ -34,7 +34,7 @@ class SparseQuantizer(HfQuantizer):
         self._names = names_in(checkpoint_files or [])
 
     def get_weight_conversions(self) -> list[Any]:
-        """How packed weights in the files become plain ones; none for files that have none."""
+        """Returns the conversions of packed weights to plain ones, [] if the files have only plain ones."""
         from gossamer.hub.packed_weights import conversions
 
         return conversions(self, self._names)
@@ -47,10 +47,10 @@ class SparseQuantizer(HfQuantizer):
         hold_weights(model, self.quantization_config)
         if self.quantization_config.weights == "plain":
             self.remove_quantization_config(model)
-        model.is_quantized = False  # or transformers refuses `half` and `float`, and its Trainer a compiled model
+        model.is_quantized = False  # else transformers refuses `half` and `float`, and its Trainer refuses a compiled model
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """What `save_pretrained` writes."""
+        """Returns the tensors that `save_pretrained` writes."""
         from gossamer.hub.plain_state import plain_state_dict
 
         return plain_state_dict(model), {}
@@ -72,7 +72,7 @@ class SparseQuantizer(HfQuantizer):
 
 
 def save_as_plain(model: nn.Module) -> None:
-    """Has a model of transformers be saved so, and read what was saved; others stay as they are."""
+    """Makes a model of transformers save plain weights, and load them again. Other models stay as they are."""
     from transformers.modeling_utils import PreTrainedModel
 
     from gossamer.hub.masked_loading import load_plain

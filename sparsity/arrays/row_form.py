@@ -1,14 +1,14 @@
-"""Matrices of any format by rows: what the schedules of products with dense matrices walk.
+"""`RowForm`: a matrix of any format by rows, as the schedules of products with dense matrices read it.
 
-A matrix that is stored by rows is that itself, and so is one stored by columns for a product with its transpose. Any other is
-brought into rows once and kept as long as its arrays live, for an adjacency is used in every layer of every step:
+A matrix that is stored by rows is used as it is, and so is one stored by columns for a product with its transpose. Any other is
+sorted by rows once, and kept as long as its arrays live, because a graph's adjacency is used in every layer of every step:
 
-    CSC, DCSC, A.T of CSR      a counting sort by rows, O(entries), as much as a product with some 10 columns takes
-    COO, DCSR                  positions counted, nothing moves
-    BSR, N:M, hybrid           the coordinates of their entries, those that fill up edge blocks left out
+    CSC, DCSC, A.T of CSR      a counting sort by rows, O(entries), takes as long as a product with about 10 columns
+    COO, DCSR                  only positions are counted, nothing moves
+    BSR, N:M, hybrid           the coordinates of their entries, without padding of edge blocks
 
-What is kept are integers, never values: those are gathered at every call, so that no change of theirs can be missed; for
-products of two sparse matrices while they are equal to a copy (see operations/sparse_product.py).
+Only integers are kept, never values. These are gathered at every call, so no change of them is missed. Products of two sparse
+matrices also keep values, and compare them with a copy (see operations/sparse_product.py).
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from gossamer.sparsity.arrays import stored_entries
 from gossamer.sparsity.arrays.sorting import sort_keys
 
 LARGE = 1 << 26
-"""Entries up to which a matrix is brought into rows: the second form of more would take too much memory."""
+"""The most entries of a matrix that is sorted by rows; the second form of more would take too much memory."""
 
 
 @dataclass(slots=True, eq=False)
 class RowForm:
-    """Positions and coordinates of CSR (int32 where they fit), and which stored value each entry has, None if in order."""
+    """Positions and coordinates of CSR (int32 if they fit), and the number of each entry's stored value (None: in order)."""
 
     positions: Tensor
     coordinates: Tensor
@@ -37,15 +37,15 @@ class RowForm:
 
     @property
     def format(self) -> Format:
-        """CSR of its widths."""
+        """CSR with the widths of its integers."""
         return Format.CSR.with_widths(self.positions.dtype.itemsize * 8, self.coordinates.dtype.itemsize * 8)
 
     def values(self, stored: Tensor) -> Tensor:
-        """The values of the entries, in their order."""
+        """Returns the values of the entries, in the order of the rows."""
         return stored if self.order is None else stored.index_select(0, self.order)
 
     def scatter(self, values: Tensor, count: int) -> Tensor:
-        """The inverse of `values`, of so many stored values; 0 for those that no entry has."""
+        """Returns `count` stored values from those of the entries, the inverse of `values`; 0 for padding."""
         return values if self.order is None else values.new_zeros(count).index_copy_(0, self.order.long(), values)
 
 
@@ -57,7 +57,7 @@ def stored_by_rows(format: Format, dim: int) -> bool:
 
 
 def row_form(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm | None:
-    """A matrix by rows, which are its dimension `dim`; None if that would take too much memory."""
+    """Returns a matrix by rows, which are its dimension `dim`; None if that would take too much memory."""
     structure = arrays[:-1]
     if stored_by_rows(format, dim):
         return RowForm(structure[0].contiguous(), structure[1].contiguous(), None)
@@ -70,7 +70,7 @@ _kept: Remembered[RowForm] = Remembered(most=256)
 
 
 def sorted_by_rows(format: Format, dim: int, shape: Sequence[int], arrays: Sequence[Tensor]) -> RowForm:
-    """A matrix by rows, whatever its size, made anew."""
+    """Returns a matrix by rows, sorted anew, whatever its size."""
     at = stored_entries.coordinates(format, shape, arrays)
     integer = torch.int32 if max(arrays[-1].numel(), *shape) < 1 << 31 else torch.int64
     rows, columns = at[dim].to(integer), at[1 - dim].to(integer)

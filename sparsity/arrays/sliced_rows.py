@@ -1,25 +1,24 @@
-"""Matrices in slices of rows (SELL-C-sigma), for products with vectors that are computed again and again.
+"""Stores matrices in slices of rows (SELL-C-sigma), for repeated products with vectors.
 
-A row of a few entries costs more for its beginning and its end than for its entries, and where rows differ in length the
-processor guesses the end wrong. With rows of one length side by side, one a lane, neither is left. Bringing a matrix into that
-form takes as long as some four products, so it is done at the third product with the same matrix, if it pays:
+In CSR, a row of a few entries costs more for its beginning and its end than for its entries. The processor also mispredicts the
+end if rows differ in length. A slice has rows of similar length side by side, one in each lane, and avoids both costs. Making
+the slices takes as long as about four products. So it is done at the third product with the same matrix, if it pays:
 
     by rows      2 cycles an entry, 12 a row
-    by slices    1.1 cycles a place, 20 a slice, 0.3 an entry to see whether its value is still the same one
+    by slices    1.1 cycles a place, 20 a slice, 0.3 an entry to check whether its value is still the same
 
-Integers of the form are kept as long as the matrix lives and there is room; of columns the lower 16 bits, where no slice spans
-more. Values are copied. Who writes to them afterwards is noticed, and that product is computed by rows, and the next ones too
-until the values have stayed for a while:
+The integers of the slices are kept as long as the matrix lives and there is room. Coordinates have 16 bits if no slice spans
+more columns. Values are copied. If the stored values have changed, that product is computed by rows, and so are the next ones
+until the values have stayed the same for a while. Changes are found in two ways:
 
-    torch counts writes      to the values, and to the matrix where a compiled graph writes; both counts, and a few values, are
-                             all that is looked at where no other tensor, no DLPack capsule and no NumPy array is over the same
-                             memory
-    a hash of the values     shows all other writes, for which every product reads the values as they are stored, too; so do
-                             products of which the arrays alone are known, not the matrix
+    counts of writes         torch counts writes to the values, and to the matrix if a compiled graph writes. Only both counts
+                             and a few values are compared if no other tensor, DLPack capsule or NumPy array shares the memory
+    a hash of the values     finds all other writes. Every product then also reads the stored values. So do products for which
+                             only the arrays are known, not the matrix
 
-Writes through `values.data`, an import by DLPack or, compiled, `matrix.data`, if that is let go before the next product, and
-through a storage are seen if they change most values: torch hides them, from autograd as well.
-The terms of a row are added up in another order than by rows, so that results may differ in their last bits: under
+torch hides some writes, also from autograd: through a storage; and through `values.data`, an import by DLPack or, compiled,
+`matrix.data`, if these objects no longer exist at the next product. They are found only if they change most values.
+Slices add the terms of a row in another order, so the last bits of results may differ. Under
 torch.use_deterministic_algorithms(True) every product is computed by rows.
 """
 
@@ -45,41 +44,41 @@ from gossamer.sparsity.arrays.row_form import RowForm
 
 log = logging.getLogger("gossamer")
 
-_LEAST, _MOST = 1 << 12, 1 << 24  # entries: less is done before it is looked up, of more a copy takes too much memory
-_SETTLED = 3  # products with the same values
-_WINDOWS = 1 << 9, 1 << 12, 1 << 16, 1 << 20  # rows that are sorted by length among themselves (multiples of lanes)
-_FILLED = 1.05  # places an entry up to which the smallest window is taken, for what its rows read is nearest
-_KEPT, _BYTES = 64, 1 << 29  # matrices that are alive, and what their forms and values may take together
+_LEAST, _MOST = 1 << 12, 1 << 24  # entries: for fewer a look-up is too slow, for more a copy is too large
+_SETTLED = 3  # products with the same values, before they are copied
+_WINDOWS = 1 << 9, 1 << 12, 1 << 16, 1 << 20  # rows in a window, which are sorted by length (multiples of lanes)
+_FILLED = 1.05  # places per entry; the first window with at most so many is taken, as rows of small windows read near columns
+_KEPT, _BYTES = 64, 1 << 29  # the most matrices, and the bytes of their slices and values together
 _DTYPES, _INTEGERS = (torch.float32, torch.float64), (torch.int32, torch.int64)
 
 Kernels = Callable[[int], RegionKernel]
-"""The kernel of the product, for coordinates of so many bits."""
+"""Returns the kernel of the product, for coordinates with a number of bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class SlicedRows:
-    """The arrays of `Slices` up to the coordinates, and which entry is in each place (any one where none is)."""
+    """The arrays of `Slices` up to the coordinates, and the number of the entry in each place (any for an empty place)."""
 
     structure: tuple[Tensor, ...]
     order: Tensor
 
     @property
     def width(self) -> int:
-        """Bits of a coordinate."""
+        """The bits of a coordinate."""
         return 8 * self.structure[-1].itemsize
 
     def bytes_with(self, values: torch.dtype) -> int:
-        """What it takes, with values of this type."""
+        """Returns the bytes of all arrays, with values of this dtype."""
         return sum(array.nbytes for array in (*self.structure, self.order)) + self.order.numel() * values.itemsize
 
     def fill(self, values: Tensor, stored: Tensor) -> None:
-        """Brings the values, as they are stored, into their places."""
+        """Writes the stored values to their places in `values`."""
         torch.index_select(stored.detach(), 0, self.order, out=values)
 
     def bound(self, kernel: RegionKernel, stored: Tensor | None, *words: int) -> Callable[..., None]:
-        """The product as a function of addresses and lengths: of the hash, the values in their places, x and the result.
+        """Returns the product as a function of addresses and lengths of: the hash, the values in their places, x, the result.
 
-        The hash is that of the values as they are stored, if they are given. The first words may be given already.
+        The product computes the hash of the values in `stored`, if given. `words` are the first arguments, if given.
         """
         original = (0, 0) if stored is None else (stored.data_ptr(), stored.numel() * stored.element_size() // 4)
         return kernel.bound((*self._words, *original, *words))
@@ -90,9 +89,9 @@ class SlicedRows:
 
     @classmethod
     def of(cls, form: RowForm, lanes: int, windows: bool) -> "SlicedRows | None":
-        """A matrix in slices, its coordinates in 16 bits if no slice spans more columns; None if it is faster by rows.
+        """Returns a matrix in slices, with coordinates of 16 bits if no slice spans more columns; None if rows are faster.
 
-        `windows` says that the kernel picks columns that are near each other out of two vectors.
+        `windows` says that the kernel selects columns that are near each other from two vectors of x.
         """
         columns = form.coordinates.to(torch.int32)
         if columns.dtype != form.coordinates.dtype and not bool((columns == form.coordinates).all()):
@@ -120,7 +119,7 @@ class SlicedRows:
         read = columns.index_select(0, order.flatten()).view(-1, lanes)
         least = torch.where(there, read, torch.iinfo(torch.int32).max).amin(1)
         bases = torch.zeros(slices, dtype=torch.int32).scatter_reduce_(0, own, least, "amin", include_self=False)
-        # Columns near each other are counted from where two vectors begin that hold them, which end with the last column.
+        # Near columns are counted from the begin of two vectors that contain them. The vectors end at most at the last column.
         latest = int(columns.max()) + 1 - 2 * lanes if windows and entries else -1
         windows_begin = least.clamp(max=latest)
         near = (torch.where(there, read, 0).amax(1) - windows_begin < 2 * lanes) & (latest >= 0)
@@ -139,7 +138,7 @@ class SlicedRows:
 
 
 def _by_length(lengths: Tensor, window: int) -> Tensor:
-    """The rows, longest first, in each window."""
+    """Returns the rows in each window, longest first."""
     if len(lengths) <= window:
         return lengths.argsort(descending=True, stable=True)
     windows = torch.arange(len(lengths)) // window
@@ -147,27 +146,27 @@ def _by_length(lengths: Tensor, window: int) -> Tensor:
 
 
 def _lines(x: Tensor, lanes: int, value: int) -> Tensor:
-    """A line for so many elements, the last one filled up."""
+    """Returns x in lines of `lanes` elements; the last line is padded with `value`."""
     return torch.nn.functional.pad(x, (0, -len(x) % lanes), value=value).view(-1, lanes)
 
 
 def _first_if_following(lines: Tensor, valid: Tensor) -> Tensor:
-    """The first number of each line whose numbers follow each other, else -1."""
+    """Returns the first number of each valid line of consecutive numbers, -1 for other lines."""
     return torch.where(valid & (lines.diff(dim=1) == 1).all(1), lines[:, 0], -1)
 
 
 class _Values(NamedTuple):
-    """Values that a matrix has been multiplied with, replaced as a whole, for threads share it.
+    """The values of a matrix in its last products. Replaced as a whole, because threads share it.
 
-    seen    where they are stored, how many, and how often they have been written to
-    times   products with them, up to those after which they are copied
-    stored  a weak reference to the tensor of the stored ones, and `storage` to its storage
-    copy    in the places of the form, `words` its address and length
-    hash    of the stored ones before they were copied
-    hashed  the product, see `SlicedRows.bound`, which hashes them again
-    alone   the product which reads the copy alone, if torch counts what is written to the stored ones
-    written how often the matrix had been written to when the hash was last right, None if that is not known
-    sample  of the stored ones
+    seen    the address, the number, and the count of writes of the stored values
+    times   products with these values, counted until they are copied
+    stored  a weak reference to the tensor of the stored values; `storage`: to its storage
+    copy    the values in the places of the slices; `words`: its address and length
+    hash    the hash of the stored values before they were copied
+    hashed  the product that hashes the stored values again, see `SlicedRows.bound`
+    alone   the product that reads only the copy, if torch counts writes to the stored values
+    written the matrix's count of writes when the hash was last equal, None if unknown
+    sample  a few of the stored values
     """
 
     seen: tuple[int, ...]
@@ -187,7 +186,7 @@ _NONE = _Values((), 0)
 
 
 class Use:
-    """How often a matrix has been multiplied with the same values; in slices of rows after a while, if that pays."""
+    """Counts the products of a matrix with the same values, and makes slices of rows after a few, if that pays."""
 
     def __init__(self) -> None:
         self._values = _NONE
@@ -199,10 +198,10 @@ class Use:
     def multiply(
         self, form: RowForm, stored: Tensor, x: Tensor, out: Tensor, kernel: Kernels, written: int | None = None
     ) -> bool:
-        """Computes out = a @ x, x a contiguous vector or column, if a is in slices; else False, and out holds anything.
+        """Computes out = a @ x by slices, for a contiguous vector or column x. If it returns False, out is undefined.
 
-        `stored` are the values of a as its format stores them, of which `form.order` makes the values of the entries;
-        `written` is how often a, the SparseTensor, has been written to: without it, the values are hashed at every product.
+        stored   the values of a in the order of its format; `form.order` selects the values of the entries
+        written  the count of writes to the SparseTensor a; without it, every product hashes the values
         """
         values = self._values
         if torch.are_deterministic_algorithms_enabled():
@@ -232,9 +231,9 @@ class Use:
         return found.value == values.hash
 
     def _settle(self, form: RowForm, stored: Tensor, where: tuple[int, ...], kernel: Kernels, written: int | None) -> bool:
-        """Counts products with the same values; after a few it copies them, and is True.
+        """Counts products with the same values. After a few it copies the values and returns True.
 
-        `where` are the addresses and lengths of x and of a result, which holds anything afterwards.
+        `where` has the addresses and lengths of x and of a result, which is undefined afterwards.
         """
         values, seen = self._values, (stored.data_ptr(), stored.numel(), version(stored))
         if values.seen != seen or values.times + 1 < _SETTLED:
@@ -246,7 +245,7 @@ class Use:
         sample = sample_of(stored)
         run, copy, found = kernel(sliced.width), stored.new_zeros(sliced.order.numel()), ctypes.c_int64()
         words, hashed = (copy.data_ptr(), copy.numel()), sliced.bound(run, stored)
-        # A write after this is seen at the next product, for it changes the hash, or a count of writes.
+        # The next product finds a write after this line, because it changes the hash or a count of writes.
         hashed(ctypes.addressof(found), 2, *words, *where)
         sliced.fill(copy, stored)
         counted = not stored.is_inference() and _references_tell()
@@ -269,15 +268,18 @@ class Use:
 
 
 def _writes_are_counted(stored: Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether nobody can write to a tensor's memory and torch not count it: no other tensor is over it, nor NumPy ever was,
-    and nobody but Python has the tensor (autograd may, and who exports it by DLPack)."""
+    """Whether torch counts all writes to a tensor's memory.
+
+    It does if no other tensor shares the memory, NumPy never did, and only Python references the tensor. Autograd or a DLPack
+    capsule would hold further references.
+    """
     references: tuple[int, int] = tensor_references(stored), storage_references(storage._cdata)
     return references == _ALONE and storage.resizable()
 
 
 @cache
 def _references_tell() -> bool:
-    """Whether torch, whose functions for that are not public, counts references as `_writes_are_counted` takes it."""
+    """Whether torch's private functions count references as `_writes_are_counted` expects."""
     try:
         own, shared, lent = torch.zeros(1), torch.zeros(1), torch.zeros(1)
         others = shared.detach(), torch.from_dlpack(lent)
@@ -288,8 +290,8 @@ def _references_tell() -> bool:
     return counted == [True, False, False]
 
 
-_NOT_ASKED = ctypes.c_int64()  # where the hash of nothing goes
-_ALONE = 1, 2  # Python has the tensor; the tensor and Python have its storage
+_NOT_ASKED = ctypes.c_int64()  # receives a hash that nobody needs
+_ALONE = 1, 2  # references to a tensor (by Python) and to its storage (by the tensor and Python)
 
 
 _uses: Remembered[Use] = Remembered()
@@ -298,7 +300,7 @@ _making = threading.Lock()
 
 
 def use_of(form: RowForm, stored: Tensor) -> Use | None:
-    """What is known of a matrix with values of this type; None if it stays by rows whatever happens."""
+    """Returns the record of a matrix with values of this dtype, None if it always stays by rows."""
     entries, integers = form.coordinates.numel(), form.coordinates.dtype
     if not _LEAST <= entries <= _MOST or stored.dtype not in _DTYPES or integers not in _INTEGERS:
         return None
@@ -311,7 +313,7 @@ def _new_use() -> Use:
 
 
 def _make_room(most: int = _KEPT) -> None:
-    """Forgets matrices, those first that have not been used for longest."""
+    """Forgets the matrices that have not been used for longest, until the others fit the limits."""
     by_use = sorted(_uses.items(), key=lambda each: each[1].last)
     count, size = len(by_use), sum(use.bytes for _, use in by_use)
     for key, use in by_use:
@@ -322,5 +324,5 @@ def _make_room(most: int = _KEPT) -> None:
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor has been written to, as far as torch knows."""
+    """Returns torch's count of writes to a tensor."""
     return 0 if tensor.is_inference() else tensor._version

@@ -1,8 +1,8 @@
-"""Stored entries ↔ coordinates: what any two formats have in common.
+"""Converts stored entries to coordinates and back, for any format.
 
 coordinates   the arrays of a format → the coordinates of each stored value
 assemble      coordinates and values, in any order → the arrays of a format
-locate        where a tensor stores given coordinates
+locate        coordinates → the numbers of the values that a tensor stores there
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from gossamer.dialects.format import Format, Level
 from gossamer.sparsity.arrays.sorting import sort_keys
 from gossamer.sparsity.arrays.structure import INTEGERS, check_count, check_sizes
 
-_DENSE = 4  # coordinates for each entry that a counting sort may go over
+_DENSE = 4  # coordinates per entry up to which a counting sort is used
 
 Pack = Callable[[Format, tuple[int, ...], list[Tensor], Tensor], tuple[list[Tensor], Tensor]]
 PACKS: dict[tuple[Level, ...], Pack] = {}
-"""What formats of users store besides what they are given, see extension.register_format."""
+"""The functions of users' formats that add entries to store, see extension.register_format."""
 
 
 def stores_fill(format: Format) -> bool:
-    """Whether the format stores zeros to fill up: blocks, dense levels below sparse ones, N:M groups, what a pack adds."""
+    """Whether the format stores padding zeros: in blocks, dense levels below sparse ones, N:M groups, or by its `pack`."""
     if format.levels in PACKS:
         return True
     sparse = [number for number, level in enumerate(format.levels) if level.kind != "dense"]
@@ -33,19 +33,19 @@ def stores_fill(format: Format) -> bool:
 
 
 def blocked(format: Format) -> bool:
-    """Whether what it stores may lie beyond the shape: in blocks at the edge."""
+    """Whether stored values may lie outside the shape, in blocks at the edge."""
     return any(level.block > 1 for level in format.levels)
 
 
 def within(shape: Sequence[int], at: Sequence[Tensor]) -> Tensor:
-    """Which of the coordinates lie within the shape."""
+    """Returns which of the coordinates lie within the shape."""
     return reduce(torch.logical_and, [crd < extent for crd, extent in zip(at, shape, strict=True)])
 
 
 def block_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the dense levels below the last sparse one: each entry stores a block of values.
+    """Returns the sizes of the dense levels below the last sparse one: each entry stores a block of values.
 
-    Of a dimension that is one block, it is the size of the block alone.
+    A dimension that is one single block has only the size of the block.
     """
     if format.levels[-1].kind != "dense":
         return ()
@@ -55,7 +55,7 @@ def block_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def coordinates(format: Format, shape: Sequence[int], components: Sequence[Tensor]) -> list[Tensor]:
-    """For each dimension the coordinates of all stored values (int64); those that fill up edge blocks lie beyond the shape."""
+    """Returns the coordinates of all stored values in each dimension (int64). Padding of edge blocks is outside the shape."""
     arrays = dict(zip(format.components(), components, strict=True))
     device = components[-1].device
     sizes = format.level_sizes(shape)
@@ -87,9 +87,9 @@ def coordinates(format: Format, shape: Sequence[int], components: Sequence[Tenso
 
 
 def assemble(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> tuple[Tensor, ...]:
-    """The arrays that store `values` at the coordinates `at` (int64, within the shape, any order); duplicates are summed.
+    """Returns the arrays that store `values` at coordinates `at` (int64, within the shape, any order). Duplicates are summed.
 
-    Differentiable in the values. FormatError if the format cannot hold them.
+    It is differentiable in the values. FormatError if the format cannot store them.
     """
     sizes = check_sizes(format, shape)
     pack = PACKS.get(format.levels)
@@ -108,7 +108,7 @@ def assemble(format: Format, shape: Sequence[int], at: Sequence[Tensor], values:
 
 
 def locate(format: Format, shape: Sequence[int], components: Sequence[Tensor], at: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Which stored value lies at each of the coordinates, and whether there is one (else the first number is any)."""
+    """Returns the number of the stored value at each of the coordinates, and whether there is one (else any number)."""
     sizes = format.level_sizes(shape)
     stored = _linear(format, sizes, coordinates(format, shape, components))
     wanted = _linear(format, sizes, at)
@@ -123,13 +123,13 @@ def locate(format: Format, shape: Sequence[int], components: Sequence[Tensor], a
 
 
 def _in_order(format: Format, sizes: Sequence[int], at: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """One number for each entry, ascending, and which entry each is; None if they come in this order."""
+    """Returns a number for each entry, ascending in storage order, and the order of the entries, None if they are in order."""
     linear = _linear(format, sizes, at)
     if bool((linear[1:] >= linear[:-1]).all()):
         return linear, None
     if max(sizes) > _DENSE * linear.numel():
         return linear.sort(stable=True)
-    order = None  # by one level after the other, the last one first
+    order = None  # sorts by one level after the other, the last one first
     for level, size in reversed(list(zip(format.levels, sizes, strict=True))):
         keys = _level(level, at)
         _, by_level = sort_keys(keys if order is None else keys.index_select(0, order), size, torch.int64)
@@ -140,7 +140,7 @@ def _in_order(format: Format, sizes: Sequence[int], at: Sequence[Tensor]) -> tup
 
 
 def _linear(format: Format, sizes: Sequence[int], at: Sequence[Tensor]) -> Tensor:
-    """One number for each entry, ascending in storage order."""
+    """Returns a number for each entry, which ascends in storage order."""
     linear = torch.zeros_like(at[0])
     for level, size in zip(format.levels, sizes, strict=True):
         linear = linear.mul_(size).add_(_level(level, at))
@@ -148,13 +148,13 @@ def _linear(format: Format, sizes: Sequence[int], at: Sequence[Tensor]) -> Tenso
 
 
 def _level(level: Level, at: Sequence[Tensor]) -> Tensor:
-    """The coordinates of a level."""
+    """Returns the coordinates of a level."""
     crd = at[level.dim]
     return crd % level.block if level.inner else crd // level.block if level.block > 1 else crd
 
 
 def _walk(format: Format, sizes: Sequence[int], leaves: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The positions and coordinates of ascending entries of the last sparse level, and the entries that are stored."""
+    """Returns the positions and coordinates of ascending entries of the last sparse level, and the entries that are stored."""
     last = max((number + 1 for number, level in enumerate(format.levels) if level.kind != "dense"), default=0)
     arrays: list[Tensor] = []
     stored = leaves.new_zeros(1)
@@ -188,7 +188,7 @@ def _positions(format: Format, at: int, parents: Tensor, stored: Tensor) -> Tens
 
 
 def _coordinates(format: Format, sizes: Sequence[int], entries: Tensor, at: int, end: int) -> list[Tensor]:
-    """An array for each of the levels at..end, or one of [entries, levels] if they are interleaved."""
+    """Returns an array for each of the levels at..end, or one array [entries, levels] if they are interleaved."""
     arrays = []
     for number in range(at, end):
         below = prod(sizes[number + 1 : end])
@@ -206,7 +206,7 @@ def _coordinates(format: Format, sizes: Sequence[int], entries: Tensor, at: int,
 
 
 def _fill_groups(format: Format, leaves: Tensor, groups: int, size: int) -> Tensor:
-    """The n entries that each group of an N:M format stores: its own, filled up with its first zeros."""
+    """Returns the n entries that each group of an N:M format stores: its nonzeros, padded with its first zeros."""
     structured = format.levels[-1].structured
     assert structured
     n, m = structured
@@ -224,6 +224,6 @@ def _fill_groups(format: Format, leaves: Tensor, groups: int, size: int) -> Tens
 
 
 def as_int64(crd: Tensor) -> Tensor:
-    """Coordinates as the numbers that kernels read: the narrow types are unsigned there."""
+    """Returns coordinates as int64, as kernels read them: 8 and 16 bits as unsigned."""
     wide = crd.long()
     return wide & (0xFF if crd.dtype == torch.int8 else 0xFFFF) if crd.dtype in (torch.int8, torch.int16) else wide

@@ -1,7 +1,7 @@
-"""The check that a kernel relies on: do these arrays hold a tensor of this shape in this format?
+"""Checks that arrays are well-formed: that they store a tensor of a shape in a format. Kernels rely on this check.
 
-A kernel reads positions and coordinates without looking at them, so whatever comes from outside passes here once. Each refusal
-is a FormatError that names the level, the entry and the value, and says what to do.
+A kernel uses positions and coordinates without checks, so all arrays from outside are checked here once. An error is a
+FormatError that names the level, the entry and the value, and says what to do.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.level import Level
 
-_AT_ONCE = 1 << 20  # entries whose order is checked
+_AT_ONCE = 1 << 20  # entries whose order is checked at once, to bound the memory of the check
 
 INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64, 0: torch.int64}
 
@@ -50,7 +50,7 @@ def check(format: Format, shape: Sequence[int], components: Sequence[Tensor]) ->
 
 
 def check_lengths(format: Format, shape: Sequence[int], components: Sequence[Tensor]) -> None:
-    """FormatError unless the arrays are as long as they must be together. What stands in them is not looked at."""
+    """FormatError unless the lengths of the arrays fit together. It does not read their contents."""
     arrays, entries = dict(zip(format.components(), components, strict=True)), 1  # entries of the levels so far
     for number, (level, size) in enumerate(zip(format.levels, format.level_sizes(shape), strict=True)):
         positions, coordinates = arrays.get((number, "positions")), arrays.get((number, "coordinates"))
@@ -76,7 +76,7 @@ def check_lengths(format: Format, shape: Sequence[int], components: Sequence[Ten
 
 
 def sharing(format: Format, number: int) -> int:
-    """How many levels keep their coordinates in the array of this one."""
+    """Returns how many levels store their coordinates in the array of this level."""
     count = 1
     while number + count < len(format.levels) and format.levels[number + count].kind == "singleton":
         if format.levels[number + count].soa:
@@ -86,7 +86,7 @@ def sharing(format: Format, number: int) -> int:
 
 
 def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the levels. FormatError if a coordinate does not fit its width, or for a size that torch cannot count."""
+    """Returns the sizes of the levels. FormatError if coordinates do not fit their width, or 64 bits cannot count places."""
     if any(extent < 0 for extent in shape):
         raise FormatError(f"the shape {tuple(shape)} has a negative size")
     sizes = format.level_sizes(shape)
@@ -129,7 +129,7 @@ def _check_arrays(format: Format, components: Sequence[Tensor]) -> None:
 
 
 def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tensor:
-    """Where the entries of each parent start, and the last ones end."""
+    """Returns where the entries of each parent start, and where the last ones end, after checks."""
     if level.kind == "loose_compressed":
         gaps = (positions[2::2] != positions[1:-1:2]).nonzero()
         if gaps.numel():
@@ -149,7 +149,7 @@ def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tens
 
 
 def _coordinates(level: Level, given: Tensor, size: int) -> Tensor:
-    """The coordinates of a level, as numbers that can be compared."""
+    """Returns the coordinates of a level as comparable numbers, after a check of their bounds."""
     coordinates = _unsigned(given)
     if coordinates.numel():
         least, most = (int(bound) for bound in torch.aminmax(coordinates))
@@ -161,11 +161,11 @@ def _coordinates(level: Level, given: Tensor, size: int) -> Tensor:
 
 
 def _check_order(levels: Sequence[Level], coordinates: Sequence[Tensor], starts: Tensor) -> None:
-    """Lexicographically ascending under each parent, strictly down to the last unique level."""
+    """FormatError unless entries ascend lexicographically under each parent, strictly down to the last unique level."""
     if any(level.nonordered for level in levels):
         coordinates, starts = _sorted(coordinates, starts)
     pairs = coordinates[0].numel() - 1
-    for first in range(0, pairs, _AT_ONCE):  # what is compared takes memory of its own
+    for first in range(0, pairs, _AT_ONCE):  # in parts, because the comparison needs memory
         last = min(first + _AT_ONCE, pairs)
         bounds = torch.searchsorted(starts, starts.new_tensor([first + 1, last + 1])).tolist()
         begins = torch.zeros(last - first, dtype=torch.bool, device=starts.device)
@@ -174,7 +174,7 @@ def _check_order(levels: Sequence[Level], coordinates: Sequence[Tensor], starts:
 
 
 def _check_pairs(levels: Sequence[Level], coordinates: Sequence[Tensor], begins: Tensor, first: int) -> None:
-    """Each of the entries from number `first` on against the next one, unless with that another parent begins."""
+    """Checks each entry from number `first` on against the next one, unless the next has another parent."""
     fine, equal = begins, torch.ones_like(begins)
     for level, crd in zip(levels, coordinates, strict=True):
         fine = fine | (equal & (crd[1:] > crd[:-1]))
@@ -197,7 +197,7 @@ def _check_pairs(levels: Sequence[Level], coordinates: Sequence[Tensor], begins:
 
 
 def _sorted(coordinates: Sequence[Tensor], starts: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The coordinates in order under each parent, for levels that need no order but no duplicates either."""
+    """Returns the coordinates sorted under each parent, for levels without order, to find duplicates in them."""
     parents = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=starts.device), starts.long().diff())
     order = torch.arange(parents.numel(), device=starts.device)
     for key in (*reversed(coordinates), parents):
@@ -206,14 +206,14 @@ def _sorted(coordinates: Sequence[Tensor], starts: Tensor) -> tuple[list[Tensor]
 
 
 def _unsigned(array: Tensor) -> Tensor:
-    """The numbers that kernels read: the narrow types are unsigned there."""
+    """Returns the numbers as kernels read them: 8 and 16 bits as unsigned."""
     if array.dtype in (torch.int8, torch.int16):
         return array.to(torch.int32) & (0xFF if array.dtype == torch.int8 else 0xFFFF)
     return array
 
 
 def _numbers(width: int) -> int:
-    """How many numbers from 0 on an integer of this width can be: the narrow types are unsigned, torch's others are not."""
+    """Returns the number of values from 0 on that an integer of this width has. 8 and 16 bits are unsigned, others signed."""
     return 1 << (width if width in (8, 16) else (width or 64) - 1)
 
 

@@ -1,1 +1,1 @@
-"""Attention under masks: which tiles of queries and keys a mask leaves, and the operation that computes only those."""
+"""Attention under masks: finds the tiles of queries and keys that a mask does not hide, and computes only those."""

@@ -1,4 +1,4 @@
-"""Contract IR of attention under a table of tiles: `kernel.attend_blocks` and its gradients, for any sizes and strides."""
+"""Builds contract IR of attention under a table of tiles: `kernel.attend_blocks` and its gradients, for any sizes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,17 +23,19 @@ _OPS = {
     "keys": (AttendBlocksOfKeysOp, ("gradient", "statistics", "delta"), ("of_k", "of_v")),
     "scores": (AttendBlocksOfScoresOp, ("gradient", "statistics", "delta"), ("of_k", "of_v", "of_scores")),
 }
-"""By what they are called here: the op, what gradients need besides, and what it gives."""
+"""By name here: the op, the additional operands of gradients, and the results."""
 
 
 def attend_blocks(
     what: str, head_size: int, scale: float, score: Sequence[Step] = (), dropout: float = 0.0, dots: bool = False
 ) -> str:
-    """forward                (q, k, v, positions, tiles, words, floats, seed if there is dropout, pairs, sizes...) → (out,
-                           statistics)
-    queries, keys, scores  (gradient, statistics, delta, and all of these) → the gradients
+    """Returns the IR of a function of flat arrays and sizes. By `what` it has:
 
-    `pairs` are there if products are `dots`: q and k in bf16 or, for gradients, q, k, v and the gradient.
+    forward                (q, k, v, positions, tiles, words, floats, seed if there is dropout, pairs, sizes...) → (out,
+                           statistics)
+    queries, keys, scores  (gradient, statistics, delta, and all of the above) → the gradients
+
+    With `dots` there are `pairs`: q and k in bf16 or, for gradients, q, k, v and the gradient.
     """
     op, more, results = _OPS[what]
     with building():

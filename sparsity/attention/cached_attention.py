@@ -1,11 +1,11 @@
-"""Attention of a few queries over a cache of keys and values, as a model generates text.
+"""Computes attention of a few queries over a cache of keys and values, for a model that generates text.
 
-gossamer::attend_cached(q, k, v, mask, scale, cap) -> Tensor                          they lie in the cache
+gossamer::attend_cached(q, k, v, mask, scale, cap) -> Tensor                          all keys are in the cache
 gossamer::attend_appended(q, k, v, new_k, new_v, mask, scale, cap) -> (Tensor, Tensor, Tensor)
-                                                                  new ones come behind past ones: result, all keys, all values
+                                                                  appends new keys to past ones: result, all keys, all values
 
 q is [batch, heads, queries, size], keys and values [batch, kv heads, tokens, size]; heads is a multiple of kv heads. The mask
-is added to the scores, [batch or 1, heads or 1, queries or 1, keys]. Sums are in f32; queries that see no key get 0, as in
+is added to the scores, [batch or 1, heads or 1, queries or 1, keys]. Sums are in f32. Queries that see no key get 0, as in
 torch's operation on CPUs.
 """
 
@@ -21,17 +21,17 @@ from gossamer.sparsity.attention.masked_attention import cap_steps
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 
 MOST_QUERIES = 8
-"""More queries are left to kernels whose lanes are queries."""
+"""With more queries, kernels with one query in each lane are used instead."""
 
 
 @lru_cache(64)
 def cached_kernel(heads: Heads, appends: bool) -> RegionKernel:
-    """The kernel for such heads, of keys that lie in the cache or are appended. CompileError if it cannot be made."""
+    """Returns the kernel for these heads, with keys in the cache or appended ones. CompileError if it cannot be compiled."""
     return compile_region(contract_of(heads, appends), schedule="attend-cached")
 
 
 def heads_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float, cap: float | None) -> Heads:
-    """What a kernel for these is made for."""
+    """Returns the properties of the operands for which a kernel is compiled."""
     score = (scale, *cap_steps(cap))
     return Heads(q.shape[3], q.shape[1] // k.shape[1], q.shape[2], q.dtype, score, None if mask is None else mask.dtype)
 
@@ -68,17 +68,17 @@ def _append(
 
 
 def mask_operand(mask: Tensor | None) -> list[Tensor]:
-    """A mask among the operands of a kernel."""
+    """Returns the mask as a list of operands, empty without a mask."""
     return [] if mask is None else [mask]
 
 
 def _given(*tensors: Tensor) -> list[Tensor]:
-    """With the elements of a head next to each other."""
+    """Returns tensors whose elements of a head are contiguous."""
     return [x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors]
 
 
 def _mask(mask: Tensor | None, q: Tensor, keys: int) -> tuple[Tensor | None, tuple[int, int, int]]:
-    """The mask with its keys next to each other, and its strides, 0 along what has the same."""
+    """Returns the mask with contiguous keys, and its other strides, 0 along dimensions of size 1."""
     if mask is None:
         return None, (0, 0, 0)
     if mask.dim() == 2:

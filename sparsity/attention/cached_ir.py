@@ -1,4 +1,4 @@
-"""Contract IR of attention of a few queries over a cache: `kernel.attend_cached` and `kernel.attend_appended`."""
+"""Builds contract IR of attention of a few queries over a cache: `kernel.attend_cached` and `kernel.attend_appended`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,14 @@ from gossamer.sparsity.compiler.op_ir import region
 
 @dataclass(frozen=True)
 class Heads:
-    """What a kernel is made for: heads of `size` elements of a type, `queries` of them for each, and `group` of them share the
-    keys and values of one; the steps of the score, and the type of a mask."""
+    """The properties for which a kernel is compiled.
+
+    size     the elements of a head
+    group    how many heads of queries share a head of keys and values
+    queries  the number of queries in each head
+    score    the steps of the score function
+    mask     the dtype of the mask, None without a mask
+    """
 
     size: int
     group: int
@@ -27,8 +33,9 @@ class Heads:
 
 
 def contract_of(heads: Heads, appends: bool) -> str:
-    """(q, k, v, mask if there is one, sizes...) → out, or
-    (q, k, v, new_k, new_v, mask if there is one, sizes...) → (out, all_k, all_v) where it `appends`
+    """Returns the IR of (q, k, v, mask if there is one, sizes...) → out.
+
+    If it `appends`: (q, k, v, new_k, new_v, mask if there is one, sizes...) → (out, all_k, all_v).
     """
     op = AttendAppendedOp if appends else AttendCachedOp
     with building():

@@ -1,4 +1,4 @@
-"""Masks that are looked at when a call is made, and what is remembered of them."""
+"""`Mask`: an attention mask that is read at the call, with remembered results such as its tile table."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from gossamer.sparsity.attention.tile_table import LARGE, Strips, TileTable, til
 
 
 def _expanded(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """[batch or 1, heads or 1, queries, keys]"""
+    """Returns the mask as [batch or 1, heads or 1, queries, keys]."""
     mask = mask if mask.dim() == 4 else mask[None, None]
     return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that is looked at when the call is made.
+    """A mask that is read at the call.
 
-    value  gives it: [batch or 1, heads or 1, queries or 1, keys] or [queries, keys], of bools, or of numbers to add
-    known  (sizes, make) → what `make` returns for this mask, remembered
-    lasts  whether other calls will probably have it, too
-    strips what gives a large one some queries at a time, or None where that cannot be
+    value  returns the mask: [batch or 1, heads or 1, queries or 1, keys] or [queries, keys], bools, or numbers to add
+    known  (sizes, make) → the result of `make` for this mask, remembered by the sizes
+    lasts  whether other calls will probably use the mask, too
+    strips returns a large mask as `Strips`, which are made some queries at a time, or None if that is impossible
     """
 
     value: Callable[[], Tensor]
@@ -33,7 +33,7 @@ class Mask:
     strips: Callable[[], Strips | None] = lambda: None
 
     def table(self, q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
-        """Its table, or that of its transpose."""
+        """Returns the tile table of the mask, or of its transpose (`turned`)."""
         found: dict[bool, TileTable] = self.known((q.shape[2], k.shape[2]), dict)
         if turned not in found:
             strips = self.strips() if q.shape[2] * k.shape[2] >= LARGE else None
@@ -41,12 +41,12 @@ class Mask:
         return found[turned]
 
     def added(self, dtype: torch.dtype) -> Tensor:
-        """As numbers to add to scores: made once for all layers, where torch's own kernel computes them all."""
+        """Returns the mask as numbers to add to scores, for torch's kernel. It is made once for all layers."""
 
         def make() -> Tensor:
             mask = self.value()
             if mask.dtype != torch.bool:
-                return mask.to(dtype, copy=True)  # what is remembered shares no memory
+                return mask.to(dtype, copy=True)  # a copy, because the remembered tensor may share no memory
             return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
         numbers: Tensor = self.known(("added", dtype), make)
@@ -55,7 +55,7 @@ class Mask:
 
 @lru_cache(16)
 def everything(keys: int) -> Mask:
-    """The mask that hides nothing."""
+    """Returns the mask that hides nothing."""
     found: dict[Sequence[Hashable], Any] = {}
 
     def known(sizes: Sequence[Hashable], make: Callable[[], Any]) -> Any:

@@ -1,12 +1,12 @@
-"""Scaled dot-product attention that computes only the tiles which a mask leaves.
+"""Computes scaled dot-product attention only for tiles that a mask does not hide.
 
 gossamer::attend_masked(q, k, v, mask, scale, cap, seed, dropout, own) -> (Tensor, Tensor)   its tiles are found at the call
-gossamer::attend_masked_backward                                                             the gradients of q, k and v
-gossamer::attend_masked_scores                                                these, and that of what the mask adds
+gossamer::attend_masked_backward                                              the gradients of q, k and v
+gossamer::attend_masked_scores                                                these, and the gradient of the mask's numbers
 
-They give what `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward give: the weighted values, the logarithm of
-each query's sum of exp(score), and the gradients; see `Scoring` for what they do with scores. Queries that see no key get 0.
-The scores are kept by none of them.
+They have the results of `aten::_scaled_dot_product_flash_attention_for_cpu` and its backward: the weighted values, the
+logarithm of each query's sum of exp(score), and the gradients. `Scoring` describes the scores. Queries that see no key get 0.
+None of the operations stores the scores.
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
 """
 
@@ -33,19 +33,21 @@ from gossamer.sparsity.compiler.compile_kernel import compile_region
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
 MOST_SHARE = 0.8
-"""The share of tiles above which torch's own kernel, which computes all, may be the faster."""
+"""Above this share of tiles, torch's kernel, which computes all tiles, may be faster."""
 
 Given = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values, or their gradients."""
 
 _tables = Remembered[Any]("all", most=16)
-"""Of masks that graphs compute: Inductor uses a buffer for one mask after the other, and torch does not count what it writes
-there."""
+"""Tables of masks that graphs compute. They are compared by values, because Inductor reuses a buffer for other masks, and torch
+does not count these writes."""
 
 
 def attention_kernel(what: str, q: Tensor, scale: float, score: Sequence[Step] = (), dropout: float = 0.0) -> RegionKernel:
-    """The kernel for heads of queries like these: "forward", or the gradients of "queries", "keys" or "scores". CompileError if
-    it cannot be made."""
+    """Returns the kernel for heads like those of q: "forward", or the gradients of "queries", "keys" or "scores".
+
+    CompileError if it cannot be compiled.
+    """
     return _kernel(what, q.shape[-1], scale, tuple(score), dropout, _dots(q))
 
 
@@ -55,29 +57,29 @@ def _kernel(what: str, *how: Any) -> RegionKernel:
 
 
 def _dots(q: Tensor) -> bool:
-    """Whether products are of pairs of bf16."""
+    """Whether products multiply pairs of bf16."""
     here = host()
     return q.dtype == torch.bfloat16 and q.shape[-1] % 2 == 0 and "bf16dots" in here.instructions and here.vector_bits == 512
 
 
 def _pairs(*given: Tensor) -> list[Tensor]:
-    """What kernels read in pairs, laid out as `_streamed`."""
+    """Returns the operands that kernels read as pairs of bf16, with the layout of `_streamed`."""
     return [x.contiguous() for x in given] if _dots(given[0]) else []
 
 
 def cap_steps(cap: float | None) -> tuple[Step, ...]:
-    """The steps of a soft cap."""
+    """Returns the steps of a soft cap."""
     return () if cap is None else (1 / cap, TANH, cap)
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """From products of queries and keys to weights.
+    """How products of queries and keys become weights.
 
-    cap      a score is cap * tanh(scale * <q, k> / cap), before the mask adds to it; scale * <q, k> where there is none
-    seed     [1] of integers, by which dropout draws what it sets to 0, the same at every call
-    dropout  the share of weights in [0, 1) that are set to 0, the others divided by what is left
-    own      whether torch's kernel must not be taken, however little is hidden: its gradients are wrong for queries whose keys
+    cap      a score is cap * tanh(scale * <q, k> / cap), before the mask is added; without a cap it is scale * <q, k>
+    seed     an integer [1] for dropout; the same seed drops the same weights at every call
+    dropout  the share of weights in [0, 1) that are set to 0; the others are divided by the remaining share
+    own      whether torch's kernel must not be used, however little is hidden. Its gradients are wrong for queries whose keys
              are all hidden by a low number
     """
 
@@ -88,23 +90,23 @@ class Scoring:
     own: bool = False
 
     def steps(self, table: TileTable) -> tuple[Step, ...]:
-        """The score function under a mask."""
+        """Returns the steps of the score function under a mask."""
         return *cap_steps(self.cap), *table.steps
 
     @property
     def only_ours(self) -> bool:
-        """Whether torch's own kernel does not compute this."""
+        """Whether only our kernel computes this, not torch's."""
         return self.own or self.cap is not None or self.seed is not None
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, table: TileTable, how: Scoring, score: Sequence[Step] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of [batch, heads, queries, size] to [batch, kv heads, keys, size] where the table says.
+    """Computes attention of [batch, heads, queries, size] to [batch, kv heads, keys, size] in the tiles of the table.
 
-    f32, bf16 or f16, computed with in f32; heads is a multiple of kv heads. `score` has the steps of the score
-    function, by default those of `how` and the table. The result has the type and strides of q, the logarithms are f32
-    [batch, heads, queries].
+    Operands are f32, bf16 or f16, sums are f32; heads is a multiple of kv heads. `score` has the steps of the score function,
+    by default those of `how` and the table. The result has the dtype and strides of q; the logarithms are f32 [batch, heads,
+    queries].
     """
     out = torch.empty_like(q)
     pairs = _pairs(q, k)
@@ -123,7 +125,7 @@ def attend(
 
 
 class _Backward:
-    """What gradients of `attend(*given, table, how, score)` are computed from, and their kernels."""
+    """The operands for gradients of `attend(*given, table, how, score)`, and calls of the kernels."""
 
     def __init__(
         self,
@@ -143,8 +145,10 @@ class _Backward:
         self._rows = statistics.contiguous(), delta
 
     def run(self, what: str, table: TileTable, made: Sequence[Tensor], score: Sequence[Step] | None = None) -> None:
-        """The gradients of "queries", "keys" (and values), or of these and "scores"; the table of the last two is the turned
-        one."""
+        """Computes the gradients of "queries", of "keys" (and values), or of keys, values and "scores", into `made`.
+
+        The last two need the table of the transposed mask.
+        """
         q, k, _ = self._given
         rows = q.shape[2] if what == "queries" else k.shape[2]
         more: list[Tensor | int] = [*_random(self._how), *self._pairs, *_sizes(q, k, table, rows, [*self.read, *made])]
@@ -164,9 +168,12 @@ def gradients(
     of_statistics: Tensor | None = None,
     of_scores: Tensor | None = None,
 ) -> Given:
-    """Those of q, k and v for that of the result, of `attend(*given, table, how, score)`, and for that of the statistics.
-    Two tables are needed: of the mask, and of the mask with queries and keys in each other's place. To `of_scores`, f32 [batch,
-    heads, queries, keys], that of what is added to the scores is added; one place along what it is expanded by."""
+    """Returns the gradients of q, k and v of `attend(*given, table, how, score)`, from those of the result and the statistics.
+
+    tables     those of the mask and of its transpose
+    of_scores  f32 [batch, heads, queries, keys]: the gradient of the numbers added to scores is added to it. Dimensions over
+               which the gradient is summed are expanded, with a stride of 0
+    """
     k = given[1]
     of = tuple(_result(x, x.dtype) for x in given)
     if not out.numel() or not k.numel():
@@ -193,8 +200,10 @@ def gradients_and_scores(
     how: Scoring,
     summed: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`gradients`, and that of what is added to the scores, [batch, heads, queries, keys] of the type of q, where `summed` are
-    the axes, of the first two, over which it is summed: they have one place."""
+    """Returns `gradients`, and the gradient of the numbers added to scores, [batch, heads, queries, keys] in the dtype of q.
+
+    summed  those of the first two axes over which the latter is summed; they have size 1
+    """
     q, k, _ = given
     whole = *q.shape[:3], k.shape[2]
     of_scores = large_zeros([1 if axis in summed else size for axis, size in enumerate(whole)])
@@ -209,24 +218,24 @@ def _random(how: Scoring) -> list[Tensor]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """In f32, the elements of a head next to each other."""
+    """Returns x in f32, with contiguous elements of a head."""
     x = x.float()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _streamed(x: Tensor) -> Tensor:
-    """In f32, the tokens of a head next to each other: a power of two apart, they would share few lines of the cache."""
+    """Returns x in f32, with contiguous tokens of a head. Tokens a power of two apart would share few lines of the cache."""
     return x.float().contiguous()
 
 
 def _result(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory for a gradient, token by token, as torch's own operation gives it."""
+    """Returns memory for a gradient, with the layout of torch's operation, token by token."""
     batch, heads, tokens, size = x.shape
     return x.new_empty((batch, tokens, heads, size), dtype=dtype).transpose(1, 2)
 
 
 def _sizes(q: Tensor, k: Tensor, table: TileTable, rows: int, strided: Sequence[Tensor]) -> list[int]:
-    """What kernels take as sizes; `rows` queries or keys are those that the table goes by."""
+    """Returns the sizes that kernels take. `rows` is the number of queries or keys in the rows of the table."""
     positions, (by_batch, by_head, by_row) = table.positions, table.positions.stride()
     strides = (
         by_batch if positions.shape[0] > 1 else 0,
@@ -243,7 +252,7 @@ def _sizes(q: Tensor, k: Tensor, table: TileTable, rows: int, strided: Sequence[
 
 
 def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Scoring) -> tuple[Tensor, Tensor]:
-    """`attend` where the mask leaves few tiles or torch's own kernel will not do, else that."""
+    """Computes `attend` if the mask leaves few tiles, or torch's kernel cannot compute it, else runs torch's kernel."""
     table = mask.table(q, k)
     if how.only_ours or table.share(k.shape[2]) <= MOST_SHARE:
         return attend(q, k, v, table, how)
@@ -253,7 +262,7 @@ def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Scoring) -> t
 
 
 def gradients_where(upstream: Tensor, given: Given, out: Tensor, statistics: Tensor, mask: Mask, how: Scoring) -> Given:
-    """`gradients` of `attend_where`."""
+    """Returns the gradients of `attend_where`."""
     q, k, _ = given
     table = mask.table(q, k)
     if how.only_ours or table.share(k.shape[2]) <= MOST_SHARE:
@@ -291,12 +300,12 @@ def _attend_scores(
 
 
 def fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    """What tracing sees of attention."""
+    """Returns empty results of attention, for tracing."""
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
-    """What tracing sees of its gradients."""
+    """Returns empty gradients of attention, for tracing."""
     return tuple(_result(x, x.dtype) for x in (q, k, v))
 
 
@@ -308,7 +317,7 @@ def _fake_scores(upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) 
 _GIVEN = "Tensor q, Tensor k, Tensor v, "
 _SAVED = f"Tensor upstream, {_GIVEN}Tensor out, Tensor statistics, "
 SCORING = "float scale, float? cap, Tensor? seed, float dropout, bool own"
-"""The arguments that are a `Scoring`."""
+"""The arguments of operations that make a `Scoring`."""
 _MASK = f"Tensor? mask, {SCORING}"
 _GRADIENTS = "(Tensor, Tensor, Tensor)"
 attend_masked = Operation(f"attend_masked({_GIVEN}{_MASK}) -> (Tensor, Tensor)", _attend, fake=fake).register()

@@ -1,4 +1,4 @@
-"""Which tiles of queries and keys a mask leaves, as kernels read it (see dialects/attention.py)."""
+"""`TileTable`: the tiles of queries and keys that a mask does not hide, in the form for kernels (see dialects/attention.py)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ _ALL = 0xFFFF  # the word of a query that sees all keys of a tile
 _LOWERED = -1e3
 
 LARGE = 1 << 22
-"""Elements from which on a mask is made some queries at a time."""
-_STRIP = 1 << 20  # elements of a mask that are made at a time, where a row of tiles has no more
+"""A mask with this many elements or more is made some queries at a time."""
+_STRIP = 1 << 20  # elements of a strip of a mask, unless a row of tiles has more
 
 
 _NONE = np.zeros((0, TILE_KEYS, TILE_QUERIES), dtype=np.float32)
@@ -29,10 +29,11 @@ _NONE = np.zeros((0, TILE_KEYS, TILE_QUERIES), dtype=np.float32)
 class TileTable:
     """The tiles that a mask does not hide.
 
-    positions  int32 [batch or 1, heads or 1, rows of tiles + 1]; one row of tiles where all queries see the same keys
-    tiles      int32 [tiles, 3]
-    words      int16 [tiles hidden in part, TILE_QUERIES]
-    floats     float32 [distinct tiles, TILE_KEYS, TILE_QUERIES], added to the scores; none where nothing is
+    positions  int32 [batch or 1, heads or 1, rows of tiles + 1]; one row of tiles if all queries see the same keys
+    tiles      int32 [tiles, 3]: twice the column of the tile, plus 1 if it is hidden in part; number of its words; of its
+               floats
+    words      int16 [tiles hidden in part, TILE_QUERIES]: a bit for each key that a query sees
+    floats     float32 [distinct tiles, TILE_KEYS, TILE_QUERIES], numbers to add to the scores; none if the mask adds nothing
     """
 
     positions: Tensor
@@ -42,21 +43,21 @@ class TileTable:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of it."""
+        """All arrays, in the order of the kernels' operands."""
         return [self.positions, self.tiles, self.words, self.floats]
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The score function that adds its floats, if it has any."""
+        """The steps of the score function that add its floats, if it has any."""
         return (ADD,) if len(self.floats) else ()
 
     def share(self, keys: int) -> float:
-        """The share of all tiles that it has."""
+        """Returns its share of all tiles."""
         rows = self.positions.shape[0] * self.positions.shape[1] * (self.positions.shape[2] - 1)
         return self.tiles.shape[0] / max(1, rows * ceil(keys / TILE_KEYS))
 
     def unseeing(self) -> Tensor:
-        """Which queries see no key: bools [batch or 1, heads or 1, rows of tiles * TILE_QUERIES]"""
+        """Returns which queries see no key: bools [batch or 1, heads or 1, rows of tiles * TILE_QUERIES]."""
         counts = self.positions.diff().flatten()
         words = np.full((len(self.tiles), TILE_QUERIES), _ALL, dtype=np.uint16)
         partial = (self.tiles[:, 0] & 1).bool().numpy()
@@ -66,7 +67,7 @@ class TileTable:
         return ~seen.view(*self.positions.shape[:2], -1)
 
     def picture(self, keys: int, size: int = 24) -> str:
-        """The tiles of the first batch and head, a character for as many as fit: " " none, "░▒▓" some, "█" all."""
+        """Draws the tiles of the first batch and head, several in a character: " " none, "░▒▓" some, "█" all."""
         begin, end = (int(self.positions[0, 0, at]) for at in (0, -1))
         rows, columns = self.positions.shape[2] - 1, ceil(keys / TILE_KEYS)
         counts = self.positions[0, 0].diff()
@@ -79,18 +80,19 @@ class TileTable:
 
 @dataclass(frozen=True)
 class Strips:
-    """A mask [batch or 1, heads or 1, queries, keys] that is made some queries at a time, `rows(begin, end)`."""
+    """A mask [batch or 1, heads or 1, queries, keys] that `rows(begin, end)` makes for some queries at a time."""
 
     shape: tuple[int, ...]
     rows: Callable[[int, int], Tensor]
 
 
 def tile_table(mask: Tensor | Strips, turned: bool = False, shared: bool = True) -> TileTable:
-    """The table of a mask [batch or 1, heads or 1, queries or 1, keys]: True where a query sees a key, or what is added to its
-    score, minus infinity where it does not see it.
+    """Returns the table of a mask [batch or 1, heads or 1, queries or 1, keys].
 
-    Dimensions that are expanded are looked at once. With `turned`, queries and keys are in each other's place in the table.
-    Tiles that add the same numbers have them once if they are `shared`, which takes some time to find out.
+    mask    True where a query sees a key; or numbers to add to scores, minus infinity where a query does not see a key.
+            Expanded dimensions are read once
+    turned  whether to return the table of the transposed mask
+    shared  whether tiles that add the same numbers share them, which takes some time to find out
     """
     found = _of_strips(mask, turned) if isinstance(mask, Strips) else _tiles(mask, turned, 2 if turned else 3)
     return listed(*found, shared)
@@ -101,7 +103,7 @@ _Tiles = tuple[tuple[int, ...], tuple[Array, ...], Array, Array | None]
 
 
 def _tiles(mask: Tensor, turned: bool, axes: int) -> _Tiles:
-    """The tiles of a mask; of its first axes, those that are expanded are looked at once."""
+    """Returns the tiles of a mask. Those of its first `axes` that are expanded are read once."""
     for axis in range(axes):
         if mask.stride(axis) == 0 and mask.shape[axis] > 1:
             mask = mask.narrow(axis, 0, 1)
@@ -123,7 +125,7 @@ def _tiles(mask: Tensor, turned: bool, axes: int) -> _Tiles:
 
 
 def _of_strips(mask: Strips, turned: bool) -> _Tiles:
-    """The tiles of all strips, in the order of the table."""
+    """Returns the tiles of all strips, in the order of the table."""
     batch, heads, queries, keys = mask.shape
     step = max(1, _STRIP // (batch * heads * keys * TILE_QUERIES)) * TILE_QUERIES
     axis, tile = (3, TILE_KEYS) if turned else (2, TILE_QUERIES)
@@ -144,7 +146,7 @@ def _of_strips(mask: Strips, turned: bool) -> _Tiles:
 
 
 def _everything(shape: tuple[int, ...], keys: int) -> tuple[tuple[Array, ...], Array]:
-    """All tiles, where all keys are seen: of each its batch, head, row and column; and its words."""
+    """Returns all tiles, for a mask that hides nothing: batch, head, row and column of each, and its words."""
     there = np.unravel_index(np.arange(prod(shape)), shape)
     words = np.full((prod(shape), TILE_QUERIES), _ALL, dtype=np.uint16)
     if keys % TILE_KEYS:
@@ -153,13 +155,13 @@ def _everything(shape: tuple[int, ...], keys: int) -> tuple[tuple[Array, ...], A
 
 
 def _seen_tiles(shape: tuple[int, ...], seen: Tensor) -> tuple[tuple[Array, ...], Array]:
-    """The tiles in which a key is seen, as `_everything` has them."""
+    """Returns the tiles in which some key is seen, in the form of `_everything`."""
     batch, heads, rows, columns = shape
     queries = seen.shape[2]
     packed = np.packbits(seen.numpy(), axis=-1, bitorder="little")
     words = np.zeros((batch, heads, rows * TILE_QUERIES, columns * 2), dtype=np.uint8)
     words[:, :, :queries, : packed.shape[-1]] = packed
-    words[:, :, queries:] = words[:, :, queries - 1 : queries]  # what stands in for queries that are not there
+    words[:, :, queries:] = words[:, :, queries - 1 : queries]  # padding for queries that do not exist
     each = words.view(np.uint16).reshape(batch, heads, rows, TILE_QUERIES, columns)
     there = np.nonzero(np.bitwise_or.reduce(each, axis=3))
     return there, each.transpose(0, 1, 2, 4, 3)[there]
@@ -168,12 +170,12 @@ def _seen_tiles(shape: tuple[int, ...], seen: Tensor) -> tuple[tuple[Array, ...]
 def listed(
     shape: tuple[int, ...], there: tuple[Array, ...], words: Array, floats: Array | None = None, shared: bool = True
 ) -> TileTable:
-    """The table of some tiles.
+    """Returns the table of some tiles.
 
     shape   batch or 1, heads or 1, and rows of tiles
-    there   of each tile its batch, head, row and column, in this order
+    there   batch, head, row and column of each tile; tiles are sorted by these
     words   uint16 [tiles, TILE_QUERIES]
-    floats  [tiles, TILE_KEYS, TILE_QUERIES]; those of tiles that have the same are kept once if they are `shared`
+    floats  [tiles, TILE_KEYS, TILE_QUERIES]; equal ones are kept once if `shared`
     """
     partial = (words != _ALL).any(-1)
     counts = np.bincount(np.ravel_multi_index(there[:3], shape), minlength=prod(shape)).reshape(shape)
@@ -190,11 +192,11 @@ def listed(
 
 
 def _seen_and_added(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What a mask of numbers does not hide, None for everything, and what else it adds, if anything.
+    """Returns where a mask of numbers hides nothing (None: everywhere), and the numbers that it adds, None if it adds none.
 
-    The lowest numbers hide like minus infinity, save from queries that they hide everything from: the scores of those are
-    absorbed, so they see alike all keys to which the largest of these numbers is added (ADDED_LOW, or FILLED_LOW). What lowers
-    all keys of a query but little moves: only differences matter, and sums with large numbers are not exact.
+    The lowest numbers hide like minus infinity, unless they hide all keys of a query. Such numbers absorb the scores, so the
+    query sees equally all keys with the largest of these numbers (ADDED_LOW, or FILLED_LOW). If a mask lowers all keys of a
+    query by less, the largest number is subtracted: only differences matter, and sums with large numbers are not exact.
     """
     if not mask.numel():
         return mask > 0, None
@@ -217,13 +219,15 @@ def _unless_zero(added: Tensor) -> Tensor | None:
 
 
 def filling(dtype: torch.dtype) -> float:
-    """The number by which a mask says that scores have been replaced, by one that is the same for all."""
+    """Returns the number that masks of a dtype use for scores that were replaced by one equal number (masked_fill)."""
     return float(torch.tensor(FILLED_LOW if dtype != torch.float16 else -40000.0, dtype=dtype))
 
 
 def _distinct(floats: Array, shared: bool) -> tuple[Array, Array]:
-    """The distinct ones of some tiles if they are `shared`, else all, and of each which it is. What depends on distances alone
-    has few."""
+    """Returns the distinct tiles if `shared`, else all, and the number of each tile among them.
+
+    Masks that depend only on distances have few distinct tiles.
+    """
     floats = np.ascontiguousarray(floats, dtype=np.float32)
     if not shared:
         return floats, np.arange(len(floats))

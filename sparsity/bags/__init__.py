@@ -1,1 +1,1 @@
-"""Bags of rows of embedding tables: their results, their gradients, and steps of optimizers for the rows that have one."""
+"""Bags of rows of embedding tables: their results, their gradients, and optimizer steps for the rows that have gradients."""

@@ -1,4 +1,4 @@
-"""Lists of bags, what operations are given of them, and the lines that kernels read of them (see dialects/bags.py)."""
+"""Lists of bags: the arguments of operations, and the lines of numbers that kernels read (see dialects/bags.py)."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ class BagList:
     """The bags of one table.
 
     indices  [bags, length], or [entries] with offsets; int32 or int64, contiguous
-    offsets  [bags], or [bags + 1] where the end of the last one is `last`; of the type of the indices
-    weights  as the indices: what rows are multiplied with
-    padding  an index that counts for nothing, -1 for none
+    offsets  where bags begin, [bags], or [bags + 1] with the end of the last bag if `last`; of the dtype of the indices
+    weights  factors of the rows, of the shape of the indices
+    padding  an index that is ignored, -1 for none
     """
 
     indices: Tensor
@@ -33,18 +33,18 @@ class BagList:
 
     @property
     def count(self) -> int:
-        """How many bags there are."""
+        """The number of bags."""
         if self.offsets is None:
             return self.indices.shape[0]
         return self.offsets.shape[0] - self.last
 
     @property
     def entries(self) -> int:
-        """How many indices there are."""
+        """The number of indices."""
         return self.indices.numel()
 
     def line(self, rows: int, first: int = 0) -> list[int]:
-        """What kernels read of them; places for what else they may read are 0."""
+        """Returns the line that kernels read for this list. Fields that other callers fill in are 0."""
         indices, offsets, weights = self.indices, self.offsets, self.weights
         if offsets is None:
             count, length = indices.shape
@@ -61,11 +61,11 @@ class BagList:
 
 @dataclass(frozen=True, slots=True)
 class ManyBags:
-    """The bags of many tables, as operations are given them.
+    """The bags of many tables, as the arguments of operations.
 
     values   for each table its rows, or the gradients of its bags: [., columns]
-    indices  for each table; with offsets, weights and padding as of a BagList
-    kind     "sum", "mean" or "max", of all of them
+    indices  for each table; offsets, weights and padding, too, as in BagList
+    kind     "sum", "mean" or "max", for all tables
     last     whether offsets have the end of the last bag
     """
 
@@ -83,7 +83,7 @@ class ManyBags:
 
     @property
     def counts(self) -> list[int]:
-        """How many bags each table has; a size of a graph where they are traced."""
+        """The number of bags of each table; a symbolic size in traced graphs."""
         return [
             each.shape[0] if begins is None else begins.shape[0] - int(self.last)
             for each, begins in zip(self.indices, self.offsets, strict=True)
@@ -92,7 +92,7 @@ class ManyBags:
     def by_kernel(
         self, columns: Sequence[int], compute: Callable[[list[int], list[BagList]], Sequence[Tensor]]
     ) -> list[Tensor]:
-        """A result for each table: those of `compute` for the tables that one kernel takes, given their numbers and bags."""
+        """Returns a result for each table. Calls `compute` with the numbers and bags of all tables that one kernel can take."""
         groups = dict[object, dict[int, BagList]]()
         for number, given in enumerate(zip(self.indices, self.offsets, self.weights, self.padding, strict=True)):
             bags = bag_list(*given, self.last)
@@ -106,7 +106,7 @@ class ManyBags:
 
 
 def bag_list(indices: Tensor, offsets: Tensor | None, weights: Tensor | None, padding: int, last: bool) -> BagList:
-    """The bags that operands of torch's operation mean. ArgumentError if they do not go together."""
+    """Returns the bags of the operands of torch's operation. ArgumentError if they do not fit together."""
     if indices.dtype not in INTEGERS:
         raise ArgumentError(f"embedding bag: indices are {indices.dtype}, must be int32 or int64: convert them with .long()")
     if indices.dim() != (1 if offsets is not None else 2):
@@ -125,7 +125,7 @@ def bag_list(indices: Tensor, offsets: Tensor | None, weights: Tensor | None, pa
 
 
 def lines_of(lines: Sequence[Sequence[int]]) -> Tensor:
-    """Lines as a kernel takes them."""
+    """Returns lines as an operand of a kernel."""
     numbers = array("q")
     for line in lines:
         numbers.extend(line)
@@ -133,13 +133,13 @@ def lines_of(lines: Sequence[Sequence[int]]) -> Tensor:
 
 
 def zeros_of(count: int) -> "tuple[array[int], Tensor]":
-    """Numbers that a kernel writes, as Python reads them and as a tensor."""
+    """Returns numbers for a kernel to write, as an array for Python and as a tensor over the same memory."""
     numbers = array("q", bytes(8 * count))
     return numbers, torch.frombuffer(numbers, dtype=torch.int64)
 
 
 def raise_for(wrong: "array[int]", bags: Sequence[BagList], rows: Sequence[int]) -> None:
-    """Raises IndexRangeError or ArgumentError for what a kernel has found wrong."""
+    """Raises IndexRangeError or ArgumentError for the problem that a kernel has found."""
     table = next(number for number, problem in enumerate(wrong) if problem)
     problem, which = wrong[table], f" {table} of {len(rows)}" if len(rows) > 1 else ""
     if problem > 0:

@@ -1,8 +1,8 @@
-"""Tables that are stored in less memory, as `gossamer::sum_bags` takes them; those of nonzeros are in nonzero_rows.py.
+"""Stores tables in less memory, in the form for `gossamer::sum_bags`. nonzero_rows.py has tables of nonzeros.
 
-tables  [rows, columns] of int8 or float16, or uint8 [rows, (columns + 1) / 2] of integers of four bits with a sign: byte k has
-        column k in its low bits and column (columns + 1) / 2 + k in its high ones
-scales  [rows], f32: what a row of integers is multiplied with; empty for float16
+tables  [rows, columns] of int8 or float16, or uint8 [rows, (columns + 1) / 2] with signed integers of four bits: byte k has
+        column k in its low bits and column (columns + 1) / 2 + k in its high bits
+scales  [rows], f32, the factor of a row of integers; empty for float16
 """
 
 import torch
@@ -15,10 +15,10 @@ _MOST = {8: 127, 4: 7}
 
 
 def quantized_rows(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """A table as the operation takes it, in 16, 8 or 4 bits, and the scales of its rows.
+    """Returns a table in 16, 8 or 4 bits, in the form for the operation, and the scales of its rows.
 
-    Scales are symmetric. In 4 bits, each row has that of a few which has the least squared error: the largest elements of a row
-    may be clipped.
+    Integers are symmetric. For 4 bits, a few scales are tried for each row, and the one with the least squared error is taken.
+    It may clip the largest elements.
     """
     wide = table.detach().float()
     if bits == 16:
@@ -38,12 +38,12 @@ def quantized_rows(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def is_of_nonzeros(scale: Tensor | None) -> bool:
-    """Whether a table is one of nonzeros: what it has in the place of scales are bits."""
+    """Whether a table stores nonzeros: then it has bits in place of scales."""
     return scale is not None and scale.dtype is torch.uint8
 
 
 def check_table(table: Tensor, columns: int, scale: Tensor | None) -> None:
-    """ArgumentError unless a table has so many columns and, where it is one in few bits, the type and a scale for each row."""
+    """ArgumentError unless a table has this number of columns and, if it is in few bits, the right dtype and scales."""
     if scale is not None and is_of_nonzeros(scale):
         width = bytes_of_bits(columns)
         if table.dtype is not torch.float32 or table.dim() != 1 or scale.dim() != 2 or scale.shape[1] != width:
@@ -66,7 +66,7 @@ def check_table(table: Tensor, columns: int, scale: Tensor | None) -> None:
 
 
 def floats_of(table: Tensor, scales: Tensor, columns: int) -> Tensor:
-    """What a stored table stands for: [rows, columns] of f32."""
+    """Returns a stored table as f32 [rows, columns]."""
     if is_of_nonzeros(scales):
         return rows_of(table, scales, columns)
     if table.dtype is torch.uint8:

@@ -1,11 +1,11 @@
-"""Gradients of tables for those of their bags: sums for the rows that have an index, each of them once.
+"""Computes gradients of tables from those of their bags: sums for the rows that have an index.
 
-    gossamer::bags_gradient(grads, indices, offsets, weights, padding, kind, last, rows) -> Tensor[]     dense ones
+    gossamer::bags_gradient(grads, indices, offsets, weights, padding, kind, last, rows) -> Tensor[]     dense gradients
     gossamer::max_bags(table, indices, offsets, padding, last) -> (Tensor, Tensor)                       maxima and their rows
     gossamer::max_bags_gradient(grad, places, rows) -> Tensor
 
-The entries are sorted by their rows, so that the gradients of a row's bags are a bag of rows as well: `kernel.sum_bags` sums
-both. Nothing is written twice, and results do not depend on the number of threads.
+The entries are sorted by their rows. Then the gradients for a row are a bag of rows, too, and `kernel.sum_bags` sums them. Each
+row is written once, and results do not depend on the number of threads.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from gossamer.sparsity.bags.bag_lists import INTEGERS, BagList, ManyBags, bag_li
 from gossamer.sparsity.bags.sum_bags import empty_results, into
 from gossamer.sparsity.compiler.op_kernels import run
 
-_MOST = 1 << 31  # rows of a table, and entries of all bags: both halves of a word
+_MOST = 1 << 31  # the limit for rows of a table and for entries of all bags, because both share a 64-bit word
 
 
 def sorted_bags(bags: Sequence[BagList], rows: Sequence[int], kind: str, wide: torch.dtype) -> list[tuple[Tensor, BagList]]:
-    """For every table the different rows of its entries, ascending, and for each of them the bags that have it, as a bag.
+    """Returns, for every table, the distinct rows of its entries, ascending, and for each row a bag of the bags with that row.
 
     kind  "sum" or "mean"
-    wide  float32 or float64: the type of what the gradients of bags are multiplied with
+    wide  float32 or float64: the dtype of the factors of bags' gradients
     """
     entries = [each.entries for each in bags]
     total, count = sum(entries), len(bags)
@@ -69,9 +69,9 @@ def sorted_bags(bags: Sequence[BagList], rows: Sequence[int], kind: str, wide: t
 def row_gradients(
     grads: Sequence[Tensor], bags: Sequence[BagList], rows: Sequence[int], kind: str
 ) -> list[tuple[Tensor, Tensor]]:
-    """For every table the different rows of its entries, ascending, and their gradients [., columns].
+    """Returns, for every table, the distinct rows of its entries, ascending, and their gradients [., columns].
 
-    grads  [bags, columns] each, contiguous, of one type of floats and as many columns
+    grads  [bags, columns] each, contiguous, with the same float dtype and number of columns
     """
     ordered = sorted_bags(bags, rows, kind, _wide(grads[0].dtype))
     outs = empty_results([own for _, own in ordered], grads[0].shape[1], grads[0].dtype)
@@ -80,7 +80,7 @@ def row_gradients(
 
 
 def bags_gradient(*given: Any) -> list[Tensor]:
-    """What the operation computes, without the dispatcher."""
+    """Computes the operation without the dispatcher."""
     *of_bags, rows = given
     many = ManyBags(*of_bags)
 

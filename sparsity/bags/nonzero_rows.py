@@ -1,10 +1,10 @@
-"""Tables of nonzeros, as `gossamer::sum_bags` takes them: for rows of zeros, and for tables with zeros anywhere.
+"""Stores tables as nonzeros, in the form for `gossamer::sum_bags`. They may have rows of zeros, or zeros anywhere.
 
-nonzeros  f32, those of one row after the other
+nonzeros  f32, row by row
 bits      uint8 [rows, 2 x columns / 16, rounded up]: bit c % 8 of byte c / 8 says whether column c is a nonzero
 
-A table of 64 columns and 90 % zeros takes 34 bytes a row in place of 256, and a row of zeros takes 8. Where rows begin is
-computed from the bits once, and takes 4 bytes a row.
+With 64 columns and 90 % zeros, a row takes 34 bytes in place of 256, and a row of zeros takes 8. The starts of rows are
+computed from the bits once, and take 4 bytes for each row.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ _starts = Remembered[Tensor]()
 
 
 def nonzero_rows(table: Tensor) -> tuple[Tensor, Tensor]:
-    """The nonzeros of a table and their bits. ArgumentError for 2^31 nonzeros or more."""
+    """Returns the nonzeros of a table and their bits. ArgumentError for 2^31 nonzeros or more."""
     there = table.detach() != 0
     values = table.detach()[there].float()
     if len(values) >= 1 << 31:
@@ -29,17 +29,17 @@ def nonzero_rows(table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bytes_of_bits(columns: int) -> int:
-    """How many bytes the bits of a row take."""
+    """Returns the number of bytes for the bits of a row."""
     return 2 * -(-columns // 16)
 
 
 def starts_of(nonzeros: Tensor, bits: Tensor) -> Tensor:
-    """Where the nonzeros of each row begin: [rows], int32. ArgumentError if there are more bits than nonzeros, or fewer."""
+    """Returns where the nonzeros of each row begin: [rows], int32. ArgumentError if the numbers of bits and nonzeros differ."""
     return _starts.get([bits, nonzeros], (), lambda: _counted(nonzeros, bits))
 
 
 def rows_of(nonzeros: Tensor, bits: Tensor, columns: int) -> Tensor:
-    """The table [rows, columns], f32."""
+    """Returns the table as f32 [rows, columns]."""
     each = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
     there = each.flatten(1)[:, :columns].bool()
     return nonzeros.new_zeros(there.shape).masked_scatter(there, nonzeros)

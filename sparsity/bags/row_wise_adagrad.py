@@ -1,9 +1,9 @@
-"""Row-wise Adagrad: one number of state for each row of a table, the mean of its squared gradients, in place of a row.
+"""Row-wise Adagrad: its state is one number for each row of a table, the mean of squared gradients, in place of a whole row.
 
     s += mean of g^2 over the row's columns;    p -= lr g / (sqrt(s) + eps)
 
-Recommenders use it for tables whose state would take as much memory as the table (Mudigere et al., Software-Hardware Co-design
-for Fast and Scalable Training of Deep Learning Recommendation Models, ISCA 2022).
+Recommenders use it for large tables, because the state of Adagrad takes as much memory as the table. Source: Mudigere et al.,
+Software-Hardware Co-design for Fast and Scalable Training of Deep Learning Recommendation Models, ISCA 2022.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,14 +18,14 @@ from gossamer.sparsity.bags.steps import RowStep, coalesced, fits, step_all
 
 
 class RowWiseAdagrad(Optimizer):
-    """Adagrad with one number of state for each row, of parameters of any shape.
+    """Adagrad with one number of state for each row, for parameters of any shape.
 
-    params  parameters, or groups of them, as other optimizers take them
-    lr      the rate of learning
-    eps     is added to the root, for rows that had no gradient yet
+    params  parameters, or groups of them, as for other optimizers
+    lr      the learning rate
+    eps     a number that is added to the root, for rows without gradients so far
 
-    Of sparse gradients (`sparse=True` of torch.nn.EmbeddingBag and Embedding) only the rows are touched that have one. Vectors
-    have a number of state for each element.
+    For sparse gradients (`sparse=True` of torch.nn.EmbeddingBag and Embedding) a step reads and writes only the rows that have
+    one. Vectors have a number of state for each element.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 1e-2, eps: float = 1e-10) -> None:
@@ -35,7 +35,7 @@ class RowWiseAdagrad(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes one step. Returns what the closure returns, which computes gradients again if there is one."""
+        """Takes one step. A closure computes the gradients again; its result is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -60,7 +60,7 @@ class RowWiseAdagrad(Optimizer):
 
 
 def _plain(parameter: Tensor, grad: Tensor, total: Tensor, lr: float, eps: float) -> None:
-    """The same in torch's operations, of dense gradients and of what no kernel takes."""
+    """Does a step by torch's operations, for dense gradients and for tensors that no kernel takes."""
     if grad.layout is torch.sparse_coo:
         grad = grad.coalesce()
         rows, values = grad.indices()[0], grad.values()

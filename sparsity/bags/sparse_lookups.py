@@ -1,6 +1,6 @@
-"""Look-ups in tables whose gradients are sparse: `sparse=True` of torch's embedding_bag and embedding, for many tables at once.
+"""Looks up rows of many tables at once, with sparse gradients (`sparse=True` of torch's embedding_bag and embedding).
 
-A gradient has each row once, ascending, so that neither torch nor an optimizer sorts it again.
+A gradient has each row once, ascending, so neither torch nor an optimizer sorts it again.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 class Lookup:
     """How one table is looked up.
 
-    kind     "sum" or "mean" of bags, or "rows" for each index by itself
-    padding  an index whose row has no gradient, -1 for none; in bags it counts for nothing
+    kind     "sum" or "mean" of bags, or "rows" for the row of each index
+    padding  an index whose row gets no gradient, -1 for none; bags ignore it
     last     whether offsets have the end of the last bag
     """
 
@@ -34,13 +34,13 @@ class Lookup:
     last: bool = False
 
     def bags(self, indices: Tensor, offsets: Tensor | None, weights: Tensor | None, gradient: bool) -> BagList:
-        """The bags of a look-up, or those of its `gradient`."""
+        """Returns the bags of a look-up, or those of its `gradient`."""
         if self.kind == "rows":
             return bag_list(indices.reshape(-1, 1), None, None, self.padding if gradient else -1, False)
         return bag_list(indices, offsets, weights, self.padding, self.last)
 
     def plain(self, table: Tensor, indices: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
-        """The same by torch's own function."""
+        """Does the look-up by torch's function."""
         padding = None if self.padding < 0 else self.padding
         if self.kind == "rows":
             return torch.nn.functional.embedding(indices, table, padding, sparse=True)
@@ -51,7 +51,7 @@ class Lookup:
 
 
 def look_up(lookups: Sequence[Lookup], operands: Sequence[Sequence[Tensor | None]]) -> list[Tensor]:
-    """The results of look-ups of tables, each with its indices, offsets and weights, the latter two None if there are none."""
+    """Returns the results of look-ups. `operands` has a table, indices, offsets and weights for each, None if left out."""
     results = list[Tensor | None]([None] * len(lookups))
     groups = dict[object, list[int]]()
     for number, (table, indices, _, weights) in enumerate(operands):
@@ -73,7 +73,7 @@ def look_up(lookups: Sequence[Lookup], operands: Sequence[Sequence[Tensor | None
 
 
 class _Lookups(torch.autograd.Function):
-    """Those of one kernel: of one type, as many columns, and one kind of bags."""
+    """The look-ups that one kernel computes: the same dtype, number of columns, and kind of bags."""
 
     @staticmethod
     def forward(ctx: Any, lookups: Sequence[Lookup], *given: Tensor | None) -> tuple[Tensor, ...]:
@@ -126,7 +126,7 @@ class _Lookups(torch.autograd.Function):
 
 
 def weight_gradient(grad: Tensor, table: Tensor, indices: Tensor, offsets: Tensor | None, padding: int, last: bool) -> Tensor:
-    """The gradient of the weights of bags for that of their sums, by torch's own function."""
+    """Returns the gradient of the weights of bags from that of their sums, by torch's function."""
     flat = indices.reshape(-1)
     if offsets is None:
         begins = torch.arange(indices.shape[0], dtype=flat.dtype, device=flat.device)

@@ -1,12 +1,12 @@
-"""Steps of optimizers for the rows that have a gradient: a kernel that reads and writes each of them once.
+"""Does steps of optimizers for the rows that have a gradient, by a kernel that reads and writes each row once.
 
 torch.optim.Adagrad, SparseAdam and SGD stay the user's own objects, with the same options, state and results. Before a step,
-`watch_optimizers` has these rows done for them:
+hooks of `watch_optimizers` step these rows:
 
-    optimizer = torch.optim.Adagrad(model.parameters())     as always
-    optimizer.step()                                        takes all other parameters as torch does
+    optimizer = torch.optim.Adagrad(model.parameters())     as usual
+    optimizer.step()                                        steps all other parameters as torch does
 
-A sparse gradient of other optimizers, or of other types, is coalesced first, which torch would do in several times the time.
+For other optimizers and dtypes, the hooks only coalesce sparse gradients, which takes torch several times as long.
 """
 
 import math
@@ -43,7 +43,7 @@ _held: WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = WeakKeyDictio
 class RowStep:
     """A step of one parameter.
 
-    rates   see kernel.step_rows: a, e, 1 - b, 1 - c, and what gradients are multiplied with
+    rates   see kernel.step_rows: a, e, 1 - b, 1 - c, and the factor of gradients
     states  [rows, columns] each, or [rows]
     """
 
@@ -54,7 +54,7 @@ class RowStep:
 
 
 def fits(parameter: Tensor) -> bool:
-    """Whether the gradient of a parameter is one that the kernel takes."""
+    """Whether the kernel can take the gradient of a parameter."""
     grad = parameter.grad
     return (
         grad is not None
@@ -69,7 +69,7 @@ def fits(parameter: Tensor) -> bool:
 
 
 def coalesced(grad: Tensor) -> Tensor:
-    """A sparse gradient of a matrix with each row once, ascending. It is told so if it is that already."""
+    """Returns a sparse gradient of a matrix with each row once, ascending. It only marks a gradient that is so already."""
     rows, values = grad._indices()[0], grad._values()
     if grad.is_coalesced() or bool((rows[1:] > rows[:-1]).all()):
         return grad._coalesced_(True)
@@ -79,7 +79,7 @@ def coalesced(grad: Tensor) -> Tensor:
 
 
 def step_rows(kind: str, steps: Sequence[RowStep]) -> None:
-    """Does steps of parameters, all of one type and as many columns. Their gradients are coalesced."""
+    """Does steps of parameters with the same dtype and number of columns. Their gradients are coalesced."""
     lines, rates, arrays = [], [], list[Tensor]()
     for step in steps:
         rows, values = step.gradient._indices()[0].contiguous(), step.gradient._values().contiguous()
@@ -105,7 +105,7 @@ def step_rows(kind: str, steps: Sequence[RowStep]) -> None:
 
 
 def step_all(kind: str, steps: Sequence[RowStep]) -> None:
-    """Does steps of parameters of any types and sizes, as few at a time as have these in common."""
+    """Does steps of parameters of any dtypes and sizes, in groups of the same dtype and number of columns."""
     groups = dict[object, list[RowStep]]()
     for step in steps:
         groups.setdefault((step.parameter.dtype, step.parameter.shape[1]), []).append(step)
@@ -148,9 +148,9 @@ _STEPS: dict[type[Optimizer], tuple[str, Callable[..., RowStep]]] = {
 
 @torch.no_grad()
 def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Does the rows' step, and takes these gradients away until torch has done the others'."""
+    """Does the step of rows, and hides these gradients until torch has stepped the other parameters."""
     if _left_alone or len(arguments) > 1 or named.get("closure") is not None:
-        return  # gradients of a closure will be new ones
+        return  # a closure will compute new gradients
     kind, make = _STEPS.get(type(optimizer), ("", None))
     steps, held = list[RowStep](), list[tuple[Tensor, Tensor]]()
     for group in optimizer.param_groups:
@@ -169,7 +169,7 @@ def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, A
 
 
 def _ours(optimizer: Optimizer, parameter: Tensor) -> bool:
-    """Whether the state of a parameter is as the kernel takes it."""
+    """Whether the kernel can take the optimizer's state of a parameter."""
     states = [each for each in optimizer.state.get(parameter, {}).values() if isinstance(each, Tensor) and each.dim()]
     return all(
         each.is_cpu and each.is_contiguous() and each.dtype is parameter.dtype and each.shape == parameter.shape
@@ -184,14 +184,14 @@ def _after(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, An
 
 @cache
 def watch_optimizers() -> None:
-    """Has steps of torch's optimizers go by here from now on."""
+    """Registers the hooks for steps of all torch optimizers."""
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
 
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Has torch take all steps by itself in the meantime, to compare with."""
+    """Disables the hooks within the context, so that torch does all steps itself, for comparisons."""
     _left_alone.append(None)
     try:
         yield

@@ -1,18 +1,17 @@
 """gossamer::sum_bags(values, indices, offsets, weights, padding, kind, last, scales, columns) -> Tensor[]: bags of many tables.
 
-values   [rows, columns] each, of one type of floats, contiguous; or stored tables, see few_bits.py and nonzero_rows.py
-indices  [bags, length], or [entries] where there are offsets
-offsets  None, or where bags begin: [bags], or [bags + 1] where `last` says so
-weights  None, or of the indices' shape: what rows are multiplied with
-padding  for each table an index that counts for nothing, -1 for none
+values   [rows, columns] each, of one float dtype, contiguous; or stored tables, see few_bits.py and nonzero_rows.py
+indices  [bags, length], or [entries] with offsets
+offsets  None, or where bags begin: [bags], or [bags + 1] if `last`
+weights  None, or the factors of rows, of the shape of the indices
+padding  for each table an index that is ignored, -1 for none
 kind     "sum", "mean" or "max"
-scales   for each stored table [rows] of f32, empty for float16, or bits of nonzeros; none at all for tables of floats
-columns  of each table
-returns  [bags, columns] for each table, of its type; f32 for stored tables
+scales   for each stored table [rows] of f32, empty for float16, or bits of nonzeros; an empty list for float tables
+columns  the number of columns of each table
+returns  [bags, columns] for each table, of its dtype; f32 for stored tables
 
-One call of a kernel computes all tables of one type and width (see dialects/bags.py). An index that is out of range is an
-IndexRangeError. It has no derivatives: graphs that are compiled have theirs, and `sparse_gradients` has those that are made
-outside of graphs.
+One call of a kernel computes all tables of one dtype and width (see dialects/bags.py). IndexRangeError for an index that is out
+of range. The operation has no derivatives: compiled graphs contain their own, and sparse_lookups.py has those for eager code.
 """
 
 from array import array
@@ -36,7 +35,7 @@ from gossamer.sparsity.compiler.op_ir import op_ir
 from gossamer.sparsity.compiler.op_kernels import kernel_on, schedule_of
 
 WIDEST = 1024
-"""Columns of a table, at most: the code of a kernel grows with them."""
+"""The most columns of a table, because the code of a kernel grows with them."""
 
 
 def into(
@@ -49,12 +48,12 @@ def into(
     numbers: Sequence[Tensor] = (),
     places: Sequence[Tensor] = (),
 ) -> None:
-    """Computes bags of tables into results that are there.
+    """Computes bags of tables into given results.
 
-    outs     [bags, columns] each, contiguous, of the tables' type, or f32 for stored tables and for floats of 16 bits
-    scales   of stored tables, as of the operation
-    numbers  [bags] each, int64: which row of its result each bag is for
-    places   [bags, columns] each, int32: gets the rows that maxima are from
+    outs     [bags, columns] each, contiguous, of the tables' dtype, or f32 for stored tables and for floats of 16 bits
+    scales   those of stored tables, as for the operation
+    numbers  [bags] each, int64: the row of the result for each bag
+    places   [bags, columns] each, int32: the rows of the maxima are written here
     """
     sparse, weights = bool(scales) and is_of_nonzeros(scales[0]), bags[0].weights
     rows = [each.shape[0] for each in (scales if sparse else tables)]
@@ -96,12 +95,12 @@ def _kernel(
 
 @lru_cache(1024)
 def _call(*of: Any) -> Callable[..., None]:
-    """A function of the words that the kernel for such tables takes: most of a small call is to find them."""
+    """Returns the kernel for these tables as a function of its words. It is kept, because finding it dominates a small call."""
     return _kernel(*of).bound(())
 
 
 def kernel_of(*of: Any) -> str:
-    """The key of the kernel of a kind, for the types of tables, scales, indices and weights, columns, and the type of results.
+    """Returns the key of a kernel: for a kind, the dtypes of tables, scales, indices and weights, columns, and result dtype.
 
     CompileError if it cannot be compiled.
     """
@@ -109,12 +108,12 @@ def kernel_of(*of: Any) -> str:
 
 
 def empty_results(bags: Sequence[BagList], columns: int, dtype: torch.dtype) -> list[Tensor]:
-    """Memory for the results of some tables: of each by itself, since results of an operation may not be parts of one."""
+    """Returns memory for the results of some tables, each separate, because results of an operation may not share memory."""
     return [empty((each.count, columns), dtype) for each in bags]
 
 
 def sum_bags(*given: Any) -> list[Tensor]:
-    """What the operation computes, without the dispatcher."""
+    """Computes the operation without the dispatcher."""
     *of_bags, scales, columns = given
     many = ManyBags(*of_bags)
 
@@ -131,7 +130,7 @@ def sum_bags(*given: Any) -> list[Tensor]:
 
 
 def _by_torch(*given: Any) -> list[Tensor]:
-    """The same by torch's operation, on the floats that tables in few bits stand for."""
+    """Computes the operation by torch's embedding_bag, on stored tables as floats."""
     *of_bags, scales, columns = given
     many = ManyBags(*of_bags)
     tables = [floats_of(*each) for each in zip(many.values, scales, columns, strict=True)] if scales else many.values

@@ -1,1 +1,1 @@
-"""Sparse models on disk: nonzeros and their places, in safetensors files."""
+"""Saves and loads sparse models: nonzeros and their places, in safetensors files."""

@@ -1,14 +1,14 @@
-"""How the nonzeros of a tensor and their places are stored, each encoding as arrays with names.
+"""Encodes the nonzeros of a tensor and their places as named arrays. There are three encodings:
 
 bitmask  compressed [nonzeros], bitmask uint8 [rows, columns / 8] (least significant bit first), shape, row_offsets
-         that of compressed-tensors, SparseML and llm-compressor, which can read it; they write 2:4 weights with the
+         the encoding of compressed-tensors, SparseML and llm-compressor, which can read it; they write 2:4 weights with the
          nonzeros [rows, columns / 2] and the shape [dimensions, 1]
-gaps     values [nonzeros], gaps uint8: how many zeros lie before each nonzero, 255 for 255 zeros and no nonzero, shape
-deflated deflated_values, deflated_gaps: the bytes of both as zlib streams; shape; type [0], of the elements
+gaps     values [nonzeros], gaps uint8: the number of zeros before each nonzero, 255 for 255 zeros without a nonzero; shape
+deflated deflated_values, deflated_gaps: the bytes of both as zlib streams; shape; type: an empty tensor of the dtype
 
-A bit an element is least where every eighth is a nonzero or more; a byte a nonzero below. Deflated gaps come near to the least
-that can be, and integers become smaller, too; but all of it has to be unpacked to be read. -0.0 comes back as 0.0, all else bit
-by bit.
+A bitmask is smallest if an eighth of the elements or more are nonzeros, gaps if fewer are. Deflated gaps come near to the
+smallest possible size, and integer values become smaller, too, but a reader must unpack all of it. -0.0 is read as 0.0. All
+other values stay the same bit by bit.
 """
 
 import zlib
@@ -28,8 +28,10 @@ _FAR = 255
 
 
 def encoded(tensor: Tensor, deflate: bool = False) -> dict[str, Tensor] | None:
-    """The arrays of the smaller of two encodings, or of the deflated one; None where the tensor is as small as it is, or is no
-    matrix of floats or int8."""
+    """Returns the arrays of the smaller of two encodings, or of the deflated one.
+
+    Returns None if no encoding is smaller than the tensor, or if it is no matrix of floats or int8.
+    """
     if tensor.dim() < 2 or not (tensor.is_floating_point() or tensor.dtype is torch.int8) or tensor.numel() == 0:
         return None
     tensor = tensor.detach().cpu().contiguous()
@@ -50,7 +52,7 @@ def encoded(tensor: Tensor, deflate: bool = False) -> dict[str, Tensor] | None:
 
 
 def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
-    """The dense tensor. FormatError, with the tensor's name, for arrays that do not fit together."""
+    """Returns the dense tensor. FormatError, with the tensor's name, if the arrays do not fit together."""
     shape = arrays["shape"].flatten()
     if not 1 <= len(shape) <= 8 or shape.is_floating_point() or int(shape.min()) < 0:
         raise FormatError(f"'{name}': {shape.tolist()} is not the shape of a tensor: the file is damaged")
@@ -62,7 +64,7 @@ def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
     values = arrays["values"] if "gaps" in arrays else arrays["compressed"].flatten()
     if values.dim() != 1 or len(values) != len(places) or (len(places) and places[-1] >= elements):
         raise FormatError(f"'{name}': {values.numel()} values for {len(places)} places in a tensor of {elements} elements")
-    bits = values.view(torch.uint8) if values.dtype.itemsize == 1 else values  # torch writes no floats of 8 bits to places
+    bits = values.view(torch.uint8) if values.dtype.itemsize == 1 else values  # torch cannot index-write 8-bit floats
     dense = torch.zeros(sizes, dtype=bits.dtype)
     dense.view(-1)[torch.from_numpy(places)] = bits
     return dense.view(values.dtype)
@@ -73,7 +75,7 @@ def _deflated(stream: Tensor) -> Tensor:
 
 
 def _inflated(name: str, arrays: Mapping[str, Tensor], elements: int) -> dict[str, Tensor]:
-    """Values and gaps of a tensor of so many elements, which limit what a stream may become."""
+    """Returns the unpacked values and gaps. The number of elements limits the size that a stream may unpack to."""
     kind = arrays["type"].dtype
     limits = {"values": elements * kind.itemsize, "gaps": elements + elements // _FAR + 1}
     found: dict[str, Tensor] = {}

@@ -1,13 +1,13 @@
-"""Linear layers whose weight a file has in integers, and the model in floats: what makes them like those of the file.
+"""Turns float layers of a model into quantized ones, if the file to load has their weights as integers.
 
     in the file                                     the layer becomes
     weight_int8, weight_scale                       QuantizedLinear
-    input_scale, input_zero_point, input_offset     with a calibrated input, where these are there, too
+    input_scale, input_zero_point, input_offset     with a calibrated input, if the file also has these
     weight_groups                                   GroupedLinear, of 4 or 8 bits by the width of its lines
     gate_up_proj_codes, gate_up_proj_scale, …       QuantizedExperts
 
-`Conv1D` of transformers becomes one, too. Nothing is rounded, and the weight that a layer has is not looked at, so that it may
-be on the meta device.
+`Conv1D` of transformers becomes one, too. Nothing is rounded. The float weight of a layer is not read, so it may be on the meta
+device.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from gossamer.sparsity.quantization.quantized_linear import InputGrid, Quantized
 from gossamer.sparsity.torch_functions.open_experts import expert_weights
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of the tensors in a file, by name."""
+"""The shapes of the tensors in a file, by name."""
 
 Integers = QuantizedLinear | GroupedLinear | QuantizedExperts
 
 
 @dataclass(frozen=True)
 class FloatLayer:
-    """A layer that is to be one of integers: of so many bits in groups, or of int8 throughout, its input maybe calibrated."""
+    """A float layer to be quantized: in groups with `bits_in_groups`, or (None) in int8, maybe with a calibrated input."""
 
     layer: nn.Module
     bits_in_groups: int | None
@@ -40,11 +40,11 @@ class FloatLayer:
     weights: ClassVar[tuple[str, ...]] = ("weight",)
 
     def become(self) -> Integers:
-        """Turns it, in place, into one whose buffers are still to be filled."""
+        """Turns it in place into a quantized layer with empty buffers, which the caller fills."""
         return self._emptied(become_linear(self.layer))
 
     def look(self) -> Integers:
-        """What it will be, on the meta device."""
+        """Returns a layer on the meta device that has the future buffers."""
         weight, bias = self.layer._parameters["weight"], self.layer._parameters.get("bias")
         assert weight is not None
         outputs, inputs = sizes(self.layer)
@@ -69,9 +69,9 @@ class FloatLayer:
 
 @dataclass(frozen=True)
 class FloatExperts:
-    """Experts that are to be of integers.
+    """Float experts that will be quantized.
 
-    shapes  of the integers and of the scales of each weight
+    shapes  the shapes of the integers and of the scales of each weight
     """
 
     layer: nn.Module
@@ -82,11 +82,11 @@ class FloatExperts:
         return tuple(self.shapes)
 
     def become(self) -> Integers:
-        """Turns them, in place, into experts whose buffers are still to be filled."""
+        """Turns them in place into quantized experts with empty buffers, which the caller fills."""
         return QuantizedExperts.become(self.layer, self._buffers())
 
     def look(self) -> nn.Module:
-        """What has the buffers that they will have, on the meta device."""
+        """Returns a module on the meta device that has the future buffers."""
         look = nn.Module()
         for name, buffers in self._buffers("meta").items():
             for part, buffer in zip(PARTS, buffers, strict=True):
@@ -105,7 +105,7 @@ class FloatExperts:
 
 
 def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, FloatLayer | FloatExperts]:
-    """The layers, by name, that have floats and of which a file has integers."""
+    """Returns, by name, the float layers whose weights a file has as integers."""
     found: dict[str, FloatLayer | FloatExperts] = {}
     for name, layer in modules.items():
         codes, scales = ({e: file.get(tensor_of(name, f"{e}_{part}"), ()) for e in expert_weights(layer)} for part in PARTS)
@@ -124,5 +124,5 @@ def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, Flo
 
 
 def tensor_of(layer: str, part: str) -> str:
-    """The name of a layer's tensor in the model's state dict."""
+    """Returns the name of a layer's tensor in the model's state dict."""
     return f"{layer}.{part}".lstrip(".")

@@ -1,4 +1,4 @@
-"""`gossamer.save` and `gossamer.load`: sparse models in safetensors files, as small as their nonzeros."""
+"""`gossamer.save` and `gossamer.load` write and read sparse models in safetensors files, whose size depends on the nonzeros."""
 
 import json
 import os
@@ -41,7 +41,7 @@ _GROUPS = "weight_groups"
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = False) -> int:
-    """Writes a model's state dict to a safetensors file, tensors with zeros packed. Returns the size of the file in bytes.
+    """Writes a model's state dict to a safetensors file, and packs tensors with zeros. Returns the size of the file in bytes.
 
     - A tensor with zeros is stored as its nonzeros and their places: one bit for each element, or one byte for each nonzero,
       whichever is less. A dense f32 weight with 90 % zeros shrinks to 12.5 %.
@@ -99,8 +99,8 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     """Reads a file into a model of the same architecture, in place, and returns the model.
 
     It takes files of `gossamer.save`, files of compressed-tensors (llm-compressor, SparseML), plain safetensors files, and
-    folders with several files. Of compressed-tensors it reads sparse-bitmask and sparse-24-bitmask, and as floats what is
-    quantized beside: pack-quantized, and int8 and fp8 with scales.
+    folders with several files. Of compressed-tensors it reads sparse-bitmask and sparse-24-bitmask. It also reads their
+    quantized weights, as floats: pack-quantized, and int8 and fp8 with scales.
 
     The file is mapped into memory and unpacked one tensor at a time, so only the model and one weight are in memory. Parameters
     on the meta device get memory. Linear layers and experts become quantized ones, and tables stored ones, as in the file.
@@ -117,7 +117,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
         stored = _with_scales(stored, own, files)
         stored = {_own_name(name, parts, own): parts for name, parts in stored.items()}
         shapes = {name: _shape(parts, files) for name, parts in stored.items()}
-        # Layers become like the file's once it is known to fit, which is seen by what they will be.
+        # Layers are turned only after the file has been checked against their future shapes (`look`).
         known = shapes | {name: shapes[other] for name, other in tied.items() if other in shapes}
         turned: dict[str, FloatLayer | FloatExperts | FloatTable] = {
             **in_integers(modules, known),
@@ -160,7 +160,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies; a sparse one is where its values are."""
+    """Returns a key for the memory of a tensor; of a sparse one, for the memory of its values."""
     if is_torch_sparse(tensor):
         memory = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
     else:
@@ -170,10 +170,10 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 Modules = Mapping[str, nn.Module]
 Places = dict[int, list[tuple[Any, str]]]
-"""Of tensors, by identity, the dictionaries of modules that hold them, and the keys."""
+"""By the id of a tensor, the dictionaries of modules that have it, and its keys there."""
 
 Parts = dict[str, tuple[int, str]]
-"""The arrays of a tensor, by what they are ("" for a dense one): the number of the file, and their name in it."""
+"""The arrays of a tensor by part ("" for a dense tensor): the number of the file, and the array's name in it."""
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def _opened(path: Path) -> Iterator[list[Any]]:
 
 
 def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
-    """The tensors in files, and which are another under a second name."""
+    """Returns the tensors in files, and the tied names: names that stand for another tensor."""
     names = {name: number for number, file in enumerate(files) for name in file.keys()}  # noqa: SIM118
     stored: dict[str, Parts] = {}
     for name in names:
@@ -222,7 +222,7 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
 
 
 def _with_scales(stored: dict[str, Parts], own: Mapping[str, Tensor], files: list[Any]) -> dict[str, Parts]:
-    """The same, where a weight of floats that a file has as integers is one tensor with its scales."""
+    """Returns `stored` with integers and scales joined to one tensor, for float weights of the model."""
     found = dict(stored)
     for scale in [name for name in stored if name.rpartition(".")[2] == SCALE and name not in own]:
         layer = scale.rpartition(".")[0]
@@ -247,22 +247,22 @@ def _is_of_8_bits(parts: Parts, files: list[Any]) -> bool:
 
 
 def _own_name(name: str, parts: Parts, own: Mapping[str, Tensor]) -> str:
-    """The model's name of a tensor: compressed-tensors names what a bitmask packs as the layer, without "weight"."""
+    """Returns the model's name of a tensor. compressed-tensors names a bitmask after the layer, without "weight"."""
     of_layer = "bitmask" in parts and name not in own
     return tensor_of(name, "weight") if of_layer and tensor_of(name, "weight") in own else name
 
 
 def _buffers(name: str, layer: nn.Module) -> dict[str, Tensor]:
-    """A layer's own buffers, as the state dict names them."""
+    """Returns a layer's own buffers by their names in the state dict."""
     return {tensor_of(name, part): buffer for part, buffer in layer.named_buffers(recurse=False)}
 
 
 def _groups(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: list[Any]) -> dict[str, Tensor]:
-    """What files have for layers in groups, which is looked at before anything is changed."""
+    """Returns the groups in files for GroupedLinear layers, after checking them, before anything changes."""
     found: dict[str, Tensor] = {}
     for name, layer in layers.items():
         own = tensor_of(name, _GROUPS)
-        if own in stored:  # else tied to one that is
+        if own in stored:  # otherwise the name is tied to another
             found[name] = _tensor(own, stored[own], files)
             layer.check_groups(name, found[name])
     return found
@@ -290,7 +290,7 @@ def _shape(parts: Parts, files: list[Any]) -> tuple[int, ...]:
 
 
 def _tied_here(own: dict[str, Tensor], known: Any, stored: Shapes) -> dict[str, str]:
-    """Names that foreign files leave out because the model has their tensor under another name."""
+    """Returns tied names that files of other libraries leave out, because the model has the tensor under another name, too."""
     by_tensor = {id(own[name]): name for name in stored if name in own}
     return {name: by_tensor[id(each)] for name, each in own.items() if name not in known and id(each) in by_tensor}
 
@@ -305,7 +305,7 @@ def _tensor(name: str, parts: Parts, files: list[Any]) -> Tensor:
 
 
 def _tie(modules: Modules, name: str, other: str) -> None:
-    """Gives layers that are new the same tensor where the file's have one: what is computed of it is computed once."""
+    """Makes two new layers share a tensor that the file stores once, so that results computed from it are shared, too."""
     (holder, _, last), (source, _, part) = name.rpartition("."), other.rpartition(".")
     setattr(modules[holder], last, getattr(modules[source], part))
 
@@ -325,7 +325,7 @@ def _put(modules: Modules, places: Places, name: str, own: Tensor, value: Tensor
     holder, _, last = name.rpartition(".")
     module = modules[holder]
     if own.is_meta:
-        made = as_held(own, value).to(own.dtype).clone()  # the file is closed afterwards
+        made = as_held(own, value).to(own.dtype).clone()  # a copy, because the file will be closed
         if isinstance(own, nn.Parameter):
             made = nn.Parameter(made, own.requires_grad)
         for table, key in places[id(own)]:  # tied weights stay tied
@@ -333,5 +333,5 @@ def _put(modules: Modules, places: Places, name: str, own: Tensor, value: Tensor
     elif own is getattr(module, last, None):
         with torch.no_grad():
             own.copy_(as_sparse(value) if is_torch_sparse(own) else value)
-    else:  # a packed weight, of which the state dict has a copy
+    else:  # a packed weight; the state dict only has a copy
         setattr(module, last, value.to(own))

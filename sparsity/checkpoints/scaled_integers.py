@@ -1,14 +1,14 @@
-"""Weights that compressed-tensors (llm-compressor) stores as integers or floats of 8 bits with scales, as floats.
+"""Converts weights that compressed-tensors (llm-compressor) stores as integers or 8-bit floats with scales to floats.
 
-w[m, k] = (q[m, k] - z[m, group of k]) scale[m, group of k]      zeros that were pruned stay zeros: q = z there
+w[m, k] = (q[m, k] - z[m, group of k]) scale[m, group of k]      pruned weights have q = z, so they stay zeros
 
-    weight_packed   int32 [rows, ceil(columns bits / 32)]: q + 2^(bits - 1), so many bits each, least significant first; or in
-                    its place
-    weight          int8, or floats of 8 bits; [rows, columns], from a bitmask, too
+    weight_packed   int32 [rows, ceil(columns bits / 32)]: q + 2^(bits - 1), each with that many bits, least significant first;
+                    or in its place
+    weight          int8 or 8-bit floats, [rows, columns], maybe from a bitmask
     weight_scale    [] or [1] for the tensor, [rows, 1] for rows, [rows, groups], or [rows of blocks, columns of blocks]
     weight_zero_point   integers of the shape of the scales, or int32 [ceil(rows bits / 32), groups], packed along rows
-    weight_g_idx    the group of each column, where columns are ordered
-    weight_shape    of the weight, beside weight_packed
+    weight_g_idx    the group of each column, if columns were reordered
+    weight_shape    the shape of the weight, if it is packed
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,19 @@ from gossamer.dialects.errors import FormatError
 
 PACKED, SCALE = "weight_packed", "weight_scale"
 BESIDE = (SCALE, "weight_zero_point", "weight_g_idx", "weight_shape")
-"""What may lie beside the integers of a layer."""
+"""Tensors that a file may have in addition to the integers of a layer."""
 
 
 def is_scaled(weight: Tensor) -> bool:
-    """Whether a weight of a file needs scales."""
+    """Whether a weight in a file needs scales."""
     return weight.dtype == torch.int8 or (weight.is_floating_point() and weight.itemsize == 1)
 
 
 def floats_of(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
-    """The weight of these arrays, named as above, in the type of its scales. FormatError, with the weight's name, for arrays
-    that do not fit together."""
+    """Returns the weight of these arrays, named as above, in the dtype of its scales.
+
+    FormatError, with the weight's name, if the arrays do not fit together.
+    """
     packed, scale = arrays.get(PACKED), arrays[SCALE]
     zero = arrays.get("weight_zero_point")
     if packed is None:
@@ -58,7 +60,7 @@ def _shape(name: str, arrays: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def _bits(name: str, packed: Tensor, rows: int, columns: int) -> int:
-    """How many bits a code has: the width of the packed rows tells, and of narrow ones 4 and 8 are usual."""
+    """Returns the bits of a code, from the width of packed rows. For narrow rows several fit; the usual 4 and 8 come first."""
     words = packed.shape[1] if packed.dim() == 2 else -1
     fitting = [bits for bits in (4, 8, 2, 3, 6, 5, 7, 1) if -(-columns * bits // 32) == words]
     if not fitting or packed.dtype != torch.int32:
@@ -67,7 +69,7 @@ def _bits(name: str, packed: Tensor, rows: int, columns: int) -> int:
 
 
 def _unpacked(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The codes, int8 [rows, columns], of int32 [rows, words]."""
+    """Unpacks int32 [rows, words] to codes, int8 [rows, columns]."""
     starts = torch.arange(columns) * bits
     words = torch.cat([packed, packed.new_zeros(len(packed), 1)], 1).long() & 0xFFFFFFFF
     word, shift = starts // 32, starts % 32
@@ -76,7 +78,7 @@ def _unpacked(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def _spread(name: str, scale: Tensor, shape: torch.Size, by: Tensor | None) -> Tensor:
-    """Scales, or zero points, one for each element."""
+    """Returns scales, or zero points, for each element."""
     rows, columns = shape
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(rows, columns)

@@ -1,11 +1,11 @@
-"""SparseTensors and tensors of torch.sparse in files: graphs, and whatever else stores its entries alone.
+"""Stores SparseTensors and tensors of torch.sparse in files as their arrays.
 
 adjacency    →    adjacency.sparse_format  uint8 [letters], the text of its `Format`
                   adjacency.sparse_shape   int64 [dimensions]
                   adjacency.sparse_0, …    its arrays, in the order of `Format.components`: positions, coordinates, values
 
-Entries stay as they are stored, zeros among them, too. A tensor of torch.sparse has the format that `SparseTensor.from_torch`
-gives it; the model that a file is loaded into says what it becomes.
+All stored entries stay, also zeros. A tensor of torch.sparse is stored in the format that `SparseTensor.from_torch` gives it.
+When a file is loaded, the tensor becomes what the model has in its place.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,7 @@ ARRAY = "sparse_"
 
 
 def stored_weights(model: nn.Module) -> set[str]:
-    """The names of weights of linear layers and experts that store their nonzeros alone, which a file has as those of dense
-    layers."""
+    """Returns the names of stored weights of linear layers and experts, which a file stores like dense weights."""
     layers = model.named_modules(remove_duplicate=False)
     kinds = nn.Linear, StoredExperts
     return {
@@ -36,7 +35,7 @@ def stored_weights(model: nn.Module) -> set[str]:
 
 
 def arrays_of(tensor: Tensor) -> dict[str, Tensor]:
-    """The arrays of one that is sparse in either way."""
+    """Returns the arrays of a SparseTensor or a tensor of torch.sparse."""
     with torch.no_grad():
         sparse: Any = tensor.detach() if isinstance(tensor, SparseTensor) else SparseTensor.from_torch(tensor.detach())
     text = bytearray(str(sparse.format).encode())
@@ -45,7 +44,7 @@ def arrays_of(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def sparse_tensor(name: str, arrays: Mapping[str, Tensor]) -> SparseTensor:
-    """The tensor of these arrays. FormatError, with the tensor's name, for arrays that do not fit together."""
+    """Returns the tensor of these arrays. FormatError, with the tensor's name, if the arrays do not fit together."""
     shape = arrays[SHAPE]
     try:
         format = Format.parse(bytes(arrays[FORMAT].tolist()).decode())
@@ -61,7 +60,7 @@ def sparse_tensor(name: str, arrays: Mapping[str, Tensor]) -> SparseTensor:
 
 
 def as_held(own: Tensor, value: Tensor) -> Tensor:
-    """A tensor of a file as the kind of tensor that a model holds in its place: sparse in either way, or dense."""
+    """Converts a tensor of a file to the kind that the model has in its place: SparseTensor, torch.sparse, or dense."""
     if is_torch_sparse(own):
         return in_layout_of(own, as_sparse(value))
     if isinstance(own, SparseTensor):
@@ -70,5 +69,5 @@ def as_held(own: Tensor, value: Tensor) -> Tensor:
 
 
 def as_sparse(value: Tensor) -> SparseTensor:
-    """A dense tensor as a sparse one; sparse ones as they are."""
+    """Returns a dense tensor as a SparseTensor in COO, and a SparseTensor itself."""
     return value if isinstance(value, SparseTensor) else SparseTensor.from_dense(value, Format.coo(value.dim()))

@@ -1,1 +1,1 @@
-"""Compiles an operation on SparseTensors, and finds the memory for its operands and results."""
+"""Compiles operations on SparseTensors from contract IR to kernels, and manages memory for their operands and results."""

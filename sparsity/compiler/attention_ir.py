@@ -1,6 +1,6 @@
-"""Contract IR of attention over the edges of a graph: `kernel.attend_edges` and its gradient, for any pattern and size of it.
+"""Builds contract IR of attention over the edges of a graph: `kernel.attend_edges` and its gradient.
 
-Heads and their features are part of the kernel; nodes and entries are open.
+The numbers of heads and features are constants of the kernel. The numbers of nodes and entries are open.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from gossamer.sparsity.compiler.op_ir import Op, region
 
 @dataclass(frozen=True)
 class Attention:
-    """What is computed, see `edge_attention.attend_edges`.
+    """The attention to compute, see `edge_attention.attend_edges`.
 
-    terms     what is read: "values", "target", "source", "edge", "queries", "keys", "direction", "seed"
-    shared    whether there is one "edge" for all heads
-    weighted  whether the product of query and key has a factor an entry
-    features  of values, `size` of queries and keys
-    format    of the pattern, CSR
+    terms     the tensors to read: "values", "target", "source", "edge", "queries", "keys", "direction", "seed"
+    shared    whether all heads share one "edge"
+    weighted  whether each entry has a factor for the product of query and key
+    features  the features of values; `size`: those of queries and keys
+    format    the format of the pattern, CSR
     """
 
     terms: tuple[str, ...]
@@ -40,7 +40,7 @@ class Attention:
     dtype: torch.dtype
 
     def columns(self, name: str) -> int:
-        """Of a term, and of what is computed from them."""
+        """Returns the number of columns of a term, or of a result, as a matrix."""
         heads = self.heads
         if name == "edge":
             return 1 if self.shared else heads
@@ -50,13 +50,13 @@ class Attention:
 
 
 def forward(attention: Attention) -> str:
-    """(pattern, terms) → (sums, statistics)"""
+    """Returns the IR of (pattern, terms) → (sums, statistics)."""
     results = {"out": "gradient", "statistics": "statistics"}
     return _region(attention, AttendEdgesOp, attention.terms, results, None)
 
 
 def gradient(attention: Attention, side: str, writes: tuple[str, ...], entry: torch.dtype | None) -> str:
-    """(pattern, terms, saved) → the gradients of `writes`; `entry` is the type of the integers that a transpose has."""
+    """Returns the IR of (pattern, terms, saved) → gradients of `writes`. `entry` is the integer dtype of a transpose."""
     reads = (*attention.terms, *(SAVED if entry is not None else SAVED[:-1]))
     return _region(attention, AttendEdgesGradOp, reads, {f"of_{name}": name for name in writes}, entry, side=side)
 

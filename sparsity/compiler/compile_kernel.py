@@ -1,4 +1,8 @@
-"""Contract IR to a callable kernel: the passes plan and lower it, LLVM makes code of it, equal kernels are shared."""
+"""Compiles contract IR to a callable kernel: passes plan and lower it, LLVM makes machine code, equal kernels are shared.
+
+It calls passes/pipelines.py (plan, lower), runtime/jit.py (machine code) and the cache on disk. Backend and sparsity/operations
+call `compile_region`.
+"""
 
 import hashlib
 import threading
@@ -31,10 +35,10 @@ def compile_region(
     target: Target | None = None,
     request: str | None = None,
 ) -> RegionKernel:
-    """The kernel for a module of contract IR with one function, for this machine unless a target is given.
+    """Returns the kernel for a module of contract IR with one function, for this machine unless a target is given.
 
-    observer(stage, suffix, text) is called for every stage in order and makes the region be compiled anew.
-    `request` is what `recall_region` will ask for.
+    observer(stage, suffix, text) is called for every stage in order. With an observer, the region is always compiled anew.
+    `request` is a key by which `recall_region` finds the kernel again.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
     names = "auto", pipelines.CHAIN, pipelines.SEQUENCE, *pipelines.SCHEDULES
@@ -52,14 +56,14 @@ def compile_region(
 
 
 def compile_kernel_ir(text: str) -> RegionKernel:
-    """The kernel for kernel IR as a dump has it, for this machine. CompileError if it is refused."""
+    """Returns the kernel for kernel IR from a dump, for this machine. CompileError if it cannot be compiled."""
     target = host()
     with _lock:
         return _made(pipelines.planned(text, target.vector_bits, target.instructions), None, target)
 
 
 def _choose(contract: str, schedule: str, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
-    """ "auto" is "broadcast", and "reference" for what that cannot compute."""
+    """Compiles with a schedule. "auto" tries "broadcast", then "reference"."""
     if schedule != "auto":
         return _compile(contract, schedule, observer, target)
     try:
@@ -74,7 +78,7 @@ def _compile(contract: str, schedule: str, observer: pipelines.Observer | None, 
 
 
 def _made(plan: pipelines.Plan, observer: pipelines.Observer | None, target: Target) -> RegionKernel:
-    """The kernel of a plan, which this process or the disk may have."""
+    """Returns the kernel of a plan, from this process or the disk if they have it."""
     key = hashlib.sha256(f"{plan.text}\n{target}\n{compiler()}".encode()).hexdigest()[:32]
     note = Note(key, plan.schedule, plan.formats, plan.sized, plan.numbers)
     known = find(note) if observer is None else None
@@ -91,11 +95,11 @@ def _machine_code(plan: pipelines.Plan, target: Target, observer: pipelines.Obse
 
 
 def _shown(lowered: pipelines.Lowered, plan: pipelines.Plan, target: Target, observer: pipelines.Observer) -> llvm.ModuleRef:
-    """The optimised module of a kernel, whose LLVM IR and assembly an observer sees, with the origins of their lines.
+    """Returns the optimised module of a kernel. Passes its LLVM IR and assembly, with the origins of lines, to the observer.
 
-    It has line numbers. They do not change the machine code.
+    The module has line numbers, which do not change the machine code.
     """
-    assert lowered.traced is not None  # lowering has an observer, too
+    assert lowered.traced is not None  # lowering with an observer keeps the traced IR
     try:
         module, origins = jit.optimize(lowered.traced.llvm_ir, target), lowered.traced.origins
     except CompileError:  # LLVM refuses the line numbers

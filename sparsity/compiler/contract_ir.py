@@ -1,7 +1,7 @@
-"""Contract IR of the operations on sparse tensors, built for any formats, ranks and sizes.
+"""Builds contract IR of the operations on sparse tensors, for any formats, ranks and sizes.
 
     einsum    out[...] = sum of products                        linalg.generic, result dense or in a format
-    sample    the same at the stored entries of a pattern       kernel.sample
+    sample    sums of products at the entries of a pattern      kernel.sample
     add       the union of two tensors                          linalg.generic, result in a format
 
 All sizes are open, so that one kernel serves every shape.
@@ -26,19 +26,19 @@ from gossamer.sparsity.compiler.op_ir import element_of, function_of
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a contraction: one letter a dimension, and its format, None for a dense one."""
+    """A tensor of a contraction: a letter for each dimension, and its format (None: dense)."""
 
     letters: str
     format: Format | None = None
 
     @cached_property
     def arrays(self) -> int:
-        """How many arrays hold it."""
+        """The number of arrays that store it."""
         return len(self.format.components()) if self.format is not None else 1
 
     @cached_property
     def blocked(self) -> bool:
-        """Whether it has blocks, so that what its kernels cover may be larger than its shape."""
+        """Whether it has blocks, so that its kernels may cover more than its shape."""
         return self.format is not None and any(level.block > 1 for level in self.format.levels)
 
     @cached_property
@@ -48,13 +48,13 @@ class Operand:
 
 
 def einsum(operands: Sequence[Operand], result: Operand, dtype: torch.dtype) -> str:
-    """out[result] = sum over all other letters of the product of the operands."""
+    """Returns the IR of out[result] = sum over all other letters of the product of the operands."""
     operands = [_by_levels(operand) for operand in operands]
     return _region(operands, dtype, lambda scalars, given: _contract(scalars, operands, given, result))
 
 
 def sample(pattern: Operand, factors: Sequence[Operand], dtype: torch.dtype) -> str:
-    """values[p] = sum over the letters that the pattern lacks of the product of the factors, at each stored entry p."""
+    """Returns the IR of values[p] = product of the factors at stored entry p, summed over letters that the pattern lacks."""
     pattern = _by_levels(pattern)
 
     def build(scalars: Scalars, given: list[ir.Value]) -> ir.Value:
@@ -74,7 +74,7 @@ def sample(pattern: Operand, factors: Sequence[Operand], dtype: torch.dtype) -> 
 
 
 def add(left: Operand, right: Operand, result: Operand, dtype: torch.dtype) -> str:
-    """left + right, element by element: what either stores."""
+    """Returns the IR of left + right, with the entries of either."""
 
     def build(scalars: Scalars, given: list[ir.Value]) -> ir.Value:
         def body(arguments: list[ir.Value]) -> ir.Value:
@@ -87,9 +87,9 @@ def add(left: Operand, right: Operand, result: Operand, dtype: torch.dtype) -> s
 
 
 def _by_levels(operand: Operand) -> Operand:
-    """The same operand with its dimensions in another order: those without blocks as they are stored, then those in blocks.
+    """Returns the same operand with its dimensions reordered: those without blocks in the order of levels, then the blocked.
 
-    MLIR inverts a blocked map of any other order wrong (d0 and d1 in (d1, d0, d2 floordiv 3, d2 mod 3)). The arrays stay.
+    MLIR inverts blocked maps of other orders wrongly (d0 and d1 in (d1, d0, d2 floordiv 3, d2 mod 3)). The arrays stay.
     """
     if operand.format is None or not operand.blocked:
         return operand
@@ -99,7 +99,7 @@ def _by_levels(operand: Operand) -> Operand:
 
 
 def _region(operands: Sequence[Operand], dtype: torch.dtype, build: Callable[[Scalars, list[ir.Value]], ir.Value]) -> str:
-    """A module with one function of these operands, which returns what `build` computes from them."""
+    """Returns a module with one function of these operands. `build` makes its result."""
     with building():
         element = element_of(dtype)
         types = [_type(operand.letters, operand.format, element) for operand in operands]
@@ -108,13 +108,13 @@ def _region(operands: Sequence[Operand], dtype: torch.dtype, build: Callable[[Sc
 
 def _contract(scalars: Scalars, operands: Sequence[Operand], given: list[ir.Value], result: Operand) -> ir.Value:
     reduced = sorted({letter for operand in operands for letter in operand.letters} - set(result.letters))
-    # MLIR inverts a blocked map right only if what is blocked comes last.
+    # MLIR inverts a blocked map correctly only if blocked dimensions come last.
     blocked = {o.letters[level.dim] for o in operands if o.format for level in o.format.levels if level.block > 1}
     letters, sizes = "".join(sorted([*result.letters, *reduced], key=blocked.__contains__)), _sizes(operands, given)
     sums = scalars.wide if result.format is None else scalars.element
     start = _empty(result, sums, sizes)
     if result.format is None:
-        from torch_mlir.dialects import linalg  # loads for a tenth of a second, and kernels from the cache need none of it
+        from torch_mlir.dialects import linalg  # imported here: it takes 0.1 s, and kernels from the cache need none of it
 
         start = linalg.fill(scalars.zero(), outs=[start])
 
@@ -139,7 +139,7 @@ def _generic(
     start: ir.Value,
     body: Callable[[list[ir.Value]], ir.Value],
 ) -> ir.Value:
-    """linalg.generic over the letters; those that the result lacks are summed over."""
+    """Builds a linalg.generic over the letters. It sums over those that the result lacks."""
     from torch_mlir.dialects import linalg
 
     maps = ir.ArrayAttr.get([_map(letters, operand.letters) for operand in (*operands, result)])
@@ -154,7 +154,7 @@ def _generic(
 
 
 def _sizes(operands: Sequence[Operand], given: Sequence[ir.Value]) -> dict[str, ir.Value]:
-    """The size that each letter stands for, dense operands asked first."""
+    """Returns the size of each letter, from dense operands if possible."""
     sizes: dict[str, ir.Value] = {}
     for operand, value in sorted(zip(operands, given, strict=True), key=lambda pair: pair[0].format is not None):
         for axis, letter in enumerate(operand.letters):

@@ -1,4 +1,4 @@
-"""Contract IR to a kernel that can be called on CUDA tensors; equal kernels are shared, and kept on disk as PTX."""
+"""Compiles contract IR to a kernel that can be called on CUDA tensors. Equal kernels are shared, and kept on disk as PTX."""
 
 import hashlib
 import logging
@@ -33,11 +33,11 @@ _by_key: WeakValueDictionary[str, "GpuRegionKernel"] = WeakValueDictionary()
 class GpuRegionKernel:
     """A region's kernels for one architecture of GPUs.
 
-    formats   one entry per argument of the region's function: how its packed operand must be stored, None if dense
+    formats   for each argument of the region's function, the format of its packed operand, None if dense
     schedule  one of GPU_FAMILIES, or an open one
-    key       hash of kernel IR and architecture: equal keys are the same code
+    key       hash of kernel IR and architecture; equal keys mean equal code
     ptx       the code, as text
-    dynamic   for each tensor that its kernels take, the dimensions whose size they are passed
+    dynamic   for each tensor argument of the kernels, the dimensions whose sizes are arguments, too
     """
 
     def __init__(self, plan: pipelines.Plan | Note, key: str, entry: disk_cache.Entry) -> None:
@@ -50,23 +50,23 @@ class GpuRegionKernel:
         self._words = _word_list(self.dynamic)
 
     def on(self, device: torch.device) -> "LoadedKernel":
-        """The kernels, loaded by the driver for a GPU. DeviceError if it refuses them."""
+        """Loads the kernels for a GPU. DeviceError if the driver refuses them."""
         return LoadedKernel(self, device)
 
     def words(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """What a kernel is passed for all its tensors, the output last: address and dynamic sizes of each."""
+        """Returns the arguments of a kernel for all its tensors, the output last: address and dynamic sizes of each."""
         return self._words(tensors)
 
 
 def _word_list(dynamic: Sequence[tuple[int, ...]]) -> Callable[[Sequence[torch.Tensor]], list[int]]:
-    """`words` as one flat expression, for it runs at every call: [t[0].data_ptr(), t[0].shape[0], t[1].data_ptr(), ...]"""
+    """Returns `words` as one flat expression, fast at every call: [t[0].data_ptr(), t[0].shape[0], t[1].data_ptr(), ...]"""
     terms = [word for n, dims in enumerate(dynamic) for word in (f"t[{n}].data_ptr()", *(f"t[{n}].shape[{d}]" for d in dims))]
     function: Callable[[Sequence[torch.Tensor]], list[int]] = eval(f"lambda t: [{', '.join(terms)}]")
     return function
 
 
 class Stored(Protocol):
-    """A sparse operand: its arrays, as kernels take them."""
+    """A sparse operand: its arrays, in the order of the kernels' arguments."""
 
     @property
     def components(self) -> tuple[torch.Tensor, ...]: ...
@@ -81,14 +81,14 @@ class LoadedKernel:
         region.kernel.load(self._index)
 
     def __call__(self, operands: Sequence[torch.Tensor | Stored], out: torch.Tensor) -> None:
-        """Compute into `out` on torch's current stream, without waiting.
+        """Computes into `out` on torch's current stream, without waiting.
 
-        All tensors are contiguous and of the types that the region was compiled for. FormatError if one is on another device.
+        All tensors are contiguous and have the dtypes of the region. FormatError if one is on another device.
         """
         tensors = [*_tensors(operands), out]
         if wrong := [t.device for t in tensors if t.device != self.device]:
             raise FormatError(f"a kernel for {self.device} was given a tensor on {wrong[0]}: move it there")
-        # Torch aligns tensors, but an operand may be a part of another. A copy is free for reuse in the stream's order.
+        # Torch aligns tensors, but an operand may be a view of another. The allocator reuses a copy in the stream's order.
         aligned = [t if t.data_ptr() % ALIGNMENT == 0 else t.clone() for t in tensors[:-1]]
         words = self.region.words([*aligned, out])
         self.region.kernel.run(words, out.shape[0], self._index, cuda.current_stream(self._index))
@@ -100,7 +100,7 @@ def _tensors(operands: Sequence[torch.Tensor | Stored]) -> Iterator[torch.Tensor
 
 
 def recall_gpu_region(request: str, architecture: Architecture) -> GpuRegionKernel | None:
-    """What `compile_gpu_region` made of the same request before, if code and plan are still in the cache on disk."""
+    """Returns the kernel that `compile_gpu_region` made for the same request, None if it is no longer in the cache on disk."""
     note = Note.read(_full(request, architecture))
     if note is None:
         return None
@@ -118,10 +118,10 @@ def compile_gpu_region(
     observer: pipelines.Observer | None = None,
     request: str | None = None,
 ) -> GpuRegionKernel:
-    """The kernels of a module of contract IR with one function. Needs no GPU.
+    """Returns the kernels of a module of contract IR with one function. Needs no GPU.
 
-    observer(stage, suffix, text) is called for every stage in order and makes the region be compiled anew.
-    `request` is what `recall_gpu_region` will ask for.
+    observer(stage, suffix, text) is called for every stage in order. With an observer, the region is always compiled anew.
+    `request` is a key by which `recall_gpu_region` finds the kernel again.
     Raises CompileError if a pass or LLVM refuses the region, OptionError for an unknown schedule.
     """
     if schedule not in GPU_FAMILIES and not pipelines.is_open(schedule):
@@ -164,7 +164,7 @@ def _code(
 
 @lru_cache(1024)
 def loaded_kernel(build: Callable[..., str], given: tuple[Any, ...], schedule: str, place: torch.device) -> LoadedKernel | None:
-    """The kernel of what `build` makes of `given`, loaded on a GPU; None if there is none, or the GPU is too old for it."""
+    """Returns the kernel of the IR `build(*given)`, loaded on a GPU; None if there is none, or the GPU is too old for it."""
     try:
         architecture = Architecture.of_device(*cuda.device(place.index or 0).capability)
         return compile_gpu_region(build(*given), architecture, schedule=schedule).on(place)

@@ -1,5 +1,7 @@
-"""What a mask keeps of a matrix, by rows: found when the mask is new, for the gradient, for all that is packed of it, and for
-steps of optimizers."""
+"""`KeptEntries`: the entries that a mask keeps of a matrix, by rows. They are found once for each mask.
+
+Gradients, packings of the weight, and steps of optimizers use them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from gossamer.sparsity.compiler.spreading import collect, collect_counted, map_o
 
 @dataclass(frozen=True, eq=False)
 class KeptEntries:
-    """What a mask keeps as CSR, the factors, None where all are 1, and maybe a map (see `map_of`)."""
+    """The kept entries as CSR, the mask's values there as factors (None if all are 1), and maybe a map (see `map_of`)."""
 
     positions: Tensor
     coordinates: Tensor
@@ -23,13 +25,13 @@ class KeptEntries:
 
     @classmethod
     def of(cls, mask: Tensor) -> "KeptEntries":
-        """Those of a matrix on the CPU as it is now; remembered until it changes."""
+        """Returns the entries that a mask on the CPU keeps. They are remembered until the mask changes."""
         mask = mask.detach()
         return _known.get([mask], (), lambda: cls._of(mask))
 
     @classmethod
     def known(cls, mask: Tensor) -> "KeptEntries | None":
-        """The same if somebody has asked for them, None otherwise."""
+        """Returns the remembered entries of a mask, None if there are none."""
         return _known.known([mask.detach()], ())
 
     @classmethod
@@ -43,30 +45,30 @@ class KeptEntries:
         return cls(positions, (places % max(mask.shape[1], 1)).int(), None if whole else factors, map_of(kept))
 
     def shared_values(self, matrix: Tensor, mask: Tensor) -> Tensor:
-        """As `values`, for all who ask while nobody writes to the matrix or to the mask; to be read only."""
+        """Returns `values`, shared by all callers until the matrix or the mask is written to. Callers must not write to it."""
         matrix = matrix.detach()
         return _read.get([matrix, mask.detach()], (), lambda: self.values(matrix))
 
     def values(self, matrix: Tensor) -> Tensor:
-        """Those of a contiguous matrix, times the factors."""
+        """Returns the kept entries of a contiguous matrix, times the factors."""
         values = collect(self.positions, self.coordinates, matrix.detach(), self.map)
         return values if self.factors is None else values.mul_(self.factors.to(matrix.dtype))
 
     def collected(self, tensor: Tensor) -> Tensor:
-        """Those of a tensor of the mask's elements, maybe with more dimensions, as they are."""
+        """Returns the kept entries of a tensor without the factors. It may have more dimensions than the mask."""
         return collect(self.positions, self.coordinates, self._matrix(tensor), self.map)
 
     def collected_alone(self, tensor: Tensor) -> Tensor | None:
-        """The same; None if any element that the mask hides is not 0."""
+        """Returns `collected`, None if an element that the mask hides is not 0."""
         values, others = collect_counted(self.positions, self.coordinates, self._matrix(tensor), self.map)
         return None if others else values
 
     def spread(self, values: Tensor, columns: int) -> Tensor:
-        """A matrix of so many columns with them, 0 elsewhere."""
+        """Returns a matrix with the values at the kept entries, 0 elsewhere."""
         return spread(self.positions, self.coordinates, values, columns, self.map)
 
     def put(self, values: Tensor, tensor: Tensor) -> None:
-        """Writes them to such a tensor, and nothing else. torch counts the write."""
+        """Writes values to the kept entries of a tensor, and leaves its other elements. torch counts the write."""
         tensor = tensor.detach()
         dense = tensor.contiguous()
         put(self.positions, self.coordinates, values.detach(), self._matrix(dense), self.map)
@@ -74,7 +76,7 @@ class KeptEntries:
             tensor.copy_(dense)
 
     def step(self, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rates: Sequence[float]) -> None:
-        """A step of Adam of such a tensor, which is contiguous, with these vectors; see `Rate`. torch counts the write."""
+        """Does a step of Adam on the kept entries of a contiguous tensor; see `Rate`. torch counts the write."""
         step(self.positions, self.coordinates, gradient, rates, (self._matrix(parameter), mean, square), self.map)
         torch.autograd.graph.increment_version(parameter)
 
@@ -85,4 +87,4 @@ class KeptEntries:
 _known: Remembered[KeptEntries] = Remembered(most=256)
 
 _read: Remembered[Tensor] = Remembered(compared="none", most=256)
-"""What masks keep of parameters."""
+"""The shared kept values of parameters, by parameter and mask."""

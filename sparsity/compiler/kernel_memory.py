@@ -1,8 +1,7 @@
-"""Memory that kernels ask for while they run (see passes/loops/ask_for_memory.py).
+"""Gives kernels the memory that they ask for while they run (see passes/loops/ask_for_memory.py).
 
-A kernel whose result has a size that only the kernel finds out calls the function at `GIVER`. What it is given is memory that
-the process has used before (see warm_memory.py), so that the system need not map it again. Nobody has to free it: it goes back
-when the last tensor over it dies.
+A kernel that itself finds out the size of its result calls the function at `GIVER`. It gets memory that the process has used
+before (see warm_memory.py), so the system need not map it again. The memory goes back when the last tensor over it dies.
 """
 
 import ctypes
@@ -16,13 +15,13 @@ from torch import Tensor
 from gossamer.runtime.memory import warm_memory
 
 COPIED = 1 << 16
-"""Bytes up to which an array is copied into a tensor of its own: that takes less time than to watch over its block."""
+"""Up to this many bytes, an array is copied into a new tensor, which takes less time than tracking its block."""
 
 Block = memoryview | bytearray
 
 
 class _Call(threading.local):
-    """The blocks that the kernel which runs on this thread was given, by address, and the error if one could not be given."""
+    """The blocks that this thread's running kernel has got, by address, and the error if one could not be allocated."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
@@ -39,23 +38,27 @@ def _give(size: int, place: int) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(block))
         _call.blocks[address] = block
         ctypes.c_size_t.from_address(place).value = address
-    except BaseException as problem:  # which no kernel can pass on
+    except BaseException as problem:  # a kernel cannot propagate it
         _call.problem = problem
 
 
 GIVER = ctypes.cast(_give, ctypes.c_void_p).value or 0
-"""The address of the function that gives memory."""
+"""The address of the function that kernels call for memory."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came when a kernel asked for memory, before the function at GIVER could begin. Python drops what is raised there,
-    and the kernel ends without a result."""
+    """Ctrl-C came while a kernel asked for memory, before the function at GIVER could begin.
+
+    Python drops the exception there, and the kernel ends without a result.
+    """
 
 
 @contextmanager
 def given() -> Iterator[dict[int, Block]]:
-    """The blocks that kernels ask for in here, on this thread, by address. If one could not be given, its error is raised when
-    the kernel is done."""
+    """Collects the blocks that kernels of this thread get within the context, by address.
+
+    If one could not be allocated, its error is raised after the kernel has ended.
+    """
     before, _call.blocks = _call.blocks, {}
     try:
         yield _call.blocks
@@ -66,7 +69,7 @@ def given() -> Iterator[dict[int, Block]]:
 
 
 def array_of(block: Block, count: int, dtype: torch.dtype) -> Tensor:
-    """The first elements of a block as a tensor. Few are copied, and those of a block more than three times as large."""
+    """Returns the first elements of a block as a tensor. Small arrays, and those in a far larger block, are copied."""
     size = count * dtype.itemsize
     if size < COPIED or len(block) > 3 * size:
         out = warm_memory.empty([count], dtype)

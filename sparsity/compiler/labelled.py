@@ -1,4 +1,4 @@
-"""Assembly for readers: the kernel IR stands above it, and each inner loop that multiplies has the name of its schedule.
+"""Makes assembly readable: puts the kernel IR above it, and labels each inner loop that multiplies by its schedule.
 
 before   .LBB0_84:                               #   Parent Loop BB0_5 Depth=1
                                                  # =>        This Inner Loop Header: Depth=5
@@ -19,9 +19,9 @@ _SCHEDULE = re.compile(r'schedule = "([\w-]+)"')
 
 
 def labelled(assembly: str, kernel_ir: str, schedule: str) -> str:
-    """The assembly, which LLVM has printed with comments, with labels.
+    """Returns LLVM's assembly, printed with comments, with labels.
 
-    `schedule` names the loops if the kernel IR has no schedule of its own, or several.
+    `schedule` names the loops if the kernel IR has no schedule, or several.
     """
     lines = assembly.split("\n")
     named = set(_SCHEDULE.findall(kernel_ir))
@@ -37,9 +37,9 @@ def labelled(assembly: str, kernel_ir: str, schedule: str) -> str:
 
 
 def _products(lines: list[str]) -> dict[int, int]:
-    """How many multiply-adds each loop has that holds no other, by the line of its label.
+    """Returns the number of multiply-adds in each innermost loop, by the line of its label.
 
-    LLVM's comments say of each block in which loop it is, for a loop need not begin with its label.
+    A loop need not begin with its label, so LLVM's comments are read, which say for each block in which loop it is.
     """
     headers: dict[str, int] = {}
     counts: dict[str, int] = {}

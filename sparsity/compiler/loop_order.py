@@ -1,7 +1,7 @@
-"""Loop orders: in which order an einsum goes over its letters, and which operands must be stored otherwise for it.
+"""Finds the order in which an einsum iterates over its letters, and the operands that need another format for it.
 
-A sparse operand can be walked in the order of its levels only. A sparse result is written in the order of its levels; what is
-summed over comes before the last of them, so that a row of the result is collected in a workspace (Gustavson, 1978):
+A kernel reads a sparse operand in the order of its levels. It writes a sparse result in the order of its levels. Summed letters
+come before the last level, so that a row of the result is collected in a workspace (Gustavson, 1978):
 
     ij,jk->ik   into CSR: i, j, k    both operands by rows; a CSC operand is converted first
 """
@@ -17,13 +17,13 @@ from gossamer.sparsity.compiler.contract_ir import Operand
 
 
 def level_letters(operand: Operand) -> list[str]:
-    """The letters of a sparse operand in the order of its levels."""
+    """Returns the letters of a sparse operand in the order of its levels."""
     assert operand.format is not None
     return list(dict.fromkeys(operand.letters[level.dim] for level in operand.format.levels))
 
 
 def sparse_result_order(operands: Sequence[Operand], result: Operand) -> list[str]:
-    """The order for a sparse result: its levels, and what is summed over before the last of them."""
+    """Returns the order for a sparse result: its levels, with the summed letters before the last one."""
     levels = level_letters(result)
     summed = sorted({letter for operand in operands for letter in operand.letters} - set(levels))
     return [*levels[:-1], *summed, *levels[-1:]]
@@ -31,7 +31,7 @@ def sparse_result_order(operands: Sequence[Operand], result: Operand) -> list[st
 
 @lru_cache(1024)
 def dense_result_order(operands: tuple[Operand, ...]) -> tuple[str, ...]:
-    """An order that as many of the sparse operands as possible, first come first served, can be walked in."""
+    """Returns an order that fits the levels of as many sparse operands as possible; earlier operands have priority."""
     before: dict[str, set[str]] = {letter: set() for operand in operands for letter in operand.letters}
     order = list(before)
     for operand in operands:
@@ -50,7 +50,7 @@ def dense_result_order(operands: tuple[Operand, ...]) -> tuple[str, ...]:
 
 
 def walkable(operand: Operand, order: Sequence[str]) -> Format:
-    """The format of an operand without blocks, or the one like it that can be walked in this order of the letters."""
+    """Returns the format of an operand without blocks, or a similar one whose levels follow this order of the letters."""
     assert operand.format is not None
     places = [order.index(letter) for letter in level_letters(operand)]
     if places == sorted(places):
@@ -61,15 +61,15 @@ def walkable(operand: Operand, order: Sequence[str]) -> Format:
 
 
 def takes_any_pattern(format: Format) -> bool:
-    """Whether a kernel can write a result in this format whatever its nonzeros are."""
+    """Whether a kernel can write a result in this format, whatever its nonzeros are."""
     if any(level.block > 1 or level.structured or level.kind == "loose_compressed" for level in format.levels):
         return False
-    # MLIR writes beyond its arrays where dense levels lie below coordinates of several levels (torch's hybrid COO).
+    # MLIR writes outside its arrays if dense levels lie below singleton levels (torch's hybrid COO).
     return all(below.kind != "dense" for above, below in pairwise(format.levels) if above.kind == "singleton")
 
 
 def unblocked(format: Format, rank: int) -> Format:
-    """The format itself if it takes any pattern, else CSR or CSF of the same widths."""
+    """Returns the format itself if it takes any pattern, else CSR or CSF with the same widths."""
     if format.rank == rank and takes_any_pattern(format):
         return format
     plain = Format.CSR if rank == 2 else Format.csf(rank)

@@ -1,4 +1,4 @@
-"""Contract IR of one op of the kernel dialect, or of a body that a caller builds: a function of tensors of any size.
+"""Builds contract IR of one op of the kernel dialect, or of a body that a caller builds: a function of tensors of any size.
 
 op_ir(CollectOp, [torch.int32, torch.int32, torch.float32, torch.float32])
 →
@@ -30,9 +30,9 @@ def op_ir(
     fixed: Sequence[tuple[str, int]] = (),
     attributes: Sequence[tuple[str, Any]] = (),
 ) -> str:
-    """Contract IR of one op, of tensors of these types: a function of its operands that returns its results.
+    """Returns contract IR of one op for tensors of these dtypes: a function of its operands that returns its results.
 
-    All sizes are open, but those that are `fixed`.
+    All sizes are open, except those in `fixed`.
     """
     with building():
         sizes, each = dict(fixed), iter(types)
@@ -44,15 +44,16 @@ def op_ir(
 
 
 def tensor_type(declared: Declared, dtype: torch.dtype, fixed: Mapping[str, int]) -> ir.RankedTensorType:
-    """The type of a tensor whose sizes are open, but those that are `fixed`. In an MLIR context."""
+    """Returns the type of a tensor whose sizes are open, except those in `fixed`. Needs an MLIR context."""
     open_ = ir.ShapedType.get_dynamic_size()
     shape = [size.of(fixed) if size.fixed else open_ for size in declared.sizes]
     return ir.RankedTensorType.get(shape, element_of(dtype))
 
 
 def region(op: Op, takes: Mapping[str, Any], gives: Mapping[str, ir.Type], **attributes: Any) -> str:
-    """A module with one function, which returns what the op gives; its arguments are of the types of the operands, or lists of
-    types. What the op declares and `takes` lacks is left out. In an MLIR context.
+    """Returns a module with one function that returns the results of the op. Needs an MLIR context.
+
+    `takes` has the type of each operand, or a list of types. Declared operands that `takes` lacks are left out.
     """
 
     def build(*arguments: ir.Value) -> list[ir.Value]:
@@ -69,7 +70,7 @@ def region(op: Op, takes: Mapping[str, Any], gives: Mapping[str, ir.Type], **att
 
 
 def function_of(types: Sequence[ir.Type], build: Callable[..., Sequence[ir.Value]]) -> str:
-    """A module with one function of arguments of these types, which returns what `build` makes of them. In an MLIR context."""
+    """Returns a module with one function of arguments of these types. `build` makes its results. Needs an MLIR context."""
     module = ir.Module.create()
     with ir.InsertionPoint(module.body):
         function = func.FuncOp("region", (list(types), []))
@@ -82,7 +83,7 @@ def function_of(types: Sequence[ir.Type], build: Callable[..., Sequence[ir.Value
 
 
 def element_of(dtype: torch.dtype) -> ir.Type:
-    """The type of elements. CompileError if kernels do not compute with it."""
+    """Returns the MLIR type of a dtype. CompileError if there are no kernels for it."""
     if dtype not in ELEMENTS:
         known = ", ".join(str(each).removeprefix("torch.") for each in ELEMENTS)
         raise CompileError(f"there are no kernels for {dtype}, only for {known}: convert the operands with .to(dtype)")

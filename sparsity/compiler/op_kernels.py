@@ -1,4 +1,4 @@
-"""Kernels on the device of their results, made from contract IR that a caller builds or from one op of the kernel dialect.
+"""Runs kernels on the device of their results, made from one op of the kernel dialect or from contract IR of a caller.
 
     run(CollectOp, [positions, coordinates, dense], [values])
 
@@ -22,15 +22,15 @@ from gossamer.sparsity.compiler.op_ir import Op, op_ir
 
 _MOST = 1024
 _kernels: dict[tuple[Any, ...], Any] = {}
-"""By what they have been given and have passed: an op, shapes, types, and so on. Looking is quicker than checking."""
+"""Kernels whose arguments have passed the checks, by op, attributes, shapes, dtypes and devices. A look-up is faster."""
 
 
 def run(
     op: Op, given: Sequence[Tensor], made: Sequence[Tensor], known: Mapping[str, int] | None = None, **attributes: Any
 ) -> None:
-    """Computes what a kernel op gives from contiguous operands, by its kernel for their device.
+    """Computes the results `made` of a kernel op from contiguous operands, by its kernel for their device.
 
-    ArgumentError if they are not as declared, or not of the sizes that are `known`; DeviceError if a GPU has no kernel.
+    ArgumentError if they do not fit the op's declaration or the `known` sizes; DeviceError if a GPU has no kernel.
     """
     key: list[Any] = [op, *attributes.values(), *(known or {}).values()]
     for tensor in (*given, *made):
@@ -46,7 +46,7 @@ def run(
 def _checked(
     op: Op, given: Sequence[Tensor], made: Sequence[Tensor], known: dict[str, Any], attributes: dict[str, Any]
 ) -> Callable[..., None]:
-    """The kernel for such operands, after they have been looked at."""
+    """Checks the operands. Returns the kernel for them."""
     tensors = list(zip((*op.signature.takes, *op.signature.gives), (*given, *made), strict=True))
     check(op.OPERATION_NAME, tensors, known)
     if not any(each.numel() for each in made):
@@ -60,21 +60,21 @@ def _checked(
 
 
 def schedule_of(op: Op) -> str:
-    """The schedule that computes the op as it is."""
+    """Returns the schedule that computes an op."""
     return op.lowering.removeprefix("lower-")
 
 
 def kernel_on(
     place: torch.device, build: Callable[..., str], what: tuple[Any, ...], schedule: str
 ) -> RegionKernel | LoadedKernel | None:
-    """The kernel of what `build` makes of `what`. On GPUs None where there is none, and CompileError on CPUs."""
+    """Returns the kernel of the IR `build(*what)`. If there is none: None on GPUs, CompileError on CPUs."""
     if on_gpu(place):
         return loaded_kernel(build, what, schedule, place)
     return _kernel(build, what, schedule)
 
 
 def on_gpu(place: torch.device) -> bool:
-    """Whether tensors there are computed by kernels for GPUs."""
+    """Whether tensors on this device need kernels for GPUs."""
     return place.type == "cuda"
 
 

@@ -1,8 +1,8 @@
-"""Operands of the operations on sparse tensors, as torch's dispatcher passes them.
+"""Converts operands of the operations on sparse tensors to and from the arguments of torch's dispatcher:
 
-arrays  the operands one after the other: the tensor itself if it is dense, its components if it is sparse
+arrays  the operands one after the other: a dense tensor itself, the components of a sparse one
 sizes   the shapes of the sparse operands
-spec    a line for each operand and one for the result: its letters and, if it is sparse, its format
+spec    a line for each operand and one for the result: its letters, and the format if it is sparse
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class Spec:
-    """What `spec` says."""
+    """The parsed argument `spec`."""
 
     operands: tuple[Operand, ...]
     result: Operand
@@ -32,7 +32,7 @@ class Spec:
     @staticmethod
     @lru_cache(4096)
     def parse(text: str) -> "Spec":
-        """The inverse of `str`."""
+        """Parses a text that `str` has made."""
         *operands, result = [
             Operand(letters, Format.parse(format) if format else None)
             for letters, _, format in (line.partition(" ") for line in text.split("\n"))
@@ -42,19 +42,19 @@ class Spec:
 
 @dataclass(frozen=True)
 class Held(Generic[Array]):
-    """An operand with what holds it: its arrays, one if it is dense."""
+    """An operand with its arrays; a dense one has one."""
 
     operand: Operand
     arrays: tuple[Array, ...]
 
     @property
     def letters(self) -> str:
-        """One a dimension."""
+        """A letter for each dimension."""
         return self.operand.letters
 
     @property
     def format(self) -> Format | None:
-        """None if it is dense."""
+        """Its format, None if it is dense."""
         return self.operand.format
 
     @property
@@ -64,7 +64,7 @@ class Held(Generic[Array]):
 
     @property
     def values(self) -> Array:
-        """What gradients flow to: the stored values, or the tensor itself."""
+        """The stored values, or the dense tensor. Gradients flow to it."""
         return self.arrays[-1]
 
 
@@ -75,24 +75,24 @@ class Bound(Held[Tensor]):
     shape: tuple[int, ...]
 
     def with_values(self, values: Tensor) -> "Bound":
-        """The same pattern with other values."""
+        """Returns the same pattern with other values."""
         return Bound(self.operand, (*self.arrays[:-1], values), self.shape)
 
     def named(self, letters: str) -> "Bound":
-        """The same tensor with other letters."""
+        """Returns the same tensor with other letters."""
         return Bound(Operand(letters, self.format), self.arrays, self.shape)
 
 
 def dense(letters: str, tensor: Tensor) -> Bound:
-    """A dense operand."""
+    """Returns a dense operand."""
     return Bound(Operand(letters), (tensor,), tuple(tensor.shape))
 
 
 def flat(operands: Sequence[Bound], result: Operand) -> tuple[list[Tensor], list[int], str]:
-    """arrays, sizes and spec of a call."""
+    """Returns the arguments arrays, sizes and spec of a call."""
     arrays = [array for operand in operands for array in operand.arrays]
     sizes = [extent for operand in operands if operand.sparse for extent in operand.shape]
-    if any(isinstance(extent, Tensor) for extent in sizes):  # as torch.jit.trace has them
+    if any(isinstance(extent, Tensor) for extent in sizes):  # in torch.jit.trace
         sizes = [int(extent) for extent in sizes]
     return arrays, sizes, "\n".join([*(_line(operand.operand) for operand in operands), _line(result)])
 
@@ -101,7 +101,7 @@ _lines: dict[tuple[str, int], tuple[Format, str]] = {}
 
 
 def _line(operand: Operand) -> str:
-    """An operand in a spec. Formats are long to write, and few: their lines are kept, with the format that an id stands for."""
+    """Returns the line of an operand in a spec. Lines are kept by the format's id, because printing a format is slow."""
     if operand.format is None:
         return operand.letters
     key = operand.letters, id(operand.format)
@@ -114,7 +114,7 @@ def _line(operand: Operand) -> str:
 
 
 def bind(arrays: Iterable[Tensor], sizes: Iterable[int], spec: Spec) -> list[Bound]:
-    """The operands of a call: the inverse of `flat`."""
+    """Returns the operands of a call, the inverse of `flat`."""
     remaining, extents = iter(arrays), iter(sizes)
     bound = []
     for operand in spec.operands:
@@ -127,12 +127,12 @@ def bind(arrays: Iterable[Tensor], sizes: Iterable[int], spec: Spec) -> list[Bou
 
 
 def extents(operands: Sequence[Bound]) -> dict[str, int]:
-    """The size of each letter."""
+    """Returns the size of each letter."""
     return {letter: extent for o in operands for letter, extent in zip(o.letters, o.shape, strict=True)}
 
 
 def padded(operands: Sequence[Bound]) -> dict[str, int]:
-    """The size of each letter, filled up to whole blocks of the sparse operands."""
+    """Returns the size of each letter, rounded up to whole blocks of the sparse operands."""
     sizes = extents(operands)
     for operand in operands:
         if operand.format is not None and operand.operand.blocked:

@@ -1,4 +1,4 @@
-"""Contract IR of the operations on segments, built for any sizes: see segments.py for what they compute."""
+"""Builds contract IR of the operations on segments, for any sizes. segments.py describes the operations."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ _KINDS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
 def reduce(positions: torch.dtype, dtype: torch.dtype, kind: str) -> str:
-    """[segments]: "sum", "prod", "amax" or "amin" of each segment."""
+    """Returns the IR of "sum", "prod", "amax" or "amin" of each segment, [segments]."""
 
     def build(on: "Segments", x: ir.Value) -> ir.Value:
         total = on.reduce(_KINDS[kind], lambda: on.entry(x))
@@ -26,7 +26,7 @@ def reduce(positions: torch.dtype, dtype: torch.dtype, kind: str) -> str:
 
 
 def softmax(positions: torch.dtype, dtype: torch.dtype, log: bool) -> str:
-    """[entries]: exp(x - max) / sum, or x - (max + log(sum))."""
+    """Returns the IR of exp(x - max) / sum, or x - (max + log(sum)), [entries]."""
 
     def build(on: "Segments", x: ir.Value) -> ir.Value:
         highest = on.reduce("max", lambda: on.entry(x))
@@ -42,7 +42,7 @@ def softmax(positions: torch.dtype, dtype: torch.dtype, log: bool) -> str:
 
 
 def softmax_backward(positions: torch.dtype, dtype: torch.dtype, log: bool) -> str:
-    """[entries] of grad and output y: y * (grad - sum(grad * y)), or grad - exp(y) * sum(grad)."""
+    """Returns the IR of y * (grad - sum(grad * y)), or grad - exp(y) * sum(grad), [entries], for the output y."""
 
     def build(on: "Segments", grad: ir.Value, y: ir.Value) -> ir.Value:
         if log:
@@ -58,7 +58,7 @@ def softmax_backward(positions: torch.dtype, dtype: torch.dtype, log: bool) -> s
 
 
 class Segments:
-    """Builds ops on segments; `entry`, `segment` and `narrowed` are for their bodies."""
+    """Builds ops on segments. Their bodies use `entry`, `segment` and `narrowed`."""
 
     def __init__(self, positions: ir.Value, element: ir.Type) -> None:
         self.positions, self.scalars = positions, Scalars(element)
@@ -66,25 +66,25 @@ class Segments:
         self.narrowed = self.scalars.narrowed
 
     def reduce(self, kind: str, body: Callable[[], ir.Value]) -> ir.Value:
-        """A value a segment, of the wide type."""
+        """Builds an op that computes a value of the wide type for each segment."""
         op = SegmentReduceOp(self.positions, ir.StringAttr.get(kind), result=_vector(self.scalars.wide))
         return self._filled(op, body)
 
     def map(self, each: str, body: Callable[[], ir.Value], wide: bool = False) -> ir.Value:
-        """A value an entry or a segment."""
+        """Builds an op that computes a value for each entry or segment."""
         element = self.scalars.wide if wide else self.scalars.element
         return self._filled(SegmentMapOp(self.positions, ir.StringAttr.get(each), result=_vector(element)), body)
 
     def entry(self, tensor: ir.Value) -> ir.Value:
-        """The wide element of an [entries] tensor."""
+        """Reads the element of an [entries] tensor, in the wide type."""
         return self._read(tensor, 1)
 
     def segment(self, tensor: ir.Value) -> ir.Value:
-        """The wide element of a [segments] tensor."""
+        """Reads the element of a [segments] tensor, in the wide type."""
         return self._read(tensor, 0)
 
     def number(self, value: float) -> ir.Value:
-        """A wide constant."""
+        """Returns a constant of the wide type."""
         return arith.constant(self.scalars.wide, float(value))
 
     def _read(self, tensor: ir.Value, dim: int) -> ir.Value:
@@ -99,7 +99,7 @@ class Segments:
 
 
 def on_segments(positions: torch.dtype, dtypes: Sequence[torch.dtype], build: Callable[..., ir.Value]) -> str:
-    """A module with one function of positions and [entries] tensors, which returns what `build` computes from them."""
+    """Returns a module with one function of positions and [entries] tensors. `build` makes its result."""
     with building():
         element = element_of(dtypes[0])
         types = [_vector(ir.IntegerType.get_signless(positions.itemsize * 8)), *(_vector(element) for _ in dtypes)]

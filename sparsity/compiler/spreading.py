@@ -1,4 +1,4 @@
-"""Dense matrices of entries by rows and entries of dense matrices: a masked parameter's gradient, its values, and new ones."""
+"""Moves values between entries in CSR and dense matrices, for masked parameters: gradients, values, and steps of Adam."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ from gossamer.runtime.memory.warm_memory import empty
 from gossamer.runtime.target import host
 from gossamer.sparsity.compiler.op_kernels import run
 
-_WORDS = {torch.float32: torch.int16, torch.float64: torch.int8}  # of a map: a bit for each lane of 512
-_SPARSEST = 0.02  # share of entries below which many vectors have none
+_WORDS = {torch.float32: torch.int16, torch.float64: torch.int8}  # words of a map: a bit for each lane of 512 bits
+_SPARSEST = 0.02  # share of entries; with fewer, many vectors have none
 
 
 def map_of(kept: Tensor) -> Tensor | None:
-    """A bit for each element of a matrix of bools on the CPU, [rows, columns / 8] of uint8, the lowest first.
+    """Returns a bit for each element of a matrix of bools on the CPU: [rows, columns / 8] of uint8, the lowest bit first.
 
-    The functions below take it beside the coordinates. None where these are as fast without it.
+    The functions below take it in addition to the coordinates. Returns None if they are as fast without it.
     """
     if host().vector_bits < 512 or kept.shape[1] % 16 or int(kept.sum()) < _SPARSEST * kept.numel():
         return None
@@ -28,12 +28,12 @@ def map_of(kept: Tensor) -> Tensor | None:
 
 
 def spread(positions: Tensor, coordinates: Tensor, values: Tensor, columns: int, map: Tensor | None = None) -> Tensor:
-    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, 0 elsewhere, on CPUs.
+    """Returns dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, 0 elsewhere, on CPUs.
 
     positions, coordinates  of int32 or int64, checked by the caller
     values                  [entries], f32 or f64, contiguous
     map                     see `map_of`
-    returns                 [rows, columns], in memory that is mapped: fresh pages would take twice as long
+    returns                 [rows, columns], in memory that is already mapped, because fresh pages would take twice as long
     """
     rows = positions.shape[0] - 1
     dense = empty([rows, columns], values.dtype)
@@ -46,7 +46,7 @@ def spread(positions: Tensor, coordinates: Tensor, values: Tensor, columns: int,
 
 
 def collect(positions: Tensor, coordinates: Tensor, dense: Tensor, map: Tensor | None = None) -> Tensor:
-    """values[p] = dense[r, c] for the entries p = (r, c) of a matrix in CSR, on CPUs.
+    """Returns values[p] = dense[r, c] for the entries p = (r, c) of a matrix in CSR, on CPUs.
 
     positions, coordinates  of int32 or int64, checked by the caller
     dense                   [rows, columns], of floats, contiguous
@@ -60,7 +60,7 @@ def collect(positions: Tensor, coordinates: Tensor, dense: Tensor, map: Tensor |
 
 
 def collect_counted(positions: Tensor, coordinates: Tensor, dense: Tensor, map: Tensor | None = None) -> tuple[Tensor, int]:
-    """As `collect`, of f32 or f64; and how many elements of the matrix are neither entries nor 0."""
+    """Returns `collect` of f32 or f64, and how many elements of the matrix are neither entries nor 0."""
     values, others = empty([coordinates.shape[0]], dense.dtype), torch.zeros(torch.get_num_threads(), dtype=torch.int64)
     if map is not None:
         run(CollectMappedOp, [positions, map.view(_WORDS[dense.dtype]), dense], [values, others])
@@ -70,7 +70,7 @@ def collect_counted(positions: Tensor, coordinates: Tensor, dense: Tensor, map: 
 
 
 def put(positions: Tensor, coordinates: Tensor, values: Tensor, dense: Tensor, map: Tensor | None = None) -> None:
-    """dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, on CPUs. The other elements stay.
+    """Writes dense[r, c] = values[p] for the entries p = (r, c) of a matrix in CSR, on CPUs. Other elements stay.
 
     positions, coordinates  of int32 or int64, checked by the caller
     values, dense           [entries] and [rows, columns] of f32 or f64, contiguous
@@ -91,14 +91,14 @@ def step(
     stepped: tuple[Tensor, Tensor, Tensor],
     map: Tensor | None = None,
 ) -> None:
-    """A step of Adam for the entries of a matrix in CSR, on CPUs; see `kernel.step_kept`.
+    """Does a step of Adam for the entries of a matrix in CSR, on CPUs; see `kernel.step_kept`.
 
     positions, coordinates  of int32 or int64, checked by the caller
     gradient                [entries]
-    stepped                 [rows, columns], and [entries] twice: the parameter and the mean of its gradients and their squares
+    stepped                 the parameter [rows, columns], and the means of its gradients and of their squares, [entries] each
     map                     see `map_of`
 
-    All of f32 or f64, contiguous.
+    All tensors are of f32 or f64, and contiguous.
     """
     dtype, columns = gradient.dtype, stepped[0].shape[1]
     given = [gradient, torch.tensor(rates, dtype=torch.float64)]

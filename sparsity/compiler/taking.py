@@ -1,4 +1,4 @@
-"""Values by their places, for packed weights that take over new ones at every step of training."""
+"""Gathers values by their places, for packed weights that get new values at every step of training."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from gossamer.sparsity.compiler.op_kernels import run
 
 
 def take(values: Tensor, places: Tensor, out: Tensor) -> None:
-    """out[p] = values[places[p]], 0 where a place is -1.
+    """Writes out[p] = values[places[p]], and 0 where a place is -1.
 
     values   contiguous, flat, of a float type
-    places   int32 on the same device, below the number of values: the caller has checked
+    places   int32 on the same device; the caller has checked that they are below the number of values
     """
     if values.is_cpu and values.dtype in FLOATS:
         run(TakeOp, [values, places], [out])
@@ -24,10 +24,10 @@ def take(values: Tensor, places: Tensor, out: Tensor) -> None:
 
 
 def take_in_order(values: Tensor, starts: Tensor, packed: Sequence[Tensor], panel: int, scale: int, out: Tensor) -> None:
-    """The values of a matrix in CSR for a packing of it that is filled up, in the packing's order; see `kernel.take_in_order`.
+    """Writes the values of a matrix in CSR in the order of its padded packing; see `kernel.take_in_order`.
 
-    values, starts  contiguous, at least one value; where each row begins, int32 or int64
-    packed          positions and coordinates of the packing, made of this very matrix: the caller has checked
+    values, starts  contiguous: at least one value; where each row begins, int32 or int64
+    packed          positions and coordinates of the packing; the caller has checked that it was made of this matrix
     """
     positions, coordinates = packed
     made = [out, torch.empty_like(starts)]

@@ -1,1 +1,1 @@
-"""Attention and extrema over the edges of a graph."""
+"""Attention, maxima and minima over the edges of a graph, and edge lists sorted into CSR."""

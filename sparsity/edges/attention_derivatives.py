@@ -1,4 +1,6 @@
-"""Attention over edges as an operation: a kernel computes its gradients, composition computes tangents and second gradients.
+"""Registers attention over edges as an operation with derivatives.
+
+A kernel computes its gradients. Compositions of other operations compute tangents and second gradients.
 
 gossamer::attend_edges(...) -> (Tensor, Tensor)          sums, and the statistics of each row's softmax
 gossamer::attend_edges_backward(...) -> Tensor[]         gradients of the terms that need them
@@ -26,7 +28,7 @@ def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequen
 
 
 def _kept(ctx: Any) -> tuple[list[Tensor], list[Tensor | None], list[Any]]:
-    """The outputs and the pattern of a call, its terms, and what else it was given."""
+    """Returns the saved outputs and pattern of a call, its terms, and its other arguments."""
     out, statistics, *saved = ctx.saved_tensors
     positions, coordinates, *terms, seed = _by_place(ctx, saved)
     assert positions is not None and coordinates is not None
@@ -34,7 +36,7 @@ def _kept(ctx: Any) -> tuple[list[Tensor], list[Tensor | None], list[Any]]:
 
 
 def _by_place(ctx: Any, given: Sequence[Any]) -> list[Any]:
-    """With None for each tensor that was left out."""
+    """Returns values by the place of their argument, with None for each tensor that was left out."""
     remaining = iter(given)
     return [next(remaining) if there else None for there in ctx.there]
 
@@ -42,7 +44,7 @@ def _by_place(ctx: Any, given: Sequence[Any]) -> list[Any]:
 def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
     saved, terms, others = _kept(ctx)
     needs = [bool(needed) for needed in _by_place(ctx, ctx.needs_input_grad[2:])[2:-1]]
-    # Only if these gradients are differentiated in turn, their graph is wanted.
+    # The composition records a graph, which only gradients of gradients need.
     again = torch.is_grad_enabled()
     backward = composed_attention.attend_edges_backward if again else attend_edges_backward
     found = iter(backward(gradient, *saved, *terms, *others, needs))
@@ -53,7 +55,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
 def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
     (_, _, *pattern), terms, others = _kept(ctx)
     of_terms = _by_place(ctx, tangents)[2:-1]
-    with set_forward_gradients(True):  # one level is all that torch has (2.13)
+    with set_forward_gradients(True):  # torch has only one level (2.13)
         dual = [
             term if term is None or tangent is None
             else forward_ad.make_dual(forward_ad.unpack_dual(term, level=0).primal, tangent, level=0)

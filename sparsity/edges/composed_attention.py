@@ -1,7 +1,7 @@
-"""Attention over the edges of a graph, composed a head at a time: SDDMM, softmax of rows, SpMM.
+"""Composes attention over the edges of a graph from SDDMM, softmax of rows, and SpMM, one head at a time.
 
-For CUDA devices, and for what no kernel gives: tangents, and gradients that are differentiated again. Forward and backward have
-arrays of heads x entries while they run, but keep none for each other: backward computes the weights anew.
+It is for CUDA devices, and for results that no kernel computes: tangents, and gradients that are differentiated again. Forward
+and backward use arrays of heads x entries while they run. Forward keeps none of them, so backward computes the weights anew.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from gossamer.sparsity.operations.segments import segment_reduce, segment_softma
 
 
 def attend_edges(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """What `gossamer::attend_edges` gives. The statistics are zeros, for backward needs none."""
+    """Computes `gossamer::attend_edges`. The statistics are zeros, because backward needs none."""
     *terms, seed, scale, slope, dropout = rest
     attention = _Attention(positions, coordinates, widened(given_terms(terms)), scale, slope)
     values = attention.terms["values"]
@@ -34,7 +34,7 @@ def attend_edges(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Te
 def attend_edges_backward(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
-    """What `gossamer::attend_edges_backward` gives."""
+    """Computes `gossamer::attend_edges_backward`."""
     *terms, seed, scale, slope, dropout, needs = rest
     attention = _Attention(positions, coordinates, widened(given_terms(terms)), scale, slope)
     wanted = [name for name, needed in zip(NAMES, needs, strict=True) if needed]
@@ -43,7 +43,7 @@ def attend_edges_backward(
 
 
 class _Attention:
-    """The steps of one call. What belongs to entries is [heads, entries]; terms are those of `attend_edges`."""
+    """The steps of one call. Values of entries are [heads, entries]; terms are those of `attend_edges`."""
 
     def __init__(self, positions: Tensor, coordinates: Tensor, terms: Terms, scale: float, slope: float) -> None:
         self.positions, self.coordinates = positions.contiguous(), coordinates.contiguous()
@@ -54,19 +54,19 @@ class _Attention:
         self.format = Format.CSR.with_widths(positions.dtype.itemsize * 8, coordinates.dtype.itemsize * 8)
 
     def products(self) -> Tensor | None:
-        """Of queries and keys, or of the direction and what joins them; None if there are none."""
+        """Returns the products of queries and keys, or of the direction and the activated sums; None if there are no keys."""
         if self.directed:
             pairs = zip(self.joined(), self.terms["direction"], strict=True)
             return torch.stack([F.leaky_relu(joined, self.slope) @ direction for joined, direction in pairs])
         return self.dots(self.terms["queries"], self.terms["keys"]) if "keys" in self.terms else None
 
     def joined(self) -> Iterator[Tensor]:
-        """For each head the query plus the key of every entry, [entries, size]."""
+        """Yields, for each head, the query plus the key of every entry, [entries, size]."""
         for queries, keys in zip(self.terms["queries"].unbind(1), self.terms["keys"].unbind(1), strict=True):
             yield queries.index_select(0, self.rows) + keys.index_select(0, self.coordinates)
 
     def scores(self, products: Tensor | None) -> Tensor:
-        """What the softmax is of, but for leaky_relu around it where there is no direction."""
+        """Returns the inputs of the softmax. Without a direction, leaky_relu still comes between."""
         values, t = self.terms["values"], self.terms
         scores = values.new_zeros(values.shape[1], self.coordinates.numel())
         if products is not None:
@@ -75,22 +75,22 @@ class _Attention:
             scores = scores + t["target"].t().index_select(1, self.rows)
         if "source" in t:
             scores = scores + t["source"].t().index_select(1, self.coordinates)
-        return scores + t["edge"].t() if "edge" in t else scores  # of a vector the transpose is itself: all heads share it
+        return scores + t["edge"].t() if "edge" in t else scores  # a vector is its own transpose; all heads share it
 
     def weights(self, scores: Tensor) -> Tensor:
-        """The softmax of each row."""
+        """Returns the softmax of each row."""
         activated = scores if self.directed else F.leaky_relu(scores, self.slope)
         return torch.stack([segment_softmax(self.positions, head) for head in activated.unbind(0)])
 
     def kept(self, weights: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
-        """What dropout leaves of weights, the same for a seed at every call, and in kernels."""
+        """Returns the weights after dropout. A seed drops the same weights at every call, and in kernels."""
         if seed is None:
             return weights
         heads, entries = weights.shape
         return weights * dropout_mask.kept(seed, entries, heads, dropout, weights.dtype).t()
 
     def gradients(self, gradient: Tensor, wanted: set[str], seed: Tensor | None, dropout: float) -> Terms:
-        """Of the terms that are wanted, by the gradient of the result."""
+        """Returns the gradients of the wanted terms, from the gradient of the result."""
         products = self.products()
         scores = self.scores(products)
         weights = self.weights(scores)
@@ -126,7 +126,7 @@ class _Attention:
         return found
 
     def _of_joined(self, of_products: Tensor, wanted: set[str]) -> Terms:
-        """The gradients of queries, keys and direction that are wanted, from that of the products."""
+        """Returns the wanted gradients of queries, keys and direction, from that of the products."""
         found: dict[str, list[Tensor]] = {name: [] for name in ("queries", "keys", "direction") if name in wanted}
         for joined, direction, weights in zip(self.joined(), self.terms["direction"], of_products, strict=True):
             if "direction" in found:
@@ -138,7 +138,7 @@ class _Attention:
         return {name: torch.stack(heads, 0 if name == "direction" else 1) for name, heads in found.items()}
 
     def _over_entries(self, dim: int, weights: Tensor, x: Tensor) -> Tensor:
-        """[rows, n], or columns for `dim` 1: the sums of weights times x [entries, n] over the entries of each."""
+        """Returns sums of weights times x [entries, n] over the entries of each row, or column for `dim` 1."""
         pattern = self.format, dim, self.shape, (self.positions, self.coordinates, weights)
         form = row_form(*pattern) or sorted_by_rows(*pattern)
         numbers = torch.arange(weights.numel(), device=weights.device) if form.order is None else form.order.long()
@@ -148,13 +148,13 @@ class _Attention:
         return einsum([matrix, dense("pk", x)], "ik")
 
     def dots(self, a: Tensor, b: Tensor) -> Tensor:
-        """At each entry the dot products of rows of a [rows, heads, n] and b [columns, heads, n]."""
+        """Returns, at each entry, the dot products of rows of a [rows, heads, n] and b [columns, heads, n]."""
         pattern = self._bound(a.new_empty(1).expand(self.coordinates.numel()))
         pairs = zip(a.unbind(1), b.unbind(1), strict=True)
         return torch.stack([sample(pattern, [dense("ik", left), dense("jk", right)]) for left, right in pairs])
 
     def sums(self, weights: Tensor, x: Tensor, across: bool = False) -> Tensor:
-        """[rows, heads, n]: the sums of weights times rows of x [columns, heads, n]; columns for rows with `across`."""
+        """Returns sums [rows, heads, n] of weights times rows of x [columns, heads, n]. `across` exchanges rows and columns."""
         of, to = ("i", "j") if across else ("j", "i")
         heads = zip(weights.unbind(0), x.unbind(1), strict=True)
         return torch.stack([einsum([self._bound(w), dense(f"{of}k", rows)], f"{to}k") for w, rows in heads], 1)

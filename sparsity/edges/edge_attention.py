@@ -1,9 +1,9 @@
-"""Attention over the edges of a graph, as one operation without an array of edges x heads.
+"""Computes attention over the edges of a graph as one operation, without an array of edges x heads.
 
-Forward keeps two numbers a node and head; backward computes the weights again, by rows of the pattern for what belongs to
-rows and entries, and by rows of its transpose for what belongs to columns (Dao et al., "FlashAttention", 2022, on a sparse
-pattern). Graph attention networks: Veličković et al., 2018; with a direction: Brody et al., "How attentive are graph attention
-networks?", 2022; graph transformers: Shi et al., 2021. Dropout draws its numbers again, too, from a seed.
+Forward keeps two numbers for each node and head. Backward computes the weights again: by rows of the pattern for gradients of
+rows and entries, and by rows of its transpose for gradients of columns (Dao et al., "FlashAttention", 2022, on a sparse
+pattern). It also draws the numbers of dropout again, from a seed. Graph attention networks: Veličković et al., 2018; with a
+direction: Brody et al., "How attentive are graph attention networks?", 2022; graph transformers: Shi et al., 2021.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _SHAPES = {
 }  # fmt: skip
 
 MOST_FEATURES = 2048
-"""Of a head: its sums are unrolled in the kernel."""
+"""The most features of a head, because the kernel unrolls its sums."""
 
 Terms = dict[str, Tensor]
 
@@ -56,7 +56,7 @@ def attend_edges(
     slope: float = 1.0,
     dropout: float = 0.0,
 ) -> Tensor:
-    """out[i, h] = sum over the entries p = (i, j) of row i of softmax_p(z[p, h]) * values[j, h].
+    """Returns out[i, h] = sum over the entries p = (i, j) of row i of softmax_p(z[p, h]) * values[j, h], where
 
     z[p, h] = leaky_relu(target[i, h] + source[j, h] + edge[p, h] + scale * weight[p] * <queries[i, h], keys[j, h]>, slope)
     or, with a direction,
@@ -64,18 +64,18 @@ def attend_edges(
               + scale * weight[p] * <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)>
 
     positions    [rows + 1] and coordinates [entries], int32 or int64: the pattern in CSR, checked by the caller
-    values       [columns, heads, features], float32 or float64 as all terms; narrower floats are computed with in float32
+    values       [columns, heads, features]; all terms have the same float dtype; sums of narrow floats are in float32
     target       [rows, heads]                source  [columns, heads]
     edge         [entries, heads] or [entries], in the order of the pattern
     queries      [rows, heads, size]          keys    [columns, heads, size]
     weight       [entries], needs queries and keys
     direction    [heads, size], needs queries and keys
-    slope        of leaky_relu, 1 for none
-    dropout      the share of weights in [0, 1) that are set to 0, the others divided by what is left; drawn at every call by
-                 torch's generator
+    slope        the slope of leaky_relu; 1 for no leaky_relu
+    dropout      the share of weights in [0, 1) that are set to 0; the others are divided by the remaining share. torch's
+                 generator draws them at every call
 
-    Terms may be left out. [rows, heads, features] comes out; rows without entries give 0. An entry that occurs twice counts
-    twice. Differentiable in all terms (see attention_derivatives). GossamerError for shapes that do not fit.
+    Terms may be left out. The result is [rows, heads, features]; rows without entries give 0. Duplicate entries count twice. It
+    is differentiable in all terms (see attention_derivatives). GossamerError for shapes that do not fit.
     """
     terms = (values, target, source, edge, queries, keys, weight, direction)
     _check(positions, coordinates, dict(zip(NAMES, terms, strict=True)))
@@ -87,11 +87,11 @@ def attend_edges(
 
 
 SEEDS = -(1 << 31), 1 << 31
-"""Between which numbers seeds of dropout are, the second excluded."""
+"""The range of seeds of dropout; the second number is excluded."""
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """The seed of a call's dropout, [1]."""
+    """Returns a seed for a call's dropout, [1]."""
     return torch.randint(*SEEDS, (1,), device=device)
 
 
@@ -122,7 +122,7 @@ def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | Non
             )
 
 
-# How it runs
+# Kernels
 
 
 def _attention(
@@ -159,23 +159,23 @@ def _gradient_kernel(attention: Attention, side: str, writes: tuple[str, ...], e
 
 
 def _flat(term: Tensor) -> Tensor:
-    """A term as a matrix, or the column that a vector is."""
+    """Returns a term as a matrix; a vector becomes a column."""
     return term.contiguous().view(term.shape[0], -1) if term.numel() else term.reshape(term.shape[0], term.shape[1:].numel())
 
 
 def given_terms(terms: Sequence[Tensor | None]) -> Terms:
-    """By name, those that are not left out."""
+    """Returns the terms by name, without those that are left out."""
     return {name: term for name, term in zip(NAMES, terms, strict=True) if term is not None}
 
 
 def widened(terms: Terms) -> Terms:
-    """In the type of sums."""
+    """Returns the terms in the dtype of sums."""
     narrow = terms["values"].dtype not in (torch.float32, torch.float64)
     return {name: term.float() for name, term in terms.items()} if narrow else terms
 
 
 def attend_on_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """What `gossamer::attend_edges` does for CPU tensors."""
+    """Computes `gossamer::attend_edges` for CPU tensors."""
     *terms, seed, scale, slope, dropout = rest
     given = widened(given_terms(terms))
     values, rows = given["values"], positions.numel() - 1
@@ -197,7 +197,7 @@ def attend_on_cpu(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[T
 def backward_on_cpu(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
-    """What `gossamer::attend_edges_backward` does for CPU tensors."""
+    """Computes `gossamer::attend_edges_backward` for CPU tensors."""
     *terms, seed, scale, slope, dropout, needs = rest
     given = widened(given_terms(terms))
     positions, coordinates = positions.contiguous(), coordinates.contiguous()
@@ -213,7 +213,7 @@ def backward_on_cpu(
     if "weight" in given:
         reads["weight"] = given["weight"]
     wanted = [name for name, needed in zip(NAMES, needs, strict=True) if needed]
-    # Each row gives a share of the direction's gradient.
+    # The kernel writes a share of the direction's gradient for each row.
     shapes = {name: [*([rows] if name == "direction" else []), *given[name].shape] for name in wanted}
     found: Terms = {name: empty(shape, wide) for name, shape in shapes.items()}
     for side, names in GRADIENTS.items():
@@ -238,7 +238,7 @@ def backward_on_cpu(
 
 
 def _operand(name: str, terms: Terms, seed: Tensor | None) -> Tensor:
-    """What the kernels read under a name."""
+    """Returns the operand of the kernels with a name."""
     if name == "seed":
         assert seed is not None
         return seed.to(torch.int32)
@@ -246,7 +246,7 @@ def _operand(name: str, terms: Terms, seed: Tensor | None) -> Tensor:
 
 
 def _run_side(attention: Attention, side: str, writes: tuple[str, ...], by: RowForm, reads: Terms, found: Terms) -> None:
-    """Computes the gradients of one side into `found`; `by` is the pattern, or its transpose for the side "source"."""
+    """Computes the gradients of one side into `found`. `by` is the pattern, or its transpose for the side "source"."""
     weight = reads.get("weight", by.coordinates).contiguous()  # not read if there is none
     entry = by.order if any(name in reads for name in ("edge", "weight", "seed")) else None
     operands: list[Any] = [term for name, term in reads.items() if name != "weight"]
@@ -257,11 +257,10 @@ def _run_side(attention: Attention, side: str, writes: tuple[str, ...], by: RowF
     kernel.into([_flat(found[name]) for name in writes], [pattern, *operands, *([] if entry is None else [entry])])
 
 
-# What tracing sees
-
+# Shapes for tracing
 
 def attend_fake(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """What tracing sees of it."""
+    """Returns empty results of attention, for tracing."""
     values = rest[0]
     rows, (heads, features) = positions.shape[0] - 1, values.shape[1:]
     wide = values.dtype if values.dtype == torch.float64 else torch.float32
@@ -271,6 +270,6 @@ def attend_fake(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Ten
 def backward_fake(
     gradient: Tensor, out: Tensor, statistics: Tensor, positions: Tensor, coordinates: Tensor, *rest: Any
 ) -> list[Tensor]:
-    """What tracing sees of it."""
+    """Returns empty gradients, for tracing."""
     *terms, _seed, _scale, _slope, _dropout, needs = rest
     return [term.new_empty(term.shape) for term, needed in zip(terms, needs, strict=True) if needed]

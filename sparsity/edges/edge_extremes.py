@@ -1,11 +1,11 @@
-"""Maxima and minima over the edges of a graph, by rows of a CSR pattern, and their gradient.
+"""Computes maxima and minima over the edges of a graph, by rows of a CSR pattern, and their gradients.
 
-    gossamer::extremes(positions, coordinates, x, kind) -> Tensor                   "max" or "min" of the rows of each row
+    gossamer::extremes(positions, coordinates, x, kind) -> Tensor                   "max" or "min" of x over each row's entries
     gossamer::extremes_backward(positions, coordinates, grad, x, y, kind) -> Tensor
 
-x is [columns, features], the result [rows, features]; a row without entries gives 0, a NaN stays. As torch's scatter_reduce
-into zeros that are not included has it, the gradient is shared evenly among those that are equal, one of which is the 0 that
-the result began with.
+x is [columns, features], the result [rows, features]. A row without entries gives 0, and a NaN stays. Gradients are those of
+torch's scatter_reduce into zeros with include_self=False: equal extremes share the gradient evenly, and so does the initial 0
+if the result is 0.
 """
 
 from collections.abc import Sequence
@@ -34,16 +34,16 @@ from gossamer.sparsity.operations.matrix_calls import ByRows
 from gossamer.sparsity.operations.segments import spread
 
 MOST_FEATURES = 1024
-"""Of a node: its results are unrolled in the kernel."""
+"""The most features of a node, because the kernel unrolls its results."""
 
 _OWN, _OTHER = "affine_map<(r, c, f) -> (r, f)>", "affine_map<(r, c, f) -> (c, f)>"
 
 
 def extremes_ir(what: str, features: int, format: Format, dtype: torch.dtype) -> str:
-    """Contract IR for a pattern of any size: "max" and "min" of (a, x), the "ties" of (a, x, y), "shares" of (aᵀ, x, y, share).
+    """Returns contract IR for any pattern: "max" or "min" of (a, x), "ties" of (a, x, y), "shares" of (aᵀ, x, y, share).
 
-    ties    how many entries of each row are equal to its y
-    shares  the sums over rows of the transpose of the shares of those y that are equal to x
+    ties    the number of entries of each row that are equal to its y
+    shares  the sums, over the rows of the transpose, of the shares of all y that are equal to x
     """
     matrices = {"max": 1, "min": 1, "ties": 2, "shares": 3}[what]
     with building():
@@ -69,7 +69,7 @@ def _body(what: str, given: list[ir.Value], element: ir.Type) -> ir.Value:
     x, y = (read(0, _OTHER), read(1, _OWN)) if what == "ties" else (read(0, _OWN), read(1, _OTHER))
     equal = arith.cmpf(arith.CmpFPredicate.OEQ, x, y)
     one = arith.select(equal, arith.constant(element, 1.0), arith.constant(element, 0.0))
-    return one if what == "ties" else arith.mulf(one, read(2, _OTHER))  # nothing times an infinite share is NaN
+    return one if what == "ties" else arith.mulf(one, read(2, _OTHER))  # 0 times an infinite share is NaN
 
 
 @lru_cache(256)
@@ -82,7 +82,7 @@ def _run(what: str, by: RowForm, matrices: list[Tensor]) -> Tensor:
     out = empty([rows, features], matrices[0].dtype)
     if out.numel():
         columns = matrices[-1 if what == "shares" else 0].shape[0]
-        pattern: Any = ByRows(by.positions, by.coordinates, by.coordinates, rows, columns)  # it has no values
+        pattern: Any = ByRows(by.positions, by.coordinates, by.coordinates, rows, columns)  # the pattern has no values
         kernel = _kernel(what, features, by.format, out.dtype)
         kernel.into([out], [pattern, *(matrix.contiguous() for matrix in matrices)])
     return out
@@ -101,7 +101,7 @@ def _backward(positions: Tensor, coordinates: Tensor, grad: Tensor, x: Tensor, y
 
 def _gradient(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     positions, coordinates, x, y = ctx.saved_tensors
-    if torch.is_grad_enabled():  # this gradient is differentiated in turn, for which there is no kernel
+    if torch.is_grad_enabled():  # there is no kernel for gradients of this gradient
         rows, shares = _shares(positions, coordinates, x, y)
         return None, None, torch.zeros_like(x).index_add(0, coordinates.long(), shares * grad.index_select(0, rows))
     return None, None, extremes_backward(positions, coordinates, grad, x, y, ctx.kind)
@@ -116,12 +116,12 @@ def _tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _rows(positions: Tensor, coordinates: Tensor) -> Tensor:
-    """[entries]: the row of each."""
+    """Returns the row of each entry, [entries]."""
     return spread(positions, torch.arange(positions.shape[0] - 1, device=positions.device), coordinates.shape[0])
 
 
 def _shares(positions: Tensor, coordinates: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of each entry, and the derivatives of y [rows, features] with respect to what the entry reads of x."""
+    """Returns the row of each entry, and the derivatives of y [rows, features] with respect to the entry's row of x."""
     rows = _rows(positions, coordinates)
     equal = (x.detach().index_select(0, coordinates) == y.detach().index_select(0, rows)).to(x.dtype)
     ties = (y.detach() == 0).to(x.dtype).index_add(0, rows, equal)
@@ -129,7 +129,7 @@ def _shares(positions: Tensor, coordinates: Tensor, x: Tensor, y: Tensor) -> tup
 
 
 def _extremes_of_entries(positions: Tensor, coordinates: Tensor, x: Tensor, kind: str) -> Tensor:
-    """By torch's operations on messages of entries, on any device."""
+    """Computes extremes by torch's operations on the messages of entries, on any device."""
     out = x.new_zeros(positions.numel() - 1, x.shape[1])
     rows = _rows(positions, coordinates)[:, None].expand(-1, x.shape[1])
     return out.scatter_reduce_(0, rows, x.index_select(0, coordinates), f"a{kind}", include_self=False)

@@ -1,10 +1,10 @@
-"""An edge list sorted into the rows of a CSR matrix, so that what gathers and scatters over edges runs as SpMM and SDDMM.
+"""`SortedEdges`: an edge list sorted into a CSR matrix, so that gathers and scatters over edges run as SpMM and SDDMM.
 
     sums      out[t] = sum over the edges e into t of weight[e] * x[source[e]]
     products  out[e] = <a[target[e]], b[source[e]]>
 
-Edges keep their numbers: weights come and products go in the order of the list. With several heads each node becomes `heads`
-nodes, [nodes, heads, features] read as [nodes * heads, features], so that one product serves all heads without a copy.
+Edges keep their numbers: weights and products are in the order of the list. With several heads each node becomes `heads` nodes:
+[nodes, heads, features] is read as [nodes * heads, features], so one product serves all heads without a copy.
 """
 
 from dataclasses import dataclass, field
@@ -34,8 +34,8 @@ class SortedEdges:
 
     positions    [targets + 1]  where the entries of each target start
     coordinates  [entries]      the source of each entry
-    order        [entries]      the number of its edge; None if the list was in this order
-    sources      columns of the matrix
+    order        [entries]      the number of each entry's edge; None if the list is in this order
+    sources      the number of columns
     """
 
     positions: Tensor
@@ -47,50 +47,50 @@ class SortedEdges:
 
     @classmethod
     def of(cls, source: Tensor, target: Tensor, sources: int, targets: int) -> "SortedEdges":
-        """Sorts edges ([edges] integers each) by target. Negative nodes count from the end. FormatError for one out of bounds.
+        """Sorts edges ([edges] integers each) by target. Negative nodes count from the end. FormatError if out of bounds.
 
-        Edges with the same target keep their order, and several between the same two nodes are several entries.
+        Edges with the same target keep their order. Parallel edges are separate entries.
         """
         source, target = _nodes("source", source, sources), _nodes("target", target, targets)
         integers = torch.int32 if max(source.numel(), sources, targets) < 1 << 31 else torch.int64
         positions, order = sort_keys(target, targets, integers)
         if order is not None:
             source = source.index_select(0, order)
-        # Not in the memory of the list, which may be freed or written to.
+        # A copy, because the memory of the list may be freed or written to.
         source = source.to(integers, copy=order is None, memory_format=torch.contiguous_format)
         return cls(positions, source, order, sources)
 
     @property
     def targets(self) -> int:
-        """Rows of the matrix."""
+        """The number of rows."""
         return self.positions.numel() - 1
 
     @cached_property
     def degrees(self) -> Tensor:
-        """Edges into each target, [targets]."""
+        """The number of edges into each target, [targets]."""
         return self.positions.diff()
 
     def sorted(self, weight: Tensor) -> Tensor:
-        """[edges, ...], one row an edge, in the order of the entries."""
+        """Returns rows of edges [edges, ...] in the order of the entries."""
         return weight if self.order is None else weight.index_select(0, self.order)
 
     def unsorted(self, weight: Tensor) -> Tensor:
-        """The inverse of `sorted`."""
+        """Returns rows of entries in the order of the edges, the inverse of `sorted`."""
         return weight if self.order is None else torch.empty_like(weight).index_copy_(0, self.order, weight)
 
     def sums(self, x: Tensor, values: Tensor) -> Tensor:
-        """For each target the sum of values times rows of x over its entries.
+        """Returns, for each target, the sum of values times rows of x over its entries, [targets, heads, features].
 
         x       [sources, heads, features], contiguous
-        values  [entries of `with_heads(heads)`], of the same type; [targets, heads, features] comes out
+        values  [entries of `with_heads(heads)`], of the same dtype
         """
         heads, features = x.shape[1:]
         return self.with_heads(heads).times(x.view(-1, features), values).view(self.targets, heads, features)
 
     def times(self, x: Tensor, values: Tensor) -> Tensor:
-        """The matrix of these values [entries] times x [sources, features], contiguous and of the same type; without gradients.
+        """Returns the matrix with values [entries] times x [sources, features], contiguous, of one dtype, without gradients.
 
-        The structure was checked when the edges were sorted, so that small products need not wait for it again.
+        It does not check the structure, which was checked when the edges were sorted. This saves time for small products.
         """
         rows, features = self.targets, x.shape[1]
         call = self._call(x.dtype) if x.is_cpu and features > 1 and not watched() else None
@@ -107,9 +107,9 @@ class SortedEdges:
         return out
 
     def products(self, a: Tensor, b: Tensor) -> Tensor:
-        """For each edge and head the dot product of the target's row of a and the source's row of b.
+        """Returns, for each edge and head, the dot product of the target's row of a and the source's row of b, [edges, heads].
 
-        a, b  [targets, heads, features] and [sources, heads, features], contiguous; [edges, heads] comes out
+        a, b  [targets, heads, features] and [sources, heads, features], contiguous
         """
         heads, features = a.shape[1:]
         expanded = self.with_heads(heads)
@@ -118,9 +118,9 @@ class SortedEdges:
         return expanded.unsorted(found).view(-1, heads)
 
     def with_heads(self, heads: int) -> "SortedEdges":
-        """The graph with each node h-fold, an edge joining the copies of the same number.
+        """Returns the graph with `heads` copies of each node. Each edge connects copies with the same number.
 
-        Its edge `e * heads + h` is edge e between the copies h.
+        Its edge `e * heads + h` is edge e between copies h.
         """
         if heads == 1:
             return self
@@ -147,7 +147,7 @@ class SortedEdges:
         return SortedEdges(positions, coordinates, order, self.sources * heads)
 
     def _call(self, dtype: torch.dtype) -> Call | None:
-        """What `einsum` does for a product with several columns; None if that is no kernel's."""
+        """Returns the prepared call of `einsum` for several columns, None if no kernel computes it."""
         if dtype not in self._calls:
             spec = str(Spec((Operand("ij", self._format), Operand("jk")), Operand("ik")))
             call = planned_call(einsum_ir, RowProduct.of, spec, dtype)
@@ -163,7 +163,7 @@ class SortedEdges:
 
 
 def _nodes(name: str, nodes: Tensor, extent: int) -> Tensor:
-    """The nodes, all of them in [0, extent)."""
+    """Returns the nodes as numbers in [0, extent). FormatError for nodes out of bounds."""
     low, high = (int(bound) for bound in torch.aminmax(nodes)) if nodes.numel() else (0, -1)
     if low < -extent or high >= extent:
         wrong = high if high >= extent else low

@@ -1,5 +1,7 @@
-"""Attention over a pattern whose entries fill tiles, such as a window or blocks: by the kernel of masks, which multiplies whole
-tiles instead of gathering entry by entry."""
+"""Computes attention over a pattern whose entries fill tiles, such as a window or blocks, by the kernel for masks.
+
+That kernel multiplies whole tiles instead of gathering entry by entry.
+"""
 
 from dataclasses import dataclass
 from math import ceil
@@ -17,7 +19,7 @@ from gossamer.sparsity.attention.tile_table import TileTable, listed
 _TERMS = ("queries", "keys", "values")
 
 _LEAST_FILLED = 0.4
-"""Share of the pairs in tiles that are entries, below which gathering is faster."""
+"""Below this share of entries among the pairs in tiles, gathering is faster."""
 
 _LEAST_ENTRIES = 1 << 14
 _LEAST_IN_ROW = 8
@@ -25,7 +27,7 @@ _LEAST_IN_ROW = 8
 
 @dataclass
 class _Pattern:
-    """What is known of a pattern: how many calls it has had; if it fills tiles, their table, and that of its transpose."""
+    """The record of a pattern: its number of calls, and the tile tables of it and its transpose, if it fills tiles."""
 
     calls: int = 0
     table: TileTable | None = None
@@ -38,20 +40,22 @@ _patterns = Remembered[_Pattern]("uncounted", most=16)
 def attend_tiled(
     positions: Tensor, coordinates: Tensor, given: dict[str, Tensor], scale: float
 ) -> tuple[Tensor, Tensor] | None:
-    """What gossamer::attend_edges gives where scores are products of queries and keys times a number, from the second call with
-    a pattern on; None where the kernel of masks does not compute that, or not faster."""
+    """Computes gossamer::attend_edges for scores that are products of queries and keys times a number.
+
+    Returns None if the kernel for masks cannot compute it, or not faster, and at the first call with a pattern.
+    """
     known = _pattern(positions, coordinates, given)
     if known is None:
         return None
     known.calls += 1
-    if known.calls == 2:  # one that is new at every call is not worth a look
+    if known.calls == 2:  # the tables do not pay for patterns that are new at every call
         sizes = positions.shape[0] - 1, given["values"].shape[0]
         i, j = np.repeat(np.arange(sizes[0]), np.diff(positions.numpy())), coordinates.numpy().astype(np.int64)
         known.table, known.turned = _table(i, j, *sizes), _table(j, i, *sizes[::-1])
     if known.table is None:
         return None
     out, logarithms = attend(*_heads(given), known.table, Scoring(scale))
-    largest = logarithms[0].T  # of the sums, so that these are 1
+    largest = logarithms[0].T  # the logarithms of the sums, so that the sums themselves become 1
     return out[0].transpose(0, 1), torch.stack([largest, torch.ones_like(largest)], 1)
 
 
@@ -64,7 +68,7 @@ def tiled_gradients(
     given: dict[str, Tensor],
     scale: float,
 ) -> dict[str, Tensor] | None:
-    """Those of queries, keys and values; None where the others are faster."""
+    """Returns the gradients of queries, keys and values, None if the other kernels are faster."""
     known = _pattern(positions, coordinates, given)
     if known is None or known.table is None or known.turned is None:
         return None
@@ -81,7 +85,7 @@ def _heads(given: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _pattern(positions: Tensor, coordinates: Tensor, given: dict[str, Tensor]) -> _Pattern | None:
-    """What is known of a pattern that may pay, with terms that the kernel of masks takes."""
+    """Returns the record of a pattern, None if it is too small, or the kernel for masks cannot take the terms."""
     if set(given) != set(_TERMS) or given["values"].dtype != torch.float32:
         return None
     rows, size = positions.shape[0] - 1, given["values"].shape[2]
@@ -93,7 +97,7 @@ def _pattern(positions: Tensor, coordinates: Tensor, given: dict[str, Tensor]) -
 
 
 def _table(i: Any, j: Any, rows: int, columns: int) -> TileTable | None:
-    """None where the entries leave tiles empty for the most part, or occur twice."""
+    """Returns the tile table of entries, None if they leave tiles mostly empty, or occur twice."""
     wide = ceil(columns / TILE_KEYS)
     found, number = np.unique(i // TILE_QUERIES * wide + j // TILE_KEYS, return_inverse=True)
     if len(i) < _LEAST_FILLED * len(found) * TILE_QUERIES * TILE_KEYS:

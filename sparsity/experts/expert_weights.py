@@ -1,4 +1,4 @@
-"""The weights of several experts, kept as floats or as integers with scales."""
+"""`Weight`: the weights of several experts, as floats or as integers with scales."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ INTEGERS = (torch.int8, torch.uint8)
 class Weight:
     """A linear layer for each expert.
 
-    values  [experts, rows, columns]; int8, or uint8 with two integers of 4 bits in each, the first in its lower half
-    scales  of integers: [experts, rows, groups], one for each columns / groups integers of a row
+    values  [experts, rows, columns]: floats, or int8, or uint8 with two integers of 4 bits, the first in the lower half
+    scales  for integers: [experts, rows, groups], one for each columns / groups integers of a row
     bias    [experts, rows]
     """
 
@@ -25,21 +25,21 @@ class Weight:
 
     @property
     def rows(self) -> int:
-        """Of an expert."""
+        """The rows of an expert's weight."""
         return self.values.shape[1]
 
     @property
     def columns(self) -> int:
-        """Of an expert."""
+        """The columns of an expert's weight."""
         return self.values.shape[2] * (2 if self.four else 1)
 
     @property
     def four(self) -> bool:
-        """Whether they are integers of 4 bits."""
+        """Whether the values are integers of 4 bits."""
         return self.values.dtype == torch.uint8
 
     def check(self, name: str, columns: int, dtype: torch.dtype) -> None:
-        """ArgumentError unless it is one for tokens of so many elements of this type."""
+        """ArgumentError unless the weight fits tokens with this number of columns and dtype."""
         values, scales = self.values, self.scales
         if values.dtype not in INTEGERS:
             if scales is not None:
@@ -57,18 +57,18 @@ class Weight:
             raise ArgumentError(f"the scales of {name} make {groups} groups of {columns} columns, which must be of one size")
 
     def turned(self, dtype: torch.dtype) -> "Weight":
-        """The transposed weight of each expert, of floats of this type, without the bias."""
+        """Returns the transposed weight of each expert, as floats of this dtype, without the bias."""
         values = self.values if self.scales is None else floats_of(self.values, self.scales, dtype)
         return Weight(values.mT, None, None)
 
     def of(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """The weight of an expert as floats, and its bias."""
+        """Returns the weight of an expert as floats, and its bias."""
         own = floats_of(self.values[expert], None if self.scales is None else self.scales[expert], dtype)
         return own, None if self.bias is None else self.bias[expert].to(dtype)
 
 
 def floats_of(values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A weight [..., rows, columns] in this type."""
+    """Returns a weight [..., rows, columns] as floats of this dtype."""
     if scales is None:
         return values.to(dtype)
     integers = values

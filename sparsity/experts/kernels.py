@@ -1,7 +1,7 @@
-"""The kernels for experts, called with tensors of torch: what they need made ready.
+"""Prepares operands for the kernels of experts, and calls them with tensors of torch.
 
-Kernels compute with f32, bf16 and f16 on CPUs. Integers are multiplied by tokens of f32, or of bf16 where they
-have one scale a row and the target multiplies pairs of bf16.
+Kernels compute with f32, bf16 and f16 on CPUs. Integer weights are multiplied by tokens of f32, or of bf16 if each row has one
+scale and the CPU multiplies pairs of bf16.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from gossamer.sparsity.experts.expert_weights import Weight
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _VECTOR = 16  # elements of the widest vector
-_UNIT = 16  # rows whose shares are added up in a kernel
-_FEW_TOKENS, _FEW_SLOTS = 16, 4  # of a batch, and of an expert: such batches have not yet much to multiply
+_UNIT = 16  # rows whose shares of a score's gradient a kernel sums
+_FEW_TOKENS, _FEW_SLOTS = 16, 4  # tokens of a batch, and slots of an expert, up to which reading weights dominates
 
 
 def served(x: Tensor, *weights: Weight) -> bool:
@@ -39,12 +39,12 @@ def served(x: Tensor, *weights: Weight) -> bool:
 
 
 def multiplies(left: Tensor, right: Tensor) -> bool:
-    """Whether there is a kernel for the outer products of rows."""
+    """Whether there is a kernel for outer products of these rows."""
     return left.is_cpu and left.dtype in _FLOATS and left.dtype == right.dtype
 
 
 def _readable(weight: Weight) -> bool:
-    """Whether it lies row by row, or as floats column by column, and its groups of integers are whole vectors."""
+    """Whether a kernel can read a weight: contiguous, or transposed if floats, and with groups of whole vectors."""
     if weight.scales is None:
         return weight.values.is_contiguous() or weight.values.mT.is_contiguous()
     if not weight.values.is_contiguous():
@@ -56,7 +56,7 @@ def _readable(weight: Weight) -> bool:
 
 @dataclass(frozen=True)
 class _Ready:
-    """The operands of a kernel: rows of x, the weight, its scales and bias, the routes; and its attributes."""
+    """The operands of a kernel (rows of x, the weight, its scales and bias, the routes), and its attributes."""
 
     operands: list[Tensor]
     attributes: dict[str, Any]
@@ -84,18 +84,18 @@ def _ready(x: Tensor, weight: Weight, routes: Routes) -> _Ready:
 
 @lru_cache(64)
 def _nothing(*sizes: int) -> Tensor:
-    """An operand that is not there, of sizes behind the first, which is 0."""
+    """Returns an empty tensor [0, *sizes] for an operand that is left out."""
     return torch.empty(0, *sizes, dtype=torch.float32, device="cpu")
 
 
 def _few_slots(routes: Routes) -> bool:
-    """Whether experts have so few slots, whoever gets them, that reading weights takes longer than multiplying."""
+    """Whether experts have so few slots, however they are distributed, that reading weights takes longer than multiplying."""
     slots = routes.order.numel()
     return slots <= _FEW_TOKENS * routes.top and slots <= _FEW_SLOTS * (routes.positions.numel() - 1)
 
 
 def _multiplies_pairs(dtype: torch.dtype) -> bool:
-    """Whether one instruction multiplies pairs of such elements."""
+    """Whether the CPU has an instruction for pairs of elements of this dtype."""
     return dtype == torch.bfloat16 and "bf16dots" in host().instructions and host().vector_bits == 512
 
 
@@ -104,12 +104,12 @@ def _lanes() -> int:
 
 
 def one_expert(dtype: torch.dtype, columns: int) -> RegionKernel:
-    """The kernel of a product with one expert of so many columns: of x, the weight, no scales, no bias, and the routes."""
+    """Returns the kernel of a product with one expert, for x, the weight [rows, columns], and routes; no scales, no bias."""
     return float_kernel(RoutedProductOp, dtype, columns, 1, False)
 
 
 def float_kernel(op: type[RoutedOp], dtype: torch.dtype, columns: int, top: int, turned: bool, **more: Any) -> RegionKernel:
-    """The kernel of an op on floats of one type, for weights of so many columns, row by row or `turned`."""
+    """Returns the kernel of an op on floats of one dtype, for weights with these columns, maybe transposed (`turned`)."""
     others = {RoutedProductOp: (dtype,), RoutedHiddenOp: (dtype, dtype), RoutedSumOp: (torch.float32,) * 2}[op]
     types = dtype, dtype, torch.float32, torch.float32, torch.int64, torch.int64, *others
     dots = _multiplies_pairs(dtype) and columns % 2 == 0
@@ -120,7 +120,7 @@ def float_kernel(op: type[RoutedOp], dtype: torch.dtype, columns: int, top: int,
 
 
 def product(x: Tensor, weight: Weight, routes: Routes) -> Tensor:
-    """[slots, rows] of the type of x: weight[e] x + bias[e]; x is [tokens, columns], or [slots, columns] if a token has one."""
+    """Returns weight[e] x + bias[e], [slots, rows] in x's dtype. x is [tokens, columns], or [slots, columns] if top is 1."""
     ready = _ready(x, weight, routes)
     out = empty((routes.order.numel(), weight.rows), x.dtype)
     run(RoutedProductOp, ready.operands, [out], **ready.attributes)
@@ -128,7 +128,7 @@ def product(x: Tensor, weight: Weight, routes: Routes) -> Tensor:
 
 
 def hidden(x: Tensor, weight: Weight, routes: Routes, activation: str, layout: str, keep: bool) -> tuple[Tensor, Tensor]:
-    """[slots, hidden] in the order of the routes, of the type of x, and if they are kept the sums [slots, rows] they are of."""
+    """Returns hidden elements [slots, hidden] in the order of the routes, and the sums [slots, rows] before, if kept."""
     ready, slots, rows = _ready(x, weight, routes), routes.order.numel(), weight.rows
     dtype = ready.operands[0].dtype
     out = empty((slots, rows if layout == "up" else rows // 2), dtype)
@@ -138,7 +138,7 @@ def hidden(x: Tensor, weight: Weight, routes: Routes, activation: str, layout: s
 
 
 def summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Tensor:
-    """[tokens, rows], f32: the sum over a token's slots of score * (weight[e] h + bias[e])."""
+    """Returns the sum over a token's slots of score * (weight[e] h + bias[e]), [tokens, rows] in f32."""
     ready = _ready(hidden, weight, routes)
     out = empty((scores.shape[0], weight.rows), torch.float32)
     given = [*ready.operands, scores.detach().float().reshape(-1).contiguous()]
@@ -149,11 +149,11 @@ def summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Te
 def gradient(
     x: Tensor, weight: Weight, routes: Routes, scores: Tensor, kept: Tensor, activation: str, layout: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What goes back through the activations of slots, in the order of the routes, by the gradient x [tokens, columns].
+    """Computes gradients through the activations of slots, in the order of the routes, from the gradient x [tokens, columns].
 
-    weight   gives the gradients of the hidden elements
-    kept     the sums [slots, ...] that the activation got
-    returns  the gradient of `kept` and the hidden elements, both times the score of the slot, and the gradients of scores, f32
+    weight   a weight whose product with x is the gradient of the hidden elements
+    kept     the sums [slots, ...] before the activation
+    returns  the gradient of `kept` and the hidden elements, both times the score of the slot; the gradients of scores, f32
     """
     ready, slots = _ready(x, weight, routes), routes.order.numel()
     sums, weighted = empty(kept.shape, x.dtype), empty((slots, weight.rows), x.dtype)
@@ -164,7 +164,7 @@ def gradient(
 
 
 def outer(left: Tensor, right: Tensor, routes: Routes, tops: tuple[int, int]) -> Tensor:
-    """[experts, rows, columns]: for each expert the sum over its slots of the outer products of their rows."""
+    """Returns, for each expert, the sum over its slots of the outer products of their rows, [experts, rows, columns]."""
     given = [left.detach().contiguous(), right.detach().contiguous(), routes.positions, routes.order]
     out = empty((len(routes.positions) - 1, left.shape[1], right.shape[1]), left.dtype)
     run(RoutedOuterOp, given, [out], left_top=tops[0], right_top=tops[1], dots=int(_multiplies_pairs(left.dtype)))

@@ -1,4 +1,4 @@
-"""The operands of a layer of a mixture of experts, and what is computed of them."""
+"""`Mixture`: the operands of a mixture-of-experts layer, with its forward and backward computations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ DIFFERENTIABLE = ("x", "scores", "gate_up", "gate_up_bias", "down", "down_bias")
 
 @dataclass(frozen=True)
 class Mixture:
-    """The operands, in the order of gossamer::routed_mlp's; see `routed_mlp`."""
+    """The operands, in the order of gossamer::routed_mlp. `routed_mlp` describes them."""
 
     x: Tensor
     experts: Tensor
@@ -38,22 +38,22 @@ class Mixture:
 
     @cached_property
     def first(self) -> Weight:
-        """That of gates and up."""
+        """The weight of gates and up."""
         return Weight(self.gate_up, self.gate_up_scales, self.gate_up_bias)
 
     @cached_property
     def second(self) -> Weight:
-        """That of down."""
+        """The weight of down."""
         return Weight(self.down, self.down_scales, self.down_bias)
 
     @cached_property
     def routes(self) -> Routes:
-        """Which tokens an expert gets."""
+        """The slots of each expert."""
         return routes_of(self.experts, self.gate_up.shape[0])
 
     @property
     def wide(self) -> torch.dtype:
-        """The type of sums."""
+        """The dtype of sums."""
         return torch.promote_types(self.x.dtype, torch.float32)
 
     def check(self) -> None:
@@ -65,8 +65,7 @@ class Mixture:
         self.second.check("down", hidden_size(self.first.rows, self.layout), self.x.dtype)
 
     def hidden(self, keep: bool) -> tuple[Tensor, Tensor]:
-        """[slots, hidden] and the sums [slots, rows] that they are of, in the order of the routes; no sums unless they are
-        kept."""
+        """Returns hidden elements [slots, hidden] in the order of the routes, and the sums [slots, rows] before, if `keep`."""
         x, weight, routes = self.x, self.first, self.routes
         if kernels.served(x, weight):
             return kernels.hidden(x, weight, routes, self.activation, self.layout, keep)
@@ -81,19 +80,21 @@ class Mixture:
         return out, kept
 
     def result(self, hidden: Tensor) -> Tensor:
-        """[tokens, outputs] of the type of x."""
+        """Returns the layer's result [tokens, outputs] in the dtype of x."""
         return _summed(hidden, self.second, self.routes, self.scores).to(self.x.dtype)
 
     def composed(self) -> Tensor:
-        """The result, of operations that can be differentiated any number of times."""
+        """Returns the result, computed by operations that can be differentiated any number of times."""
         sums = routed_product(self.x, self.experts, self.gate_up, self.gate_up_scales, self.gate_up_bias)
         hidden = activated(sums, self.activation, self.layout)
         each = routed_product(hidden, self.experts, self.down, self.down_scales, self.down_bias)
         return (each * self.scores.to(each.dtype).unsqueeze(-1)).sum(1)
 
     def gradients(self, gradient: Tensor, kept: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-        """Those of the DIFFERENTIABLE operands that are wanted, by that of the result; without the sums that `hidden` keeps
-        they are computed again."""
+        """Returns the gradients of the wanted DIFFERENTIABLE operands, from the gradient of the result.
+
+        kept  the sums from `hidden`; they are computed again if they were not kept
+        """
         names = [name for name, want in zip(DIFFERENTIABLE, wanted, strict=True) if want]
         found, routes, gradient = dict[str, Tensor](), self.routes, gradient.to(self.x.dtype)
         if names != ["down_bias"]:
@@ -116,8 +117,10 @@ class Mixture:
         return [found[name] for name in names]
 
     def _back(self, gradient: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each slot in the order of the routes: the gradient of the sums, its hidden elements times its score, and the
-        gradient of its score without the bias."""
+        """Returns three values for each slot, in the order of the routes.
+
+        These are the gradient of the sums, the hidden elements times the score, and the score's gradient without the bias.
+        """
         routes, weight = self.routes, self.second.turned(self.x.dtype)
         if kernels.served(gradient, weight):
             return kernels.gradient(gradient, weight, routes, self.scores, kept, self.activation, self.layout)
@@ -143,11 +146,11 @@ class Mixture:
 
 
 PLACES = tuple(number for number, field in enumerate(fields(Mixture)) if field.name in DIFFERENTIABLE)
-"""Which of the operands have gradients."""
+"""The numbers of the operands that have gradients."""
 
 
 def _summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> Tensor:
-    """[tokens, rows]: the sum over a token's slots of score * (weight[e] h + bias[e]), in f32 at least."""
+    """Returns the sum over a token's slots of score * (weight[e] h + bias[e]), [tokens, rows] in f32 or f64."""
     if kernels.served(hidden, weight):
         return kernels.summed(hidden, weight, routes, scores)
     wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -160,7 +163,7 @@ def _summed(hidden: Tensor, weight: Weight, routes: Routes, scores: Tensor) -> T
 
 
 def _like(weight: Tensor, left: Tensor, right: Tensor, routes: Routes, tops: tuple[int, int]) -> Tensor:
-    """The gradient of a weight, laid out as it is."""
+    """Returns the gradient of a weight, with the layout of the weight."""
     if weight.is_contiguous() or not weight.mT.is_contiguous():
         return outer_products(left, right, routes, tops)
     return outer_products(right, left, routes, tops[::-1]).mT

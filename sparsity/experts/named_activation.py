@@ -1,4 +1,4 @@
-"""The name of an activation, found by what it computes of numbers of all sizes, however a model spells it."""
+"""Finds the name of an activation by its results for numbers of all sizes, however the model spells it."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from gossamer.runtime.experts.activations import ACTIVATIONS, CLAMPED, LAYOUTS, activated
 
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
-"""Of float64: an activation that is another function differs somewhere by far more."""
+"""Tolerances for float64. Another activation would differ by far more for some numbers."""
 
 
 def numbers(shape: Sequence[int]) -> Tensor:
-    """Numbers of float64, of both signs, from very small to very large ones, most of them about 1."""
+    """Returns float64 numbers of both signs, from very small to very large, most of them about 1."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(shape, generator=generator, dtype=torch.float64)
     large = 10.0 ** (torch.rand(shape, generator=generator, dtype=torch.float64) * 8 - 4)
@@ -20,7 +20,7 @@ def numbers(shape: Sequence[int]) -> Tensor:
 
 
 def named(found: Tensor, given: Tensor, layouts: Sequence[str] = LAYOUTS) -> tuple[str, str] | None:
-    """The activation and the layout, named as in `activations.py`, that make these numbers of those that were given."""
+    """Returns the activation and layout (names of `activations.py`) that compute `found` from `given`, None if none does."""
     for layout in layouts:
         for activation in (*ACTIVATIONS, CLAMPED):
             if activation == CLAMPED and layout == "up":

@@ -1,4 +1,4 @@
-"""The gradients of weights: for each expert the sum of the outer products of two rows of each of its slots."""
+"""Computes gradients of experts' weights: for each expert the sum of outer products of two rows of each slot."""
 
 import torch
 from torch import Tensor
@@ -8,9 +8,9 @@ from gossamer.sparsity.experts import kernels
 
 
 def outer_products(left: Tensor, right: Tensor, routes: Routes, tops: tuple[int, int]) -> Tensor:
-    """[experts, rows, columns] of left [any, rows] and right [any, columns]; zeros for an expert without a slot.
+    """Returns [experts, rows, columns] for left [any, rows] and right [any, columns]; zeros for an expert without a slot.
 
-    tops  how many slots share a row of left, and of right; 0 where rows are in the order of the routes
+    tops  how many slots share a row of left, and of right; 0 if rows are in the order of the routes
     """
     if kernels.multiplies(left, right):
         return kernels.outer(left, right, routes, tops)

@@ -1,10 +1,10 @@
-"""Products of tokens with the weights of the experts that they chose.
+"""Multiplies tokens with the weights of the experts that they chose.
 
 gossamer::routed_product(x, experts, weight, scales, bias) -> Tensor    y[t, s] = weight[e] x[t] + bias[e], e = experts[t, s]
 gossamer::routed_outer(gradient, x, experts, count) -> Tensor           the gradient of the weight
 
-x is [tokens, columns], or [tokens, top, columns] with a row for each slot. The gradients of both are products of the two kinds,
-so that they can be differentiated any number of times.
+x is [tokens, columns], or [tokens, top, columns] with a row for each slot. The gradients of both operations are such products
+again, so they can be differentiated any number of times.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ from gossamer.sparsity.operations.derivatives import Derivative
 def routed_linear(
     x: Tensor, experts: Tensor, weight: Tensor, bias: Tensor | None = None, *, scales: Tensor | None = None
 ) -> Tensor:
-    """The linear layer of the expert that each token chose: y = weight[e] x + bias[e].
+    """Computes the linear layer of the experts that each token chose: y = weight[e] x + bias[e].
 
     x        [tokens, columns], or [tokens, top, columns] with a row for each expert of a token
     experts  [tokens, top] or [tokens], integers from 0 to experts - 1
-    weight   [experts, rows, columns], as nn.Linear for each; of the type of x, or int8, or uint8 with two integers of 4 bits in
-             each, the first in its lower half. A transposed view serves as well
+    weight   [experts, rows, columns], as in nn.Linear for each expert; of the type of x, or int8, or uint8 with two integers of
+             4 bits, the first in the lower half. It may be a transposed view
     bias     [experts, rows]
-    scales   of integers: floats [experts, rows, groups], one for each columns / groups of a row
-    returns  [tokens, top, rows], or [tokens, rows] where `experts` has one dimension
+    scales   for integers: floats [experts, rows, groups], one for each columns / groups of a row
+    returns  [tokens, top, rows], or [tokens, rows] if `experts` has one dimension
 
-    Experts that nobody chose cost nothing. Many LoRA adapters in one batch are the same: an expert of rank r for each.
-    Under torch.autocast, floats get its lower precision, as those of nn.Linear do.
+    Experts that no token chose cost nothing. It also serves many LoRA adapters in one batch: each is an expert of rank r.
+    Under torch.autocast, floats get its lower precision, as in nn.Linear.
     ArgumentError for shapes that do not fit and for an expert that does not exist.
     """
     several = experts.unsqueeze(1) if experts.dim() == 1 else experts
@@ -57,11 +57,11 @@ def check_rows(name: str, x: Tensor, experts: Tensor) -> None:
 
 
 def rows_of(x: Tensor, experts: Tensor, slots: Tensor) -> Tensor:
-    """The rows of x that belong to slots."""
+    """Returns the rows of x for these slots."""
     return x.flatten(0, 1).index_select(0, slots) if x.dim() == 3 else x.index_select(0, slots // experts.shape[1])
 
 
-# How they run
+# Computation
 
 
 def _product(x: Tensor, experts: Tensor, values: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -93,11 +93,11 @@ def _fake_outer(gradient: Tensor, x: Tensor, experts: Tensor, count: int) -> Ten
     return x.new_empty((count, gradient.shape[2], x.shape[-1]))
 
 
-# How they are differentiated
+# Derivatives
 
 
 def _of_rows(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient of x, by that of each slot [tokens, top, columns]."""
+    """Returns the gradient of x, from the gradients of its slots [tokens, top, columns]."""
     return gradient.sum(1) if x.dim() == 2 else gradient
 
 

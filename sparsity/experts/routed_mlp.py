@@ -1,12 +1,12 @@
-"""The layer of a mixture of experts as one operation.
+"""Computes a mixture-of-experts layer as one operation.
 
-gossamer::routed_mlp(x, experts, scores, gate_up, …, down, …) -> (Tensor, Tensor)    y[t] = the sum over the experts of t of
+gossamer::routed_mlp(x, experts, scores, gate_up, …, down, …) -> (Tensor, Tensor)    y[t] = sum over the experts of t of
                                                                                      score * down(activation(gate x) * up x)
-gossamer::routed_mlp_backward(gradient, …) -> Tensor[]                               its gradients, as many as are asked for
+gossamer::routed_mlp_backward(gradient, …) -> Tensor[]                               its gradients, those that are wanted
 
-The second result of the former is what the first products of all slots gave, for the gradients; it is empty unless `keep` asks
-for it, and the gradients compute it again then. Where gradients are to be differentiated themselves, they come from the
-products of routed_linear.py instead.
+With `keep`, the second result of the former has the first products of all slots, for the gradients. Otherwise it is empty, and
+the gradients compute these products again. Gradients that are differentiated themselves use the products of routed_linear.py
+instead.
 """
 
 from collections.abc import Sequence
@@ -37,21 +37,21 @@ def routed_mlp(
     activation: str = "silu",
     layout: str = "halves",
 ) -> Tensor:
-    """y[t] = sum over the experts e of token t of scores[t, e] * (down[e] h + down_bias[e]), h = activation(gate x) * up x.
+    """Computes y[t] = sum of scores[t, e] * (down[e] h + down_bias[e]) over t's experts e, with h = activation(gate x) * up x.
 
     x             [tokens, columns]
     experts       [tokens, top], integers from 0 to experts - 1
     scores        [tokens, top], floats
-    gate_up       [experts, 2 hidden, columns]: by `layout` "halves" the rows of gates, then those of up; "interleaved", in
-                  turns; "up" [experts, hidden, columns] without gates, h = activation(up x)
+    gate_up       [experts, 2 hidden, columns]. With `layout` "halves" it has the rows of gates, then those of up; with
+                  "interleaved" it has them in turns; with "up" it is [experts, hidden, columns], and h = activation(up x)
     down          [experts, outputs, hidden]
     biases        [experts, rows]
-    scales        of weights that are int8, or uint8 with two integers of 4 bits: floats [experts, rows, groups]
+    scales        for weights of int8, or of uint8 with two integers of 4 bits: floats [experts, rows, groups]
     activation    identity, relu, relu2, sigmoid, tanh, silu, gelu, gelu_tanh or clamped_swiglu (gpt-oss)
-    returns       [tokens, outputs] of the type of x; sums are those of float32 at least
+    returns       [tokens, outputs] of the type of x; sums are in float32 or float64
 
-    If your weights are stored transposed, pass transposed views. Experts that nobody chose cost nothing. Under torch.autocast,
-    tokens, weights and biases of floats get its lower precision, as those of nn.Linear do.
+    If your weights are stored transposed, pass transposed views. Experts that no token chose cost nothing. Under
+    torch.autocast, float tokens, weights and biases get its lower precision, as in nn.Linear.
     ArgumentError for shapes that do not fit and for an expert that does not exist.
     """
     x, gate_up, down = as_autocast(x), as_autocast(gate_up), as_autocast(down)
@@ -65,7 +65,7 @@ def routed_mlp(
     return y
 
 
-# How it runs
+# Computation
 
 
 def _mixture(*given: Any) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ def _fake(x: Tensor, experts: Tensor, scores: Tensor, gate_up: Tensor, *rest: An
     return x.new_empty((x.shape[0], down.shape[1])), x.new_empty((slots, gate_up.shape[1]))
 
 
-# How it is differentiated
+# Derivatives
 
 
 def _backward(gradient: Tensor, kept: Tensor, *given: Any) -> list[Tensor]:
@@ -103,7 +103,7 @@ def _setup(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequen
 
 
 def _inputs(ctx: Any) -> tuple[list[Any], Tensor]:
-    """Those of the call, and what was kept of it."""
+    """Returns the inputs of the call, and the sums that it kept."""
     *tensors, kept = ctx.saved_tensors
     inputs = list(ctx.given)
     for place, tensor in zip(ctx.places, tensors, strict=True):

@@ -1,11 +1,11 @@
-"""Products of rows, sorted by expert, with weights of experts that store their nonzeros alone.
+"""Multiplies rows, sorted by expert, with weights of experts that store only their nonzeros.
 
 gossamer::stored_product(x, ends, ..., values, rows, columns, turned) -> Tensor    y[t] = weight[e] x[t], or weight[e].T x[t]
 gossamer::stored_sample(left, right, ends, positions, coordinates) -> Tensor       the gradient of the values
 
-The weights of all experts are one matrix in CSR, [experts * rows, columns]: an expert has some of its rows. The rows of x from
-ends[e - 1] to ends[e] belong to expert e, and those behind the last end give 0. The gradients of both are products of the two
-kinds, so that they can be differentiated any number of times.
+The weights of all experts are one matrix in CSR, [experts * rows, columns], in which each expert has some rows. The rows of x
+from ends[e - 1] to ends[e] belong to expert e, and rows after the last end give 0. The gradients of both operations are such
+products again, so they can be differentiated any number of times.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,17 +26,17 @@ from gossamer.sparsity.operations.dense_results import densified, einsum, sample
 from gossamer.sparsity.operations.derivatives import Derivative
 
 LINES = Format.parse("#sparse_tensor.encoding<{ map = (e, m, k) -> (e : dense, m : dense, k : compressed) }>")
-"""The weights of all experts in one tensor: a matrix in CSR for each."""
+"""The format for the weights of all experts in one tensor: a matrix in CSR for each."""
 
 _FORMATS = {(a, b): Format.CSR.with_widths(8 * a, 8 * b) for a in (4, 8) for b in (4, 8)}
 
 
 @dataclass(frozen=True, eq=False)
 class _Pattern:
-    """Where the nonzeros of each expert lie.
+    """Where the nonzeros of each expert are.
 
-    positions  of each expert, from 0 on
-    begins     where its coordinates and values begin among those of all, and where the last ones end
+    positions  the positions of each expert, from 0 on
+    begins     where its coordinates and values begin in the common arrays, and where the last ones end
     """
 
     positions: list[Tensor]
@@ -44,7 +44,7 @@ class _Pattern:
 
     @classmethod
     def of(cls, positions: Tensor, experts: int) -> "_Pattern":
-        """Those of so many experts; kept as long as the positions live."""
+        """Returns the pattern of a number of experts. It is kept as long as the positions live."""
         return _known.get([positions], (experts,), lambda: cls._made(positions, experts))
 
     @classmethod
@@ -55,7 +55,7 @@ class _Pattern:
         return cls(each, begins)
 
     def matrix(self, expert: int, coordinates: Tensor, values: Tensor, columns: int) -> Bound:
-        """The weight of an expert, whose letters are "mk"."""
+        """Returns the weight of an expert as an operand with the letters "mk"."""
         positions, own = self.positions[expert], slice(self.begins[expert], self.begins[expert + 1])
         format = _FORMATS[positions.itemsize, coordinates.itemsize]
         shape = positions.numel() - 1, columns
@@ -66,7 +66,7 @@ _known: Remembered[_Pattern] = Remembered(most=256)
 
 
 def _hit(ends: Tensor, tokens: int) -> Iterator[tuple[int, int, int]]:
-    """Each expert that has rows, and where they begin and end. ArgumentError unless the ends ascend, to `tokens` at most."""
+    """Yields each expert with rows, and where its rows begin and end. ArgumentError unless ends ascend to at most `tokens`."""
     begin = 0
     for expert, end in enumerate(ends.tolist()):
         if not begin <= end <= tokens:
@@ -89,7 +89,7 @@ def _check(ends: Tensor, positions: Tensor, coordinates: Tensor) -> None:
         raise ArgumentError(f"experts: {positions.numel() - 1} rows of weights cannot be shared out among {experts} experts")
 
 
-# How they run
+# Computation
 
 
 def _product(
@@ -132,7 +132,7 @@ def _fake_sample(left: Tensor, right: Tensor, ends: Tensor, positions: Tensor, c
     return left.new_empty(coordinates.numel())
 
 
-# How they are differentiated
+# Derivatives
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
@@ -191,7 +191,7 @@ stored_sample = Operation(
 ).register()
 
 
-# What graphs have of them before they become regions
+# Operations in graphs, before these become regions
 
 
 def _expert(
@@ -226,11 +226,11 @@ stored_expert = Operation(
     _expert,
     _fake_expert,
 ).register()
-"""All elements of the weight of one expert, [rows, columns], or its transpose."""
+"""Returns the dense weight of one expert, [rows, columns], or its transpose."""
 grouped_rows = Operation(
     "grouped_rows(Tensor x: F[slots columns], Tensor weight: F[experts columns rows], Tensor ends: i[experts]) -> Tensor",
     _grouped,
     _grouped,
     _fake_grouped,
 ).register()
-"""The product of sorted rows with dense weights: graphs have it while passes look for experts."""
+"""Returns the product of sorted rows with dense weights. Graphs have it while passes look for experts."""

@@ -1,1 +1,1 @@
-"""Convolutions of point clouds: features at coordinates, modules with spconv's names, and maps that layers share."""
+"""Convolutions of point clouds: features at coordinates, modules with spconv's names, and maps shared between layers."""

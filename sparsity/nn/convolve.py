@@ -1,15 +1,20 @@
-"""Convolution of features at sites, without an array of pairs x channels.
+"""Convolves and pools features at sites, without an array of pairs x channels.
 
 gossamer::coarse_sites(...) -> Tensor                 the sites that windows lead to
-gossamer::convolve_sites(...) -> Tensor               y[o] = bias + the sum over the pairs (i, o) of offset k of x[i] weight[k]
+gossamer::convolve_sites(...) -> Tensor               y[o] = bias + sum over offsets k and their pairs (i, o) of x[i] weight[k]
 gossamer::convolve_sites_weight(...) -> Tensor        the gradient of the weight
 gossamer::sum_sites(...) -> Tensor                    y[o] = the sum over the pairs (i, o) of x[i]
 gossamer::largest_sites(...) -> Tensor                the row i of the largest x[i] among the pairs (i, o), for each channel
 
-A convolution reads sites and writes sites: the same ones ("same": Graham et al., "3D semantic segmentation with submanifold
-sparse convolutional networks", 2018), those that its window leads to ("down"), or, from those, the ones it came from ("up"). So
-the gradient of x is a convolution too. The sites are given as the coordinates that a network begins with, and the windows that
-lead from there: whatever a graph computes in between, the maps are found by what does not change.
+A convolution reads sites and writes sites. There are three kinds:
+
+same    writes the sites that it reads (Graham et al., "3D semantic segmentation with submanifold sparse convolutional
+        networks", 2018)
+down    writes all sites that its window leads to
+up      reads such sites, and writes those from which the window led there
+
+So the gradient of x is a convolution, too. Arguments name sites by the coordinates of the network's input and the windows that
+lead from there. These do not change between calls, so the maps (site_maps.py) are found by them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +34,7 @@ from gossamer.sparsity.nn.sites import PairMap
 from gossamer.sparsity.nn.windows import Window
 from gossamer.sparsity.operations.derivatives import Derivative
 
-_TILES = 16  # of a map, for torch's operations
+_TILES = 16  # tiles of a map that torch's operations process at once
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -46,7 +51,7 @@ def _map(indices: Tensor, shape: Sequence[int], batch: int, path: Sequence[int],
 
 
 def _sizes(pairs: PairMap) -> dict[str, int]:
-    """What kernels may read and write."""
+    """Returns the sizes that kernels may read and write."""
     return {"read": pairs.read, "sites": len(pairs.rows), "offsets": pairs.positions.shape[0]}
 
 
@@ -77,7 +82,7 @@ def _of_weight(x: Tensor, gradient: Tensor, *where: Any) -> Tensor:
 
 
 def _pooled(pairs: PairMap) -> Iterator[tuple[Tensor, Tensor]]:
-    """The pairs (inputs, outputs), some tiles of an offset at a time: what is made of them stays in a cache."""
+    """Yields the pairs (inputs, outputs) of some tiles of an offset at a time, so that temporary arrays fit a cache."""
     inputs, outputs = pairs.inputs.long(), pairs.outputs.long()
     ends = pairs.positions[:, -1:]
     for bounds in torch.cat([pairs.positions[:, :-1:_TILES], ends], 1).tolist():
@@ -131,7 +136,7 @@ _BACK: dict[str, Kind] = {"same": "same", "down": "up", "up": "down"}
 
 
 def _turned(gradient: Tensor, weight: Tensor, ctx: Any, indices: Tensor) -> Tensor:
-    """The gradient of x: the convolution that leads back."""
+    """Returns the gradient of x: the convolution in the other direction."""
     *geometry, kind = ctx.where
     weight = weight.flip(0) if kind == "same" else weight
     return convolve_sites(gradient, weight.transpose(1, 2), None, indices, *geometry, _BACK[kind], ctx.read)

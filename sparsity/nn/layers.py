@@ -1,10 +1,10 @@
-"""Convolutions of points as modules, with spconv's names, arguments and shapes of weights.
+"""Modules for convolutions of points, with spconv's names, arguments and shapes of weights.
 
 SubMConv{1,2,3,4}d          from sites to the same sites
 SparseConv{1,2,3,4}d        to every site that a window leads to
-SparseConvTranspose{…}d     the same, with strides that make the grid finer
-SparseInverseConv{1,2,3,4}d from those back to the sites that the convolution of the same indice_key came from
-SparseSequential, ToDense   modules one after the other; layers of torch take the features
+SparseConvTranspose{…}d     to every site that a window leads to, with strides that make the grid finer
+SparseInverseConv{1,2,3,4}d back to the input sites of the SparseConv with the same indice_key
+SparseSequential, ToDense   runs modules one after the other, with features alone for layers of torch; makes a dense tensor
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class _Convolution(SparseModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As torch's convolutions begin."""
+        """Initialises the parameters as torch's convolutions do."""
         bound = 1 / sqrt(max(1, self.in_channels * prod(self.window.kernel)))
         for parameter in self.parameters(recurse=False):
             nn.init.uniform_(parameter, -bound, bound)
@@ -73,7 +73,7 @@ class _Convolution(SparseModule):
 
 
 class _SubMConv(_Convolution):
-    """From sites to the same sites, each from what is in the window around it; `padding` and `stride` have no meaning."""
+    """Convolves to the same sites, each from the sites in the window around it. `padding` and `stride` have no effect."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -88,7 +88,7 @@ class _SubMConv(_Convolution):
 
 
 class _SparseConv(_Convolution):
-    """To every site that the window leads to from one that is there."""
+    """Convolves to every site that the window reaches from an input site."""
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         to = led(x, self.window, self.indice_key)
@@ -96,7 +96,7 @@ class _SparseConv(_Convolution):
 
 
 class _SparseInverseConv(_Convolution):
-    """Back to the sites that the convolution with the same `indice_key` came from."""
+    """Convolves back to the input sites of the convolution with the same `indice_key`."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, indice_key: str, bias: bool = True) -> None:
         super().__init__(in_channels, out_channels, kernel_size, bias=bias, indice_key=indice_key)
@@ -115,14 +115,17 @@ class _SparseInverseConv(_Convolution):
 
 
 class _SparseConvTranspose(_SparseConv):
-    """To every site that the window leads to the other way round: output i * stride - padding + k * dilation of input i."""
+    """Convolves to every site that the transposed window reaches: output i * stride - padding + k * dilation of input i."""
 
     transposed = True
 
 
 def convolved(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[Any, ...]) -> Tensor:
-    """A layer's weight [offsets, C, D] over features [N, C], in the type of torch.autocast if that is on. GossamerError."""
-    if weight.device != x.device:  # or torch takes what is on "meta" for a graph that is being made
+    """Convolves features [N, C] with a weight [offsets, C, D], in the dtype of torch.autocast if it is on.
+
+    GossamerError if devices, channels or dtypes do not fit.
+    """
+    if weight.device != x.device:  # else torch takes tensors on "meta" for a traced graph
         raise GossamerError(f"{name}: the weight is on {weight.device}, features are on {x.device}")
     if x.shape[1] != weight.shape[1]:
         raise GossamerError(f"{name}: {x.shape[1]} channels come in, the weight takes {weight.shape[1]} (in_channels)")
@@ -133,25 +136,25 @@ def convolved(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, where: 
 
 
 def window_of(dimensions: int, kernel: Size, stride: Size, padding: Size, dilation: Size, transposed: bool = False) -> Window:
-    """With a number each dimension. GossamerError."""
+    """Returns a window with a number for each dimension. GossamerError for numbers that do not fit."""
     sizes = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
     kernel, stride, padding, dilation = (_sizes(name, value, dimensions) for name, value in sizes.items())
     return Window(kernel, stride, padding, dilation, transposed)
 
 
 def way_from(fine: Level, coarse: Level) -> Window | None:
-    """The only window that leads from one level to another, if that is how it came about."""
+    """Returns the window that leads from one level to another, None if it is not exactly one."""
     windows = Window.parse_several(coarse.path[len(fine.path) :], len(fine.shape))
     return windows[0] if len(windows) == 1 and coarse.path[: len(fine.path)] == fine.path else None
 
 
 def described(window: Window) -> str:
-    """As `repr` of a module shows it."""
+    """Returns a window as text, for `repr` of modules."""
     return ", ".join(f"{name}={list(value)}" for name, value in vars(window).items() if name != "transposed")
 
 
 def led(x: SparseConvTensor, window: Window, indice_key: str | None) -> Level:
-    """The level to which a layer's window leads, from which the key leads back."""
+    """Returns the level to which a layer's window leads, and remembers the level of x under the key for the way back."""
     to = x.led(window)
     if indice_key is not None:
         x.passed[indice_key] = x.level

@@ -1,4 +1,4 @@
-"""Which sites lie how from which, as a SparseTensor: for kernels that are no cubes, and sums that are no convolutions."""
+"""`neighbours` returns pairs of neighbouring sites as a SparseTensor, for kernels of any shape, and for other sums."""
 
 from collections.abc import Sequence
 

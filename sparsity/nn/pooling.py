@@ -1,8 +1,8 @@
 """Pooling of features at sites, with spconv's names and arguments.
 
-SparseMaxPool{1,2,3,4}d     the largest of each channel among the sites that a window shows
-SparseAvgPool{1,2,3,4}d     the mean over those: places without a site do not count
-SparseGlobalMaxPool, SparseGlobalAvgPool    the same over all sites of a grid, as a tensor [batch, C]
+SparseMaxPool{1,2,3,4}d     the maximum of each channel over the sites in a window
+SparseAvgPool{1,2,3,4}d     the mean over these sites; places without a site do not count
+SparseGlobalMaxPool, SparseGlobalAvgPool    maximum and mean over all sites of a grid, as a tensor [batch, C]
 """
 
 from typing import Any, ClassVar
@@ -46,7 +46,7 @@ class _Pool(SparseModule):
 
 
 class _MaxPool(_Pool):
-    """A NaN is larger than any number, as in torch; of equals the first one gets the gradient."""
+    """Pools by the maximum. As in torch, NaN is larger than any number. The first of equal maxima gets the gradient."""
 
     def _pooled(self, features: Tensor, where: tuple[Any, ...]) -> Tensor:
         return features.gather(0, largest_sites(features.detach(), *where))
@@ -59,13 +59,13 @@ class _AvgPool(_Pool):
 
 
 def pooled(features: Tensor, indices: Tensor, batch: int, way: str) -> Tensor:
-    """Features [N, C] at places of a batch of grids → [batch, C], zeros for a grid without sites; by "mean" or "amax"."""
+    """Returns the "mean" or "amax" [batch, C] of features [N, C] in each grid of a batch; zeros for a grid without sites."""
     grid = indices[:, :1].long().expand_as(features)
     return features.new_zeros(batch, features.shape[1]).scatter_reduce(0, grid, features, way, include_self=False)
 
 
 class _GlobalPool(SparseModule):
-    """Features [N, C] of a batch of grids → [batch, C], zeros for a grid without sites."""
+    """Pools features [N, C] of a batch of grids to [batch, C]; zeros for a grid without sites."""
 
     way: ClassVar[str]
 

@@ -1,4 +1,4 @@
-"""The maps of a set of coordinates, kept for all layers and calls that have it."""
+"""Keeps the pair maps of a set of coordinates, for all layers and calls with the same coordinates."""
 
 import threading
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from gossamer.sparsity.nn.sites import PairMap, Sites, coarser, neighbours, pair
 from gossamer.sparsity.nn.windows import Window
 
 Kind = Literal["same", "down", "up"]
-"""From sites to the same sites, to those that a window leads to, and from those back."""
+"""From sites to the same sites, to the sites that a window leads to, and from these back (see convolve.py)."""
 
 
 class SiteMaps:
-    """What windows make of some sites. A level is the windows that lead to it."""
+    """The sites and pair maps that follow from some sites by windows. A level is a tuple of the windows that lead to it."""
 
     def __init__(self, sites: Sites) -> None:
         self._levels: dict[tuple[Window, ...], Sites] = {(): sites}
@@ -23,14 +23,14 @@ class SiteMaps:
         self._lock = threading.RLock()
 
     def sites(self, level: tuple[Window, ...]) -> Sites:
-        """The sites of a level."""
+        """Returns the sites of a level."""
         with self._lock:
             if level not in self._levels:
                 self._lead(level[:-1], level[-1])
             return self._levels[level]
 
     def map(self, kind: Kind, level: tuple[Window, ...], window: Window) -> PairMap:
-        """The pairs of a window at a level: the finer one where it leads to another."""
+        """Returns the pairs of a window. `level` is the finer of its two levels."""
         key = kind, level, window
         with self._lock:
             if key not in self._maps:
@@ -50,11 +50,10 @@ class SiteMaps:
 
 
 _known = Remembered[SiteMaps]("all", most=16)
-"""Compared by values: Inductor uses a buffer for one set of coordinates after the other, and torch does not count what it
-writes there."""
+"""Compared by values, because Inductor reuses a buffer for other coordinates, and torch does not count these writes."""
 
 
 def site_maps(indices: Tensor, shape: Sequence[int], batch: int) -> SiteMaps:
-    """Those of checked int32 [N, 1 + D] indices."""
+    """Returns the maps of int32 indices [N, 1 + D], which are checked when they are new."""
     more = *shape, batch
     return _known.get([indices], more, lambda: SiteMaps(Sites.of(indices, more[:-1], batch)))

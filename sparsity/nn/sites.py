@@ -1,7 +1,7 @@
-"""Sites: the places of a grid that have features, and the pairs of them that a window connects.
+"""`Sites` are the places of a grid that have features. This file finds the pairs of sites that a window connects.
 
-A site's coordinates are one number, the last dimension fastest, and the numbers are sorted once. What a window adds to them is
-a number too, so the neighbours of all sites are found by going through the same sorted numbers.
+The coordinates of a site are encoded as one number, the last dimension fastest, and the numbers are sorted once. An offset of a
+window is a number, too. So the neighbours of all sites are found by one pass through the same sorted numbers.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ _MOST = 2**31 - 1
 class Sites:
     """Some places of a batch of grids.
 
-    shape      of a grid, `batch` how many there are
+    shape      the shape of a grid; `batch` is the number of grids
     order      int32 [N], the rows of the user's indices in ascending order of coordinates
     places     int32 [N, 1 + D], the indices in that order
-    ascending  whether the user's are in that order
+    ascending  whether the user's indices are in that order
     """
 
     shape: Sizes
@@ -38,7 +38,7 @@ class Sites:
 
     @staticmethod
     def of(indices: Tensor, shape: Sequence[int], batch: int) -> "Sites":
-        """Sites of int32 [N, 1 + D] indices. GossamerError if one is outside of the grids, or occurs twice."""
+        """Returns the sites of int32 indices [N, 1 + D]. GossamerError if one is outside of the grids, or occurs twice."""
         sizes = (batch, *shape)
         _check_range(indices, sizes)
         keys = _numbers(indices, sizes)
@@ -59,7 +59,7 @@ class Sites:
         return len(self.places)
 
     def keys(self, margin: Sequence[int] | None = None) -> Tensor:
-        """The number of every site, ascending, in a grid with a margin behind each dimension."""
+        """Returns the number of every site, ascending, in a grid with a margin behind each dimension."""
         margin = margin or [0] * len(self.shape)
         sizes = (self.batch, *(n + m for n, m in zip(self.shape, margin, strict=True)))
         _check_places(sizes)
@@ -67,7 +67,7 @@ class Sites:
 
 
 def _count(like: Tensor) -> Tensor:
-    """int32 [N]: 0, 1, ... for each of these, where they are."""
+    """Returns 0, 1, ... as int32 [N], with the length and device of `like`."""
     return torch.arange(len(like), dtype=torch.int32, device=like.device)
 
 
@@ -94,7 +94,7 @@ def _check_range(indices: Tensor, sizes: Sizes) -> None:
 
 
 def _numbers(places: Tensor, sizes: Sizes) -> Tensor:
-    """sum of places[:, d] * (the product of the sizes behind d), int64"""
+    """Returns the sum of places[:, d] * (product of the sizes behind d), int64."""
     numbers = places[:, 0].long()
     for column, size in enumerate(sizes[1:], 1):
         numbers = torch.add(places[:, column], numbers, alpha=size)
@@ -103,11 +103,12 @@ def _numbers(places: Tensor, sizes: Sizes) -> Tensor:
 
 @dataclass(frozen=True)
 class PairMap:
-    """The pairs of rows that each offset of a window connects, as kernels read them (dialects/points.py).
+    """The pairs of rows that each offset of a window connects, in the form for kernels (dialects/points.py).
 
-    inputs, outputs  int32 [pairs]
-    rows             int32 [outputs' sites], `read` the number of the inputs'
-    positions        int32 [offsets, tiles + 1]
+    inputs, outputs  int32 [pairs], offset by offset: the rows to read and to write
+    rows             int32 [output sites]: the output rows in ascending order of coordinates
+    positions        int32 [offsets, tiles + 1]: where the pairs of each tile of outputs begin
+    read             the number of input sites
     """
 
     inputs: Tensor
@@ -118,16 +119,16 @@ class PairMap:
 
     @property
     def bytes(self) -> int:
-        """Of all of it."""
+        """The bytes of all arrays."""
         return sum(each.nbytes for each in (self.inputs, self.outputs, self.rows, self.positions))
 
 
 Ranks = tuple[Tensor, Tensor]
-"""The pairs of an offset: which input and which output, both ascending, int32, by their places in the order of sites."""
+"""The pairs of an offset: inputs and outputs as places in the sorted order of sites, both ascending, int32."""
 
 
 def pair_map(ranks: Sequence[Ranks], read: Sites, written: Sites) -> PairMap:
-    """The map of pairs that come offset by offset."""
+    """Returns the map of pairs, which are given offset by offset."""
     tiles = TILE * torch.arange(-(-len(written) // TILE) + 1, dtype=torch.int32, device=written.order.device)
     positions, start = [], 0
     for _, out in ranks:
@@ -145,7 +146,7 @@ def pair_map(ranks: Sequence[Ranks], read: Sites, written: Sites) -> PairMap:
 
 
 def _rows(ranks: Sequence[Tensor], sites: Sites, count: int, known: dict[tuple[int, int], Tensor]) -> Tensor:
-    """The user's rows, `count` of them, offset by offset; those of ranks that opposite offsets share are looked up once."""
+    """Returns the user's rows for ranks, offset by offset (`count` in all). Ranks of opposite offsets are converted once."""
     rows = empty((count,), torch.int32) if sites.order.is_cpu else sites.order.new_empty(count)
     for each, part in zip(ranks, rows.split([len(each) for each in ranks]), strict=True):
         found = known.setdefault((id(each), id(sites)), part)
@@ -157,9 +158,9 @@ def _rows(ranks: Sequence[Tensor], sites: Sites, count: int, known: dict[tuple[i
 
 
 def neighbours(sites: Sites, window: Window) -> list[Ranks]:
-    """The pairs of a window that is centred on each site; sizes of the kernel are odd.
+    """Returns the pairs of a window centred on each site, with odd sizes of the kernel.
 
-    Offsets k and -k have the same pairs, turned round.
+    Offsets k and -k have the same pairs, with inputs and outputs exchanged.
     """
     centre = [(k // 2) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
     half = [[o - c for o, c in zip(offset, centre, strict=True)] for offset in window.offsets[: len(window.offsets) // 2]]
@@ -169,9 +170,9 @@ def neighbours(sites: Sites, window: Window) -> list[Ranks]:
 
 
 def at_offsets(sites: Sites, offsets: Sequence[Sequence[int]]) -> list[Ranks]:
-    """For each offset the pairs of sites that are so far apart: input = output + offset."""
+    """Returns, for each offset, the pairs of sites with input = output + offset."""
     largest = [max((abs(o) for o in along), default=0) for along in zip(*offsets, strict=True)] or [0] * len(sites.shape)
-    reach = [min(c, n) for c, n in zip(largest, sites.shape, strict=True)]  # beyond a grid there is nothing
+    reach = [min(c, n) for c, n in zip(largest, sites.shape, strict=True)]  # no site is farther away than the size of the grid
     keys, steps = sites.keys(reach), _steps(sites.shape, reach)
     shifts = [sum(max(-r, min(r, o)) * s for o, r, s in zip(offset, reach, steps, strict=True)) for offset in offsets]
     return _matches(keys, keys.new_tensor(shifts))
@@ -183,7 +184,7 @@ def _steps(shape: Sizes, margin: Sequence[int]) -> list[int]:
 
 
 def _matches(keys: Tensor, shifts: Tensor) -> list[Ranks]:
-    """The pairs of each shift, see kernel.match_keys: by that for CPU tensors."""
+    """Returns the pairs of each shift, by kernel.match_keys for CPU tensors."""
     if not keys.is_cpu:
         return matches_by_bisection(keys, shifts)
     into, out = empty((2, len(shifts), len(keys)), torch.int32)
@@ -193,7 +194,7 @@ def _matches(keys: Tensor, shifts: Tensor) -> list[Ranks]:
 
 
 def matches_by_bisection(keys: Tensor, shifts: Tensor) -> list[Ranks]:
-    """The same by torch's operations, on any device."""
+    """Returns the pairs of each shift by torch's operations, on any device."""
     found = []
     for wanted in keys + shifts[:, None] if len(keys) else keys.new_empty(len(shifts), 0):
         at = torch.searchsorted(keys, wanted, out_int32=True).clamp_(max=len(keys) - 1)
@@ -203,7 +204,7 @@ def matches_by_bisection(keys: Tensor, shifts: Tensor) -> list[Ranks]:
 
 
 def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
-    """The sites that a window leads to from some of these, and the pairs."""
+    """Returns the sites that a window leads to from these sites, and the pairs."""
     shape = window.shape_of(sites.shape)
     _check_places((sites.batch, *shape))
     found = _led_to(sites, window, shape)
@@ -219,9 +220,9 @@ def coarser(sites: Sites, window: Window) -> tuple[Sites, list[Ranks]]:
 
 
 def _led_to(sites: Sites, window: Window, shape: Sizes) -> list[tuple[Tensor, Tensor]]:
-    """For each offset the sites that it leads from, and the numbers of the outputs: both ascending.
+    """Returns, for each offset, the sites from which it leads to an output, and the numbers of the outputs, both ascending.
 
-    Dimension by dimension: what a tap of one leads nowhere is not looked at along the next.
+    It goes dimension by dimension, and drops sites that a tap leads outside of the grid.
     """
     batch, *columns = sites.places.t().to(torch.int64, memory_format=torch.contiguous_format)
     found = [(_count(sites.order), batch)]

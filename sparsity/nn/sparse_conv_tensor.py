@@ -1,4 +1,4 @@
-"""Coordinates with features, as convolutions of points take and give them."""
+"""`SparseConvTensor`: coordinates with features, the inputs and outputs of convolutions of points."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ from gossamer.sparsity.nn.windows import Sizes, Window
 
 @dataclass(frozen=True)
 class Level:
-    """Sites, and the windows that lead to them from those that a network begins with.
+    """Sites, and the windows that lead to them from the sites of the network's input.
 
     indices  int32 [N, 1 + D]
-    root     indices of the first level, whose grid has `root_shape`
-    path     the numbers of the windows, one after the other
+    root     the indices of the network's input, whose grid has `root_shape`
+    path     the numbers of the windows, one after the other (`Window.numbers`)
     """
 
     indices: Tensor
@@ -33,7 +33,7 @@ class Level:
 
     @property
     def where(self) -> tuple[Tensor, Sizes, int, Sizes]:
-        """As operations take it."""
+        """The arguments of operations that identify the level."""
         return self.root, self.root_shape, self.batch, self.path
 
 
@@ -56,13 +56,13 @@ class SparseConvTensor:
         self.features = features
         self.level = Level(indices, shape, batch, indices, shape, ())
         self.passed: dict[str, Level] = {}
-        """Levels that convolutions with an indice_key came from."""
+        """The input levels of convolutions with an indice_key, by the key."""
         self.coarse: dict[Sizes, Tensor] = {}
-        """Indices by path: the same for all convolutions that lead there."""
+        """Indices of coarser levels by path, shared by all convolutions that lead there."""
 
     @property
     def indices(self) -> Tensor:
-        """int32 [N, 1 + D]"""
+        """The indices of the sites, int32 [N, 1 + D]."""
         return self.level.indices
 
     @property
@@ -76,17 +76,17 @@ class SparseConvTensor:
         return self.level.batch
 
     def replace_feature(self, feature: Tensor) -> "SparseConvTensor":
-        """Other features at the same places, [N, any C]."""
+        """Returns other features [N, any C] at the same sites."""
         return self.at(feature, self.level)
 
     def at(self, features: Tensor, level: Level) -> "SparseConvTensor":
-        """Features at another level of the same network."""
+        """Returns features at another level of the same network."""
         made = object.__new__(SparseConvTensor)
         made.features, made.level, made.passed, made.coarse = features, level, self.passed, self.coarse
         return made
 
     def led(self, window: Window) -> Level:
-        """The level to which a window leads from this one."""
+        """Returns the level to which a window leads from this one."""
         level = self.level
         shape = window.shape_of(level.shape)
         if min(shape) < 1:
@@ -99,7 +99,7 @@ class SparseConvTensor:
         return replace(level, indices=self.coarse[path], shape=shape, path=path)
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """[batch, C, *spatial_shape], or C last: the features, zeros elsewhere."""
+        """Returns the features as a dense tensor [batch, C, *spatial_shape], or with C last; zeros elsewhere."""
         sizes = self.batch_size, *self.level.shape
         place = torch.zeros_like(self.indices[:, 0], dtype=torch.int64)
         for column, size in enumerate(sizes):
@@ -111,7 +111,7 @@ class SparseConvTensor:
 
 
 def _count(name: str, value: Any) -> int:
-    """A whole number, also of numpy or of a tensor."""
+    """Returns a whole number as an int, also one of NumPy or a tensor. GossamerError for other values."""
     try:
         counted: Any = value if isinstance(value, (int, torch.SymInt)) else index(value)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""The window of a convolution: which sites of a grid it leads from and to."""
+"""`Window` is the window of a convolution: it maps places of a grid to outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,11 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Window:
-    """A number each dimension. Output o reads input o * stride - padding + k * dilation for 0 <= k < kernel, as
-    torch.nn.functional.conv3d does; transposed, input i is read by output i * stride - padding + k * dilation."""
+    """A window with a number for each dimension.
+
+    Output o reads input o * stride - padding + k * dilation for 0 <= k < kernel, as in torch.nn.functional.conv3d. If
+    transposed, output i * stride - padding + k * dilation reads input i.
+    """
 
     kernel: Sizes
     stride: Sizes
@@ -22,39 +25,39 @@ class Window:
 
     @staticmethod
     def parse(numbers: Sequence[int]) -> "Window":
-        """The inverse of `numbers`."""
+        """Returns the window with these `numbers`."""
         size = len(numbers) // 4
         kernel, stride, padding, dilation = (tuple(numbers[at : at + size]) for at in range(0, 4 * size, size))
         return Window(kernel, stride, padding, dilation, bool(numbers[-1]))
 
     @staticmethod
     def parse_several(numbers: Sequence[int], dimensions: int) -> tuple["Window", ...]:
-        """Windows whose numbers come one after the other."""
+        """Returns the windows whose numbers come one after the other."""
         each = 4 * dimensions + 1
         return tuple(Window.parse(numbers[at : at + each]) for at in range(0, len(numbers), each))
 
     @property
     def numbers(self) -> Sizes:
-        """All of it, as operations take it."""
+        """All fields as one tuple, the argument of operations."""
         return (*self.kernel, *self.stride, *self.padding, *self.dilation, int(self.transposed))
 
     @property
     def offsets(self) -> list[Sizes]:
-        """k * dilation for every k, the last dimension fastest."""
+        """The offsets k * dilation for every k, the last dimension fastest."""
         return [
             tuple(k * d for k, d in zip(ks, self.dilation, strict=True))
             for ks in product(*(range(size) for size in self.kernel))
         ]
 
     def shape_of(self, shape: Sequence[int]) -> Sizes:
-        """The shape of the outputs of a grid."""
+        """Returns the shape of the outputs for a grid."""
         each = list(zip(shape, self.kernel, self.stride, self.padding, self.dilation, strict=True))
         if self.transposed:
             return tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in each)
         return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in each)
 
     def led_to(self, places: Tensor, dimension: int, size: int) -> list[Tensor]:
-        """Where each tap along a dimension leads from these places, int64 [N]; -1 where that is none of `size` outputs."""
+        """Returns the output of each tap along a dimension for these places, int64 [N]; -1 if it is none of `size` outputs."""
         stride, padding = self.stride[dimension], self.padding[dimension]
         found = []
         for k in range(self.kernel[dimension]):

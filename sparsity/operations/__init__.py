@@ -1,1 +1,1 @@
-"""Operations on SparseTensors as torch sees them: shapes, gradients, batches."""
+"""The operations `gossamer::…` of torch's dispatcher on SparseTensors: kernels, shapes for tracing, gradients, and vmap."""

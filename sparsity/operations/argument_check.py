@@ -1,10 +1,9 @@
-"""What every call is looked at for before a kernel gets its addresses: do the arrays fit what the spec says of them?
+"""Checks the arrays of a call against its spec, before a kernel gets their addresses.
 
 arrays, sizes and spec (see operands) → nothing, or an ArgumentError
 
-Types, devices, ranks and lengths are looked at, which takes no time to speak of and needs no contents: what stands in positions
-and coordinates was checked when the tensor was made (see structure). Whatever is not contiguous is copied later, on its way to
-the kernel.
+It checks types, devices, ranks and lengths, which is fast because it reads no contents. The values in positions and coordinates
+were checked when the tensor was made (see structure). Arrays that are not contiguous are copied later, for the kernel.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""What torch.autocast makes of the operands of our products."""
+"""Applies torch.autocast to the operands of our products."""
 
 import torch
 from torch import Tensor
 
 
 def as_autocast(x: Tensor) -> Tensor:
-    """What torch.autocast makes of an operand of a product: its lower precision, but for float64."""
+    """Returns an operand of a product in the dtype of torch.autocast if it is on. float64 and integers stay."""
     place = x.device.type
     if not torch.is_autocast_enabled(place) or x.dtype == torch.float64 or not x.is_floating_point():
         return x

@@ -1,4 +1,4 @@
-"""What torch.func.vmap does: a batch of dense operands of an einsum is one larger einsum, other batches go one by one."""
+"""Implements torch.func.vmap: a batch of dense operands of an einsum is one larger einsum, other batches run one by one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from gossamer.sparsity.compiler.operands import Spec
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 Batched = tuple[Any, Any]
-"""Outputs, and for each the dimension of the batch; None for those that are the same in all of it."""
+"""Outputs, and for each its batch dimension, None if it is the same for the whole batch."""
 
 
 def batched_one_by_one(name: str) -> None:
-    """Has vmap compute gossamer::name for each element of a batch. What gives integers must give the same for all."""
+    """Makes vmap compute gossamer::name for each element of a batch. Integer outputs must be the same for all elements."""
     operation = getattr(torch.ops.gossamer, name).default
 
     def rule(info: Any, in_dims: Any, *inputs: Any) -> Batched:
@@ -32,7 +32,7 @@ def batched_one_by_one(name: str) -> None:
 
 
 def batched_as_einsum(name: str) -> None:
-    """Has vmap compute gossamer::name, an einsum, with one more dimension, or one dimension that is larger."""
+    """Makes vmap compute gossamer::name, an einsum, with an additional dimension, or with a larger dimension."""
     operation = getattr(torch.ops.gossamer, name).default
 
     def rule(info: Any, in_dims: Any, arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Batched:
@@ -55,7 +55,7 @@ def _as_one(
     dims: Sequence[int | None],
     n: int,
 ) -> Batched:
-    """One einsum for a batch of dense operands; `dims` has an entry for each operand."""
+    """Computes one einsum for a batch of dense operands. `dims` has the batch dimension of each operand."""
     inputs, result = [operand.letters for operand in spec.operands], spec.result.letters
     of_batch = {number: dim for number, dim in enumerate(dims) if dim is not None}
     ends = [sum(operand.arrays for operand in spec.operands[: number + 1]) - 1 for number in range(len(inputs))]
@@ -75,13 +75,13 @@ def _as_one(
 
 
 def _split(dims: Sequence[int | None], spec: Spec) -> list[list[int | None]]:
-    """For each operand those of its arrays."""
+    """Returns the batch dimensions of the arrays of each operand."""
     remaining = iter(dims)
     return [[next(remaining) for _ in range(operand.arrays)] for operand in spec.operands]
 
 
 def _element(inputs: Any, in_dims: Any, number: int) -> Any:
-    """The inputs of a call for one element of a batch."""
+    """Returns the inputs of a call for one element of a batch."""
     if isinstance(inputs, Tensor):
         return inputs if in_dims is None else inputs.select(in_dims, number)
     if isinstance(inputs, list | tuple) and in_dims is not None:
@@ -90,7 +90,7 @@ def _element(inputs: Any, in_dims: Any, number: int) -> Any:
 
 
 def _joined(name: str, results: Sequence[Tensor]) -> tuple[Tensor, int | None]:
-    """The results of a batch as one."""
+    """Returns the results of a batch as one tensor, and its batch dimension."""
     first = results[0]
     if first.is_floating_point() or first.is_complex():
         return torch.stack(tuple(results)), 0

@@ -1,8 +1,8 @@
-"""SDDMM over many tokens at the entries of whole blocks of bf16, as the gradient of a weight in blocks is.
+"""Computes SDDMM over many tokens for entries in whole blocks of bf16, such as the gradient of a weight in blocks.
 
     v[p] = sum_t x[t, r] y[t, c]      →      pack pairs of x, pack pairs of y, a block's sums at once by dot products
 
-The blocks are found in CSR, 32 x 32 or 16 x 16, when a pattern is new.
+It looks for blocks of 32 x 32 or 16 x 16 in CSR when a pattern is new.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,12 @@ _WIDTHS = (32, 16)
 
 @dataclass(frozen=True, eq=False)
 class WholeBlocks:
-    """A matrix in CSR that consists of blocks: where those of each row of blocks begin, the column of each, counted in blocks,
-    and how wide and high they are."""
+    """A matrix in CSR that consists of square blocks.
+
+    positions    where each row of blocks begins
+    coordinates  the column of each block, counted in blocks
+    width        rows and columns of a block
+    """
 
     positions: Tensor
     coordinates: Tensor
@@ -30,7 +34,7 @@ class WholeBlocks:
 
     @classmethod
     def of(cls, positions: Tensor, coordinates: Tensor, columns: int) -> "WholeBlocks | None":
-        """The blocks of a matrix with ascending columns in its rows; None if there are others."""
+        """Returns the blocks of a matrix with ascending columns in its rows, None if it has entries in no whole block."""
         for width in _WIDTHS:
             found = _blocks(positions.long(), coordinates, columns, width)
             if found is not None:
@@ -38,14 +42,14 @@ class WholeBlocks:
         return None
 
     def sampled(self, x: Tensor, y: Tensor) -> Tensor:
-        """The sum over tokens of x[t, row] * y[t, column] for the entries, in the order of CSR; x and y are contiguous."""
+        """Returns the sum over tokens of x[t, row] * y[t, column] for each entry, in the order of CSR. x, y: contiguous."""
         out = empty([self.coordinates.numel() * self.width**2], x.dtype)
         run(SampleBlocksOp, [self.positions, self.coordinates, *(_packed(each, self.width) for each in (x, y))], [out])
         return out
 
 
 def whole_blocks(positions: Tensor, coordinates: Tensor, columns: int, dtype: torch.dtype) -> WholeBlocks | None:
-    """The blocks of a matrix, which are found once; None where there are none, or no dot products of its type here."""
+    """Returns the blocks of a matrix (remembered), None if it has none, or this CPU has no dot products of its dtype."""
     multiplies = dtype is torch.bfloat16 and "bf16dots" in host().instructions and host().vector_bits == 512
     if not multiplies or not coordinates.numel():
         return None

@@ -1,4 +1,7 @@
-"""Running a compiled kernel on bound operands."""
+"""Finds the compiled kernel of an operation's call, checks the arrays, and runs it.
+
+`call_of` is the entry: the operations in dense_results.py and sparse_kernels.py get a checked `Call` from it.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -25,20 +28,20 @@ from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 log = logging.getLogger("gossamer")
 
 Build = Callable[[Spec, torch.dtype], str]
-"""From what a call is and its dtype to contract IR."""
+"""Makes contract IR from the spec of a call and its dtype."""
 
-_REMEMBERED = 256  # shapes of arrays that a call remembers to have checked
+_REMEMBERED = 256  # sets of shapes and types that a call remembers as checked
 _SLICES = {16: "slices16", 32: "slices"}
 
 
 def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> bool:
-    """Run the kernel of `build` into `out`; dense operands are filled up to whole blocks first. False if there is none."""
+    """Runs the kernel of `build` into `out`, with dense operands padded to whole blocks. Returns False if there is none."""
     kernel = kernel_if_any(build, spec, operands[0].values.dtype)
     if kernel is None:
         return False
     sizes = padded(operands) if any(operand.operand.blocked for operand in operands) else {}
     given: list[Any] = []
-    kept: list[Bound] = []  # words are addresses: what they point to must live until the call is over
+    kept: list[Bound] = []  # words are addresses, so the arrays must live until the call returns
     for operand in operands:
         if operand.sparse:
             kept.append(Bound(operand.operand, tuple(array.contiguous() for array in operand.arrays), operand.shape))
@@ -54,7 +57,7 @@ def launch(build: Build, operands: Sequence[Bound], spec: Spec, out: Tensor) -> 
 
 
 class _Arrays:
-    """A sparse operand for a kernel: the words of its arrays and of its levels."""
+    """A sparse operand for a kernel. Its words are the addresses and lengths of its arrays, and the sizes of its levels."""
 
     def __init__(self, operand: Bound) -> None:
         assert operand.format is not None
@@ -66,7 +69,10 @@ class _Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What is known of a call before its arrays: its spec, and what it is if it is a product with one matrix."""
+    """Everything about a call that does not depend on its arrays.
+
+    product  how it is a product with one matrix, None if it is not
+    """
 
     build: Build
     spec: Spec
@@ -76,7 +82,7 @@ class Call:
     _fitting: set[tuple[Any, ...]] = field(default_factory=set)
 
     def check(self, arrays: Sequence[Tensor], sizes: Sequence[int]) -> None:
-        """ArgumentError unless a kernel may be given these arrays. Such as have passed once are known by shapes and types."""
+        """ArgumentError if a kernel cannot take these arrays. Shapes and types that have passed are remembered."""
         key: list[Any] = [*sizes]
         for array in arrays:
             key += array.shape, array.dtype, array.device.index if array.is_cuda else array.is_cpu
@@ -88,7 +94,7 @@ class Call:
             self._fitting.add(known)
 
     def kernel(self, form: RowForm) -> RegionKernel:
-        """The kernel of the product for a matrix by rows."""
+        """Returns the kernel of the product for a matrix by rows."""
         widths = form.positions.dtype, form.coordinates.dtype
         known = self._kernels.get(widths)
         if known is None:
@@ -97,13 +103,13 @@ class Call:
         return known
 
     def as_product(self, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
-        """The result, if the call is a product with one matrix that can be taken by rows."""
+        """Returns the result if the call is a product with one matrix that can be read by rows, else None."""
         if isinstance(self.product, RowProduct):
             return self.product.run(self.kernel, arrays, sizes, self.sliced)
         return None if self.product is None else self.product.run(self.kernel, arrays, sizes)
 
     def sliced(self, width: int) -> RegionKernel:
-        """The kernel of a product of a vector with a matrix in slices of rows, with coordinates of so many bits."""
+        """Returns the kernel of a matrix in slices of rows times a vector, for coordinates of `width` bits."""
         schedule = _SLICES[width]
         known = self._kernels.get(schedule)
         if known is None:
@@ -115,13 +121,13 @@ class Call:
 _calls: dict[tuple[Any, ...], Call] = {}
 
 Classify = Callable[[Spec], RowProduct | RowSample | None]
-"""Which product a call is; None if it is none with one matrix."""
+"""Returns which product with one matrix a spec is, None if it is none."""
 
 
 def call_of(build: Build, classify: Classify, text: str, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Call:
-    """The call that a spec says. ArgumentError if the arrays, as the dispatcher passes them, do not fit it.
+    """Returns the call of a spec. ArgumentError if the arrays, as the dispatcher passes them, do not fit the spec.
 
-    Whoever runs a kernel gets it from here: that no operation forgets the check is why arrays are asked for.
+    All operations get their kernels from here. It takes the arrays so that no operation can forget the check.
     """
     call = planned_call(build, classify, text, arrays[-1].dtype)
     call.check(arrays, sizes)
@@ -129,8 +135,8 @@ def call_of(build: Build, classify: Classify, text: str, arrays: Sequence[Tensor
 
 
 def planned_call(build: Build, classify: Classify, text: str, dtype: torch.dtype) -> Call:
-    """The call that a spec says, for arrays that come later; equal ones are shared, for small products take less time than
-    reading a spec."""
+    """Returns the call of a spec without checking arrays. Calls are shared, because reading a spec takes longer than a small
+    product."""
     key = kernel_of, build, text, dtype
     known = _calls.get(key)
     if known is None:
@@ -143,7 +149,7 @@ def planned_call(build: Build, classify: Classify, text: str, dtype: torch.dtype
 
 @lru_cache(4096)
 def kernel_if_any(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel | None:
-    """The kernel of a call, None for a type that there are none for, and for what MLIR cannot compile."""
+    """Returns the kernel of a call, None if there is none for its dtype, or MLIR cannot compile it."""
     try:
         return kernel_of(build, spec, dtype)
     except CompileError as problem:
@@ -153,7 +159,7 @@ def kernel_if_any(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel 
 
 @lru_cache(4096)
 def kernel_of(build: Build, spec: Spec, dtype: torch.dtype) -> RegionKernel:
-    """The fastest kernel that computes a call: a schedule for CSR if it has one, else the reference."""
+    """Returns the fastest kernel of a call: by a schedule for CSR if possible, else by the reference."""
     contract = build(spec, dtype)
     if any(operand.format is not None and operand.format.levels == Format.CSR.levels for operand in spec.operands):
         schedule = "gustavson" if spec.result.format else "dots" if SampleOp.OPERATION_NAME in contract else "rows"

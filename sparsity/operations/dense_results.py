@@ -1,7 +1,7 @@
-"""The operations with dense results, each the other's derivative, so that derivatives of any order are compiled too.
+"""The operations with dense results. Each is the derivative of the other, so derivatives of any order run compiled, too.
 
 gossamer::einsum(arrays, sizes, spec) -> Tensor    sums of products
-gossamer::sample(arrays, sizes, spec) -> Tensor    the same at the stored entries of the first operand, one value each
+gossamer::sample(arrays, sizes, spec) -> Tensor    sums of products at the stored entries of the first operand, one value each
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,37 +26,37 @@ from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 
 
 def einsum(operands: Sequence[Bound], result: str) -> Tensor:
-    """out[result] = sum over all other letters of the product of the operands, of which one or more are sparse."""
+    """Returns out[result] = sum over all other letters of the product of the operands. At least one is sparse."""
     out: Tensor = einsum_of(*flat(operands, Operand(result)))
     return out
 
 
 def sample(pattern: Bound, factors: Sequence[Bound]) -> Tensor:
-    """The sum over the letters that the pattern lacks of the product of dense factors, at each stored entry (flat)."""
+    """Returns the product of dense factors at each stored entry (flat), summed over the letters that the pattern lacks."""
     out: Tensor = _sample(*flat([pattern, *factors], Operand("p")))
     return out
 
 
 def densified(operand: Bound) -> Bound:
-    """The operand itself if it is dense, else all its elements."""
+    """Returns the operand as a dense one; itself if it is dense."""
     return dense(operand.letters, einsum([operand], operand.letters)) if operand.sparse else operand
 
 
-# How they run
+# Kernels
 
 
 def einsum_ir(spec: Spec, dtype: torch.dtype) -> str:
-    """The contract IR of a call of einsum."""
+    """Returns the contract IR of a call of einsum."""
     return contract_ir.einsum(spec.operands, spec.result, dtype)
 
 
 def sample_ir(spec: Spec, dtype: torch.dtype) -> str:
-    """The contract IR of a call of sample."""
+    """Returns the contract IR of a call of sample."""
     return contract_ir.sample(spec.operands[0], spec.operands[1:], dtype)
 
 
 def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
-    """What `gossamer::einsum` does for CPU tensors."""
+    """Computes `gossamer::einsum` for CPU tensors."""
     call = call_of(einsum_ir, RowProduct.of, text, arrays, sizes)
     product = call.as_product(arrays, sizes)
     if product is not None:
@@ -75,7 +75,7 @@ def einsum_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
 
 
 def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
-    """What `gossamer::sample` does for CPU tensors."""
+    """Computes `gossamer::sample` for CPU tensors."""
     call = call_of(sample_ir, RowSample.of, text, arrays, sizes)
     product = call.as_product(arrays, sizes)
     if product is not None:
@@ -87,7 +87,7 @@ def sample_on_cpu(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
     return out
 
 
-# What tracing sees
+# Shapes for tracing
 
 
 def _einsum_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
@@ -101,7 +101,7 @@ def _sample_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
     return values.new_empty(values.shape)
 
 
-# How they are differentiated
+# Derivatives
 
 
 def _einsum_backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
@@ -130,7 +130,7 @@ def _sample_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | Non
 
 
 def gradients(ctx: Any, operands: Sequence[Bound], gradient: Callable[[int], Tensor | None]) -> list[Tensor | None]:
-    """One entry for each array of a call: the gradient of each operand's values where it is needed, None for the others."""
+    """Returns an entry for each array of a call: the gradient of an operand's values if needed, None for other arrays."""
     needed: Iterator[bool] = iter(ctx.needs_input_grad[2:])
     found: list[Tensor | None] = []
     for at, operand in enumerate(operands):
@@ -141,7 +141,10 @@ def gradients(ctx: Any, operands: Sequence[Bound], gradient: Callable[[int], Ten
 
 
 def varied(operands: Sequence[Bound], tangents: Iterable[Tensor | None]) -> Iterator[tuple[int, list[Bound]]]:
-    """For each operand that has a tangent its number, and the operands with the tangent for its values; one entry an array."""
+    """Yields, for each operand with a tangent, its number and all operands, with the tangent as its values.
+
+    `tangents` has one entry for each array.
+    """
     of_arrays = iter(tangents)
     for at, operand in enumerate(operands):
         *_, tangent = (next(of_arrays) for _ in operand.arrays)
@@ -150,7 +153,7 @@ def varied(operands: Sequence[Bound], tangents: Iterable[Tensor | None]) -> Iter
 
 
 def total(terms: Iterable[Tensor]) -> Tensor | None:
-    """Their sum, None if there are none."""
+    """Returns the sum of the terms, None if there are none."""
     found = None
     for term in terms:
         found = term if found is None else found + term
@@ -158,10 +161,10 @@ def total(terms: Iterable[Tensor]) -> Tensor | None:
 
 
 def _derivative(operands: Sequence[Bound], at: int, more: Sequence[Bound]) -> Tensor:
-    """The derivative of the sum of the product of all operands, and of `more`, with respect to the values of one."""
+    """Returns the derivative of the sum of products of all operands and `more`, with respect to the values of one operand."""
     own, others = operands[at], [*operands[:at], *operands[at + 1 :], *more]
     if own.format is not None:
-        # What fills up edge blocks is no part of the tensor: zeros beyond the edge keep its gradient 0.
+        # Padding of edge blocks is no part of the tensor: the kernel pads these ones by zeros, so its gradient is 0.
         filled = zip(own.letters, own.shape, own.format.padded_shape(own.shape), strict=True)
         edges = [dense(letter, own.values.new_ones(n)) for letter, n, whole in filled if known_sizes.guard_or_true(n != whole)]
         return sample(own, [*(densified(other) for other in others), *edges])
@@ -174,7 +177,7 @@ def _derivative(operands: Sequence[Bound], at: int, more: Sequence[Bound]) -> Te
 
 
 def _product(operands: Sequence[Bound], result: str) -> Tensor:
-    """einsum, by torch if no operand is sparse."""
+    """Computes einsum, by torch if no operand is sparse."""
     if any(operand.sparse for operand in operands):
         return einsum(operands, result)
     equation = ",".join(operand.letters for operand in operands)
@@ -185,19 +188,19 @@ def _product(operands: Sequence[Bound], result: str) -> Tensor:
 
 
 def einsum_on_cuda(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
-    """What `gossamer::einsum` does for CUDA tensors: by rows if it is a product with one matrix, else by entries."""
+    """Computes `gossamer::einsum` for CUDA tensors: by rows if it is a product with one matrix, else by entries."""
     out = _by_rows(call_of(einsum_ir, RowProduct.of, text, arrays, sizes), "rows", arrays, sizes)
     return entry_products.einsum(arrays, sizes, text) if out is None else out
 
 
 def sample_on_cuda(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
-    """What `gossamer::sample` does for CUDA tensors."""
+    """Computes `gossamer::sample` for CUDA tensors."""
     out = _by_rows(call_of(sample_ir, RowSample.of, text, arrays, sizes), "dots", arrays, sizes)
     return entry_products.sample(arrays, sizes, text) if out is None else out
 
 
 def _by_rows(call: Call, schedule: str, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
-    """The result of a product with one matrix, by our kernel for GPUs. None if it is no such product or has no kernel."""
+    """Returns a product with one matrix by our kernel for GPUs, None if it is no such product or has no kernel."""
     product, place = call.product, arrays[-1].device
 
     def kernel(form: RowForm) -> LoadedKernel:
@@ -214,7 +217,7 @@ def _by_rows(call: Call, schedule: str, arrays: Sequence[Tensor], sizes: Sequenc
 
 
 class _NoKernel(Exception):
-    """There is none for a product."""
+    """There is no GPU kernel for a product."""
 
 
 einsum_of = Operation(
@@ -225,7 +228,7 @@ einsum_of = Operation(
     Derivative("arrays", _einsum_backward, _einsum_tangent),
     batched_as_einsum,
 ).register()
-"""`gossamer::einsum`, of arrays, sizes and a spec."""
+"""Calls `gossamer::einsum` with arrays, sizes and a spec."""
 _sample = Operation(
     f"sample{ARGUMENTS} -> Tensor",
     sample_on_cpu,

@@ -1,13 +1,13 @@
-"""How operations are differentiated: backward and forward, nested in any way, in eager code, by torch.func and in graphs.
+"""Differentiates operations, backward and forward, nested in any way: in eager code, by torch.func and in graphs.
 
-An operation says what it keeps, and gives two formulas made of operations that can be differentiated themselves:
+An operation says what it keeps, and gives two formulas of operations that can be differentiated themselves:
 
-    setup(ctx, inputs, outputs) -> tensors     what is to be kept of a call; numbers become attributes of ctx
-    backward(ctx, gradient) -> gradients       one for each tensor among the inputs, None where there is none
-    tangent(ctx, tangents) -> tangent          of the result, by those of the tensors among the inputs, None for constants
+    setup(ctx, inputs, outputs) -> tensors     the tensors to keep of a call; numbers become attributes of ctx
+    backward(ctx, gradient) -> gradients       a gradient or None for each tensor among the inputs
+    tangent(ctx, tangents) -> tangent          the tangent of the result, from those of the inputs (None for constants)
 
-torch.library.register_autograd knows the first formula alone (torch 2.13): tangents would be lost without a word, torch.func
-would refuse, and what it does to lists takes longer than a small product.
+torch.library.register_autograd takes only the first formula (torch 2.13). With it tangents would be lost silently, torch.func
+would refuse the operation, and its handling of lists would take longer than a small product.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,10 +43,10 @@ _single_level = refusal(TRANSFORMS) or enable_single_level_autograd_function
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivatives of one of the outputs of an operation, `result`.
+    """The derivatives of an operation's output with number `result`.
 
-    keeps  the arguments whose tensors are kept of a call, "positions values result", with all that it gives at last; arguments
-           that are no tensors become attributes of ctx. Or a function that does so
+    keeps  names of arguments whose tensors are kept, such as "positions values result"; "result" stands for all outputs.
+           Arguments that are no tensors become attributes of ctx. Or a function of the type `Setup`
     """
 
     keeps: str | Setup
@@ -55,9 +55,9 @@ class Derivative:
     result: int = 0
 
     def __call__(self, name: str) -> Operation:
-        """Gives them to gossamer::name, which is implemented already.
+        """Registers the derivatives of gossamer::name, whose kernels are registered already.
 
-        Returns what calls the operation, without torch's dispatcher where nobody wants to see it.
+        Returns a function that calls the operation, without torch's dispatcher if nothing observes operations.
         """
         backward, tangent, result = self.backward, self.tangent, self.result
         operation, kernel = getattr(torch.ops.gossamer, name).default, KERNELS[name]
@@ -86,19 +86,19 @@ class Derivative:
 
             @staticmethod
             def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
-                if transforms_active():  # tangents may have tangents, which torch does not follow in here
+                if transforms_active():  # tangents may have tangents; torch turns their tracking off here
                     with set_forward_gradients(True):
                         found = tangent(_Primal(ctx), tangents)
                 else:
                     found = tangent(ctx, tangents)
                 return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
 
-        named: Any = type(name, (Differentiated,), {})  # as `grad_fn` shows it
+        named: Any = type(name, (Differentiated,), {})  # the name that `grad_fn` shows
         apply = named.apply
 
         def on_autograd(keyset: Any, *inputs: Any) -> Any:
             compute, tensors = partial(_below, operation, keyset, inputs), _tensors(inputs)
-            if transforms_active():  # the innermost of which has come to this operation
+            if transforms_active():  # the innermost one handles this operation
                 with _single_level():
                     output = apply(partial(_seen_outside, compute), inputs, *tensors)
             elif forward_level._current_level >= 0 or _needs_gradient(tensors):
@@ -134,7 +134,7 @@ def _keeping(names: str, operation: Any) -> Setup:
 
 
 class _Primal:
-    """A node's context whose tensors are without the tangents that are being computed."""
+    """The context of a node, with saved tensors without the tangents that are being computed."""
 
     def __init__(self, ctx: Any) -> None:
         self.__dict__.update(ctx.__dict__)
@@ -143,7 +143,7 @@ class _Primal:
 
 
 def _tensors(inputs: Iterable[Any]) -> list[Tensor]:
-    """Those among the inputs of a call, and in its lists."""
+    """Returns the tensors among the inputs of a call, also those in lists."""
     listed = (each if isinstance(each, list | tuple) else (each,) for each in inputs)
     return [each for several in listed for each in several if isinstance(each, Tensor)]
 
@@ -153,12 +153,12 @@ def _needs_gradient(tensors: Sequence[Tensor]) -> bool:
 
 
 def _below(operation: Any, keyset: Any, inputs: Sequence[Any]) -> Any:
-    """The operation without derivatives."""
+    """Runs the operation without derivatives."""
     with AutoDispatchBelowAutograd():
         return operation.redispatch(keyset & after_autograd_keyset, *inputs)
 
 
 def _seen_outside(compute: Operation) -> Any:
-    """The same while an outer function transform still differentiates it."""
+    """Runs it so that an outer function transform still differentiates it."""
     with torch.enable_grad(), set_forward_gradients(True):
         return compute()

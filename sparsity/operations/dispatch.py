@@ -1,4 +1,4 @@
-"""Whether an operation must go through torch's dispatcher, which takes longer than a small product."""
+"""Finds out whether an operation must go through torch's dispatcher, which takes longer than a small product."""
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,11 @@ from gossamer.runtime.torch_internals import (
 )
 
 PLAIN = (Tensor, nn.Parameter)
-"""Types of tensors that nobody has given a meaning of their own."""
+"""Types of tensors without behaviour of their own, unlike other subclasses."""
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is what kernels take, numbers in memory of the CPU; what torch.func wraps (or has wrapped) has none."""
+    """Whether kernels can take a tensor: numbers in memory of the CPU. Tensors that torch.func wraps have no memory."""
     return (
         type(tensor) in PLAIN
         and tensor.is_cpu
@@ -33,25 +33,28 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_marked(tensor: Tensor) -> bool:
-    """Whether torch's dispatcher alone knows its numbers: the negative of what lies in memory, or zeros that lie nowhere, as
-    gradients of steps (torch.sgn) are. Kernels of complex numbers are given copies."""
+    """Whether a tensor's numbers differ from its memory, which torch's dispatcher handles.
+
+    It may be marked as negated, or be zeros without memory, such as the gradient of torch.sgn. Conjugated tensors are not
+    included, because kernels of complex numbers get copies.
+    """
     return tensor.is_neg() or is_zerotensor(tensor)
 
 
 def in_memory(tensor: Tensor) -> Tensor:
-    """The tensor, for who will not ask the dispatcher: with its numbers in memory."""
+    """Returns the tensor with its numbers in memory, for code that does not go through the dispatcher."""
     if torch.compiler.is_compiling() or not (tensor.is_conj() or is_marked(tensor)):
         return tensor
     return torch.zeros_like(tensor) if is_zerotensor(tensor) else tensor.resolve_conj().resolve_neg()
 
 
 def in_transform() -> bool:
-    """Whether a transform of torch.func is running, in eager code or in what Dynamo traces."""
+    """Whether a transform of torch.func is running, in eager code or in code that Dynamo traces."""
     return bool(layers_of_transforms())
 
 
 def transformed(tensor: Tensor) -> bool:
-    """Whether a tensor may have derivatives other than those of autograd: inside torch.func, or with a tangent."""
+    """Whether a tensor may have other derivatives than autograd's: inside torch.func, or with a tangent."""
     if in_transform() or torch.compiler.is_dynamo_compiling():
         return in_transform()
     if is_functorch_wrapped_tensor(tensor):
@@ -60,8 +63,11 @@ def transformed(tensor: Tensor) -> bool:
 
 
 def watched() -> bool:
-    """Whether something wants to see each operation, or to make something else of it: a dispatch mode (fake tensors, tracing),
-    a function mode, torch.jit.trace, a function transform, the profiler, forward differentiation."""
+    """Whether something observes or replaces operations, so that they must go through the dispatcher.
+
+    These are: a dispatch mode (fake tensors, tracing), a function mode, torch.jit.trace, a function transform, the profiler,
+    and forward differentiation.
+    """
     return bool(
         len_torch_dispatch_stack()
         or is_torch_function_mode_enabled()

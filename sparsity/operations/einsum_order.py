@@ -1,11 +1,11 @@
-"""In which order an einsum of three and more operands multiplies: pairs first, or all at once in one loop nest.
+"""Chooses the order in which an einsum of three or more operands multiplies: pairs first, or all at once in one loop nest.
 
-ij,jk,kl->il    A X W               X W first, or A X; all at once multiplies with each pair of k and l for every entry of A
+ij,jk,kl->il    A X W               X W first, or A X; all at once would multiply for each pair of k and l at each entry of A
 ij,ik,jk->ij    A sampled by X Y    all at once: X Y would be dense
 
-A sketch of an operand is its letters, the number of its entries, and how many of them have each value of a letter. A product of
-two sparse operands that share a letter needs the sum of the products of these counts (Sommer et al., MNC, SIGMOD 2019). For
-others, entries lie anywhere.
+A sketch of an operand has its letters, the number of its entries, and the number of entries with each value of a letter. The
+product of two sparse operands that share one letter has as many terms as the sum of the products of these counts (Sommer et
+al., MNC, SIGMOD 2019). In other cases the model assumes that entries lie anywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,35 +16,35 @@ from math import exp, inf, prod
 from torch import Tensor
 
 _DENSE, _SPARSE, _NESTED = 0.02, 0.05, 0.2
-"""Nanoseconds of a multiply-add: of dense operands, of a sparse one, and in a loop nest of three and more. They and the
-following were measured on one thread of an AMD EPYC (znver5), for matrices of 2000 x 2000 with 1 % nonzeros."""
+"""Nanoseconds of a multiply-add: of dense operands, with a sparse one, and in a loop nest of three or more. These and the
+following times were measured on one thread of an AMD EPYC (znver5), for matrices of 2000 x 2000 with 1 % nonzeros."""
 
 _MERGED, _MERGED_NESTED = 4.0, 70.0
-"""The same where the result is sparse, of two operands and of more."""
+"""Nanoseconds of a multiply-add if the result is sparse: of two operands, and of more."""
 
 _WRITTEN, _CALL = 0.3, 3e4
-"""Nanoseconds of an element of a result, and of a call."""
+"""Nanoseconds for an element of a result, and for a call."""
 
 _GAIN = 1.5
-"""What another order has to be cheaper by, since sums come in another order, too."""
+"""Another order must be cheaper by this factor, because it also changes the order of sums."""
 
 _FILLED = 0.25
-"""The density from which on a product of sparse operands is dense."""
+"""From this density on, a product of sparse operands is dense."""
 
 _LARGEST = 1 << 24
-"""Elements of a dense product on the way, unless an operand or the result has more."""
+"""The most elements of a dense intermediate product, unless an operand has more."""
 
 _TRIED = 6
-"""Operands up to which all orders are compared. With more, the cheapest pair comes first, until so many are left."""
+"""Up to this number of operands, all orders are compared. With more, the cheapest pair is multiplied first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """An operand, as far as products with it cost.
+    """The properties of an operand that determine the cost of products with it.
 
-    sizes    of its letters, in their order
-    entries  stored entries; all elements of a dense one
-    counts   for some letters of a sparse one: how many entries have each value, float64
+    sizes    the size of each letter, in their order
+    entries  the number of stored entries, or of all elements of a dense operand
+    counts   for some letters of a sparse operand: how many entries have each value, float64
     """
 
     sizes: Mapping[str, int]
@@ -54,23 +54,23 @@ class Sketch:
 
     @property
     def letters(self) -> str:
-        """One a dimension."""
+        """A letter for each dimension."""
         return "".join(self.sizes)
 
     @property
     def cells(self) -> float:
-        """Elements of the whole tensor."""
+        """The number of elements of the whole tensor."""
         return float(prod(self.sizes.values()))
 
     @property
     def density(self) -> float:
-        """Share of the stored entries."""
+        """The share of stored entries."""
         return min(1.0, self.entries / max(1.0, self.cells))
 
 
 @dataclass(frozen=True)
 class Step:
-    """A product of two operands, which leaves the list; the result, sparse or dense, comes last in it."""
+    """A product of two operands. They leave the list of operands, and the result is appended to it."""
 
     first: int
     second: int
@@ -80,17 +80,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Order:
-    """Products of pairs, and then of all that is left; `gain`: times cheaper than all at once."""
+    """Products of pairs, and then of all operands that are left. `gain`: how many times cheaper it is than all at once."""
 
     steps: tuple[Step, ...]
     gain: float
 
 
 def cheaper_order(operands: Sequence[Sketch], result: str, *, sparse: bool, kept: int | None = None) -> Order | None:
-    """The best order; None if all at once is about as cheap.
+    """Returns the cheapest order, None if all at once is about as cheap.
 
-    sparse  whether the result is
-    kept    the operand that gives a sparse result its pattern, which therefore is in no pair
+    sparse  whether the result is sparse
+    kept    the operand that gives a sparse result its pattern; it is in no pair
     """
     if not all(size for each in operands for size in each.sizes.values()):
         return None  # no elements, no order
@@ -102,13 +102,13 @@ def cheaper_order(operands: Sequence[Sketch], result: str, *, sparse: bool, kept
     cost, steps = plan.best(tuple(listed))
     if not steps or at_once < _GAIN * cost:
         return None
-    if kept is not None:  # back to the places of before
+    if kept is not None:  # steps for the original order of the operands
         steps = _replaced(steps, kept)
     return Order(steps, at_once / cost)
 
 
 def _replaced(steps: Sequence[Step], kept: int) -> tuple[Step, ...]:
-    """Steps for a list whose operand `kept` does not stand first."""
+    """Converts steps for a list with operand `kept` in front to steps for the list with `kept` in its own place."""
     found = list[Step]()
     for step in steps:
         first, second = (place - 1 if place - 1 < kept else place for place in (step.first, step.second))
@@ -119,14 +119,14 @@ def _replaced(steps: Sequence[Step], kept: int) -> tuple[Step, ...]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The search. With `first_stays`, the first operand is in no pair."""
+    """The search for an order. With `first_stays`, the first operand is in no pair."""
 
     result: str
     sparse: bool
     first_stays: bool
 
     def best(self, operands: tuple[Sketch, ...]) -> tuple[float, tuple[Step, ...]]:
-        """The cheapest way to the result: its cost and the products of pairs on it."""
+        """Returns the cost of the cheapest order, and its products of pairs."""
         best = (cost_at_once(operands, self.result, self.sparse), tuple[Step, ...]())
         if len(operands) < 3:
             return best
@@ -148,13 +148,13 @@ class _Plan:
 
 
 def _product(a: Sketch, b: Sketch, needed: set[str], stays_sparse: bool) -> tuple[float, Sketch]:
-    """The cost of a pair, and its sketch, with the letters that are needed further on."""
+    """Returns the cost of the product of a pair, and the sketch of the product, with the letters that are still needed."""
     sizes = {letter: size for each in (a, b) for letter, size in each.sizes.items() if letter in needed}
     pairs = _pairs([a, b])
     cells = float(prod(sizes.values()))
     entries = cells * -_expm1(-pairs / cells) if a.sparse and b.sparse else cells
     pattern = next((each for each, other in ((a, b), (b, a)) if each.sparse and not other.sparse), None)
-    if pattern is not None and set(pattern.sizes) == set(sizes):  # scaled: the pattern stays
+    if pattern is not None and set(pattern.sizes) == set(sizes):  # the product has the pattern of this operand
         return _CALL + pattern.entries * _SPARSE, Sketch(dict(pattern.sizes), pattern.entries, True, pattern.counts)
     sparse = a.sparse and b.sparse and len(sizes) > 1 and (stays_sparse or entries < _FILLED * cells)
     counts = {
@@ -168,7 +168,7 @@ def _product(a: Sketch, b: Sketch, needed: set[str], stays_sparse: bool) -> tupl
 
 
 def cost_at_once(operands: Sequence[Sketch], result: str, sparse: bool) -> float:
-    """Nanoseconds of all operands at once; infinite for three and more dense ones, which torch multiplies in pairs."""
+    """Returns the nanoseconds of all operands at once; infinite for three or more dense ones, which torch does in pairs."""
     sizes = {letter: size for each in operands for letter, size in each.sizes.items()}
     among = [each for each in operands if each.sparse]
     if not among and len(operands) > 2:
@@ -187,7 +187,7 @@ def cost_at_once(operands: Sequence[Sketch], result: str, sparse: bool) -> float
 
 
 def _pairs(operands: Sequence[Sketch]) -> float:
-    """How many combinations of entries agree in all letters that they share."""
+    """Returns how many combinations of entries agree in all letters that they share."""
     among = [each for each in operands if each.sparse] or operands
     holders, total = dict[str, Sketch](), 1.0
     for each in among:
@@ -198,7 +198,7 @@ def _pairs(operands: Sequence[Sketch]) -> float:
         if own is not None and theirs is not None:
             total *= float(own @ theirs) / max(1.0, float(theirs.sum()))
         else:
-            total *= each.entries / prod(max(1, each.sizes[letter]) for letter in shared)  # of no elements: 0
+            total *= each.entries / prod(max(1, each.sizes[letter]) for letter in shared)  # 0 if it has no elements
         holders |= dict.fromkeys(each.sizes, each)
     return total
 

@@ -1,11 +1,11 @@
-"""Products of sparse tensors in torch's operations, on the device where they lie: for what has no kernel there.
+"""Computes products of sparse tensors by torch's operations, on their device, if there is no kernel for them.
 
-    sparse with sparse   entries that agree in the letters they share are paired (expanded), sorted by what is kept, and summed
-                         (compressed): SpGEMM by expand, sort, compress (Bell, Dalton and Olson, 2012)
-    sparse with dense    for each entry the elements of the dense factors that belong to it
+    sparse with sparse   pairs entries that agree in shared letters (expand), sorts them by the letters of the result, and sums
+                         (compress): SpGEMM by expand, sort, compress (Bell, Dalton and Olson, 2012)
+    sparse with dense    collects the elements of the dense factors for each entry
 
-What has an element for every pair, or for every entry and dense column, is made in pieces of bounded size. Sums are in f32 for
-narrower floats, always in the same order.
+Arrays with an element for every pair, or for every entry and dense column, are made in pieces of bounded size. Sums of narrow
+floats are in f32. The order of sums is always the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from gossamer.sparsity.arrays.stored_entries import assemble, blocked, coordinat
 from gossamer.sparsity.compiler.operands import Bound, Spec, bind, extents
 from gossamer.sparsity.operations.segments import segment_reduce, widened
 
-_AT_ONCE = 1 << 24  # elements of a piece: about a gigabyte with what sorting takes
+_AT_ONCE = 1 << 24  # elements of a piece: about a gigabyte, including memory for sorting
 
 Sizes = dict[str, int]
 
@@ -34,7 +34,7 @@ class _Entries:
 
     @classmethod
     def of(cls, operand: Bound) -> "_Entries":
-        """What an operand stores, without what fills up edge blocks, in the type of sums."""
+        """Returns the entries of an operand, without padding of edge blocks, in the dtype of sums."""
         assert operand.format is not None
         at, values = coordinates(operand.format, operand.shape, operand.arrays), widened(operand.values)
         if blocked(operand.format):
@@ -43,7 +43,7 @@ class _Entries:
         return cls(dict(zip(operand.letters, at, strict=True)), values)
 
     def summed(self, kept: str, sizes: Sizes) -> "_Entries":
-        """Those that agree in the letters of `kept` added up, in the order of these letters."""
+        """Returns the entries with only the letters of `kept`, sorted by them; entries that agree are summed."""
         linear, order = _linear(self.at, kept, sizes, self.values).sort(stable=True)
         counts = torch.unique_consecutive(linear, return_counts=True)[1]
         positions = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -53,7 +53,7 @@ class _Entries:
 
 
 def einsum(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
-    """What `gossamer::einsum` gives: a dense result."""
+    """Computes `gossamer::einsum`, with a dense result."""
     spec = Spec.parse(text)
     operands = bind(arrays, sizes, spec)
     extent, result = extents(operands), spec.result.letters
@@ -67,13 +67,13 @@ def einsum(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
         found = _Entries(piece.at, _times(piece, factors, free, extent))
         if set(bound) != set(found.at):
             found = found.summed(bound, extent)
-        _add(out, _linear(found.at, bound, extent, found.values), found.values)  # each place once
+        _add(out, _linear(found.at, bound, extent, found.values), found.values)  # no place occurs twice
     out = out.view([extent[letter] for letter in bound + free])
     return out.permute([(bound + free).index(letter) for letter in result]).to(arrays[-1].dtype).contiguous()
 
 
 def sample(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
-    """What `gossamer::sample` gives: one value for each stored entry of the first operand, 0 for what fills up edge blocks."""
+    """Computes `gossamer::sample`: a value for each stored entry of the first operand, 0 for padding of edge blocks."""
     spec = Spec.parse(text)
     pattern, *factors = bind(arrays, sizes, spec)
     assert pattern.format is not None
@@ -89,7 +89,7 @@ def sample(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> Tensor:
 
 
 def einsum_sparse(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> list[Tensor]:
-    """What `gossamer::einsum_sparse` gives: the arrays of a result in a format."""
+    """Computes `gossamer::einsum_sparse`: the arrays of a result in a format."""
     spec = Spec.parse(text)
     operands = bind(arrays, sizes, spec)
     extent, result = extents(operands), spec.result
@@ -102,7 +102,7 @@ def einsum_sparse(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> 
 
 
 def add_sparse(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> list[Tensor]:
-    """What `gossamer::add_sparse` gives: the arrays of the union of two tensors in a format."""
+    """Computes `gossamer::add_sparse`: the arrays of the union of two tensors in a format."""
     spec = Spec.parse(text)
     operands = bind(arrays, sizes, spec)
     (left, right), extent = [_Entries.of(operand) for operand in operands], extents(operands)
@@ -117,9 +117,9 @@ def add_sparse(arrays: Sequence[Tensor], sizes: Sequence[int], text: str) -> lis
 
 
 def _joined(operands: Sequence[Bound], needed: str, sizes: Sizes) -> _Entries:
-    """The product of all sparse operands, with those of their letters that are needed, in that order, if there are several.
+    """Returns the product of all sparse operands. If there are several, it has only the needed letters, in that order.
 
-    Other letters are summed as soon as no operand is left that has them.
+    Other letters are summed as soon as no remaining operand has them.
     """
     first, *others = [operand for operand in operands if operand.sparse]
     found = _Entries.of(first)
@@ -130,7 +130,7 @@ def _joined(operands: Sequence[Bound], needed: str, sizes: Sizes) -> _Entries:
 
 
 def _paired(left: _Entries, right: _Entries, needed: str, sizes: Sizes) -> _Entries:
-    """The products of all pairs of entries that agree, those alike in the needed letters added up."""
+    """Returns the products of all pairs of entries that agree in shared letters, summed if they agree in the needed letters."""
     shared = "".join(letter for letter in left.at if letter in right.at)
     kept = "".join(letter for letter in dict.fromkeys(needed) if letter in left.at or letter in right.at)
     keys, order = _linear(right.at, shared, sizes, right.values).sort(stable=True)
@@ -151,7 +151,7 @@ def _paired(left: _Entries, right: _Entries, needed: str, sizes: Sizes) -> _Entr
 
 
 def _spans(times: Tensor) -> list[tuple[int, int]]:
-    """Spans of entries that have about as many pairs together as a piece may have; one at least."""
+    """Returns spans of entries that have about as many pairs as a piece may have, at least one span."""
     ends = times.cumsum(0)
     total = int(ends[-1]) if times.numel() else 0
     cuts = torch.searchsorted(ends, torch.arange(_AT_ONCE, max(total, _AT_ONCE), _AT_ONCE, device=ends.device), right=True)
@@ -163,7 +163,7 @@ def _spans(times: Tensor) -> list[tuple[int, int]]:
 
 
 def _pieces(entries: _Entries, factors: Sequence[Bound], sizes: Sizes) -> Iterator[_Entries]:
-    """The entries, so many at a time that with the dense factors' other letters they make up a piece."""
+    """Yields parts of the entries, so that a part times the other letters of the dense factors is one piece."""
     others = {letter for factor in factors for letter in factor.letters} - set(entries.at)
     count = max(_AT_ONCE // max(prod(sizes[letter] for letter in others), 1), 1)
     for low in range(0, entries.values.shape[0], count):
@@ -172,7 +172,7 @@ def _pieces(entries: _Entries, factors: Sequence[Bound], sizes: Sizes) -> Iterat
 
 
 def _times(entries: _Entries, factors: Sequence[Bound], free: str, sizes: Sizes) -> Tensor:
-    """Values of entries times dense factors: [entries], or [entries, columns] for the letters of `free`; others are summed."""
+    """Returns entries times dense factors: [entries], or [entries, columns] for the letters of `free`. Others are summed."""
     letters = "".join([free, *(factor.letters for factor in factors)])
     inner = "".join(letter for letter in dict.fromkeys(letters) if letter not in entries.at)
     product = entries.values.view(entries.values.shape[0], *(1 for _ in inner))
@@ -188,7 +188,7 @@ def _times(entries: _Entries, factors: Sequence[Bound], free: str, sizes: Sizes)
 
 
 def _segment_sums(positions: Tensor, values: Tensor) -> Tensor:
-    """[segments, ...]: the sum of the values of each segment."""
+    """Returns the sum of the values of each segment, [segments, ...]."""
     if values.dim() == 1 and not values.is_complex():
         return segment_reduce(positions, values, "sum")
     if values.is_floating_point():
@@ -198,7 +198,7 @@ def _segment_sums(positions: Tensor, values: Tensor) -> Tensor:
 
 
 def _add(out: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-    """Adds values to rows. Of complex numbers part by part, for torch multiplies them with 1, which makes NaN of infinities."""
+    """Adds values to rows. Complex numbers go part by part, because torch multiplies them by 1, and infinities become NaN."""
     if values.is_complex():
         torch.view_as_real(out).index_add_(0, rows, torch.view_as_real(values.resolve_conj()))
         return out
@@ -206,7 +206,7 @@ def _add(out: Tensor, rows: Tensor, values: Tensor) -> Tensor:
 
 
 def _linear(at: dict[str, Tensor], letters: str, sizes: Sizes, like: Tensor) -> Tensor:
-    """One number for the coordinates in some letters, ascending in their order, for each row of `like`."""
+    """Returns a number for the coordinates in some letters, ascending in their order, for each row of `like`."""
     linear = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
     for letter in letters:
         linear = linear * sizes[letter] + at[letter]

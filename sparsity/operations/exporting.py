@@ -1,4 +1,4 @@
-"""torch.export of what makes a SparseTensor: the call that makes it, as a node of the graph."""
+"""Records calls that make SparseTensors as nodes of the graph of torch.export."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,15 @@ from gossamer.runtime.torch_internals import compiler_flags, emit_call_in_export
 
 
 def in_export() -> bool:
-    """Whether torch.export traces. Dynamo takes torch.compiler.is_exporting() for true everywhere (torch 2.11)."""
+    """Whether torch.export is tracing. For Dynamo torch.compiler.is_exporting() is always true (torch 2.11)."""
     return bool(compiler_flags._is_exporting_flag)
 
 
 def exported(make: Callable[..., Any], *arguments: Any) -> Any:
-    """make(*arguments), which the program that torch.export is writing does, too.
+    """Returns make(*arguments), and records the call in the program that torch.export is writing.
 
-    Torch's tracer knows operators and the tensors they give, not Python that puts tensors together. The arguments are tensors,
-    numbers and strings, maybe in tuples. Elsewhere than in an export it is a call and nothing else.
+    Torch's tracer records operators, but not Python code that makes a SparseTensor of tensors. The arguments are tensors,
+    numbers and strings, maybe in tuples. Outside an export it only calls.
     """
     made = make(*arguments)
     mode = get_proxy_mode() if in_export() else None

@@ -1,11 +1,11 @@
-"""Calls that are products of one sparse matrix with dense ones, in whatever format and order of letters they come.
+"""Recognises calls that are products of one sparse matrix with dense ones, in any format and order of letters.
 
     y[r, n] = sum_c a[r, c] x[c, n]        RowProduct     SpMM, SpMV and their transposes, by the schedule "rows"
     v[p] = sum_k x[r, k] y[c, k]           RowSample      SDDMM at the entries p = (r, c) of a, by the schedule "dots", or,
                                                           as the gradient of a weight, by "tokens" (see token_samples.py)
 
-The matrix is taken by rows (see row_form), dense matrices are transposed where they lie the other way round. `of` says which
-of the two a call is; what is neither, or too large for it, is computed by the reference as it stands.
+The matrix is read by rows (see row_form), and dense matrices are transposed if necessary. `of` recognises a call. The reference
+computes calls that are neither, or too large.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,16 +24,16 @@ from gossamer.sparsity.compiler.operands import Spec
 from gossamer.sparsity.operations.token_samples import FEWEST, sampled_over_tokens
 
 Kernels = Callable[[RowForm], Callable[[Any, Tensor], None]]
-"""The kernel for a matrix by rows: of its widths."""
+"""Returns the kernel for a matrix by rows, whose integers have certain widths."""
 
 
 class ByRows:
-    """A sparse matrix for a kernel that walks CSR: the words of its arrays and sizes."""
+    """A sparse matrix as the operand of a kernel for CSR: addresses and lengths of its arrays, and its sizes."""
 
     __slots__ = ("components", "words")
 
     def __init__(self, positions: Tensor, coordinates: Tensor, values: Tensor, rows: int, columns: int) -> None:
-        self.components = positions, coordinates, values  # words are addresses: what they point to must outlive the call
+        self.components = positions, coordinates, values  # words are addresses, so the arrays must outlive the call
         entries = coordinates.numel()
         words = positions.data_ptr(), positions.numel(), coordinates.data_ptr(), entries, values.data_ptr(), entries
         self.words = (*words, rows, columns)
@@ -43,8 +43,11 @@ class ByRows:
 class RowProduct:
     """y[r, n] = sum_c a[r, c] x[c, n], or y[r] = sum_c a[r, c] x[c].
 
-    matrix      which operand is a, `rows` which of its dimensions is r, `direct` whether it is stored by rows
-    x_across    x is [n, c], and `y_across`: y is [n, r]
+    matrix      the number of the operand a
+    rows        the dimension of a that is r
+    direct      whether a is stored by rows
+    vector      whether x and y are vectors
+    x_across    whether x is [n, c]; y_across: whether y is [n, r]
     """
 
     format: Format
@@ -57,7 +60,7 @@ class RowProduct:
 
     @classmethod
     def of(cls, spec: Spec) -> Self | None:
-        """How a call of einsum is such a product, None if it is not."""
+        """Returns how a call of einsum is such a product, None if it is not."""
         sparse = [number for number, operand in enumerate(spec.operands) if operand.format is not None]
         if len(spec.operands) != 2 or len(sparse) != 1 or spec.result.format is not None:
             return None
@@ -73,16 +76,16 @@ class RowProduct:
         return cls(a.format, sparse[0], rows, direct, not others, x.startswith(others or " "), y.startswith(others or " "))
 
     def canonical(self, format: Format) -> Spec:
-        """The call that its kernel is compiled for, with a in CSR of some widths."""
+        """Returns the spec for which the kernel is compiled, with a in CSR with the widths of `format`."""
         n = "" if self.vector else "n"
         return Spec((Operand("rc", format), Operand(f"c{n}")), Operand(f"r{n}"))
 
     def run(
         self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int], sliced: SlicesKernels | None = None
     ) -> Tensor | None:
-        """The result of a call; None if the matrix is too large to be brought into rows.
+        """Returns the result of a call, None if the matrix is too large to be sorted by rows.
 
-        `sliced` gives the kernel for a matrix in slices, which a vector is multiplied with if that is faster.
+        `sliced` returns the kernel for a matrix in slices of rows, which is used for vectors if it is faster.
         """
         *given, x = arrays if self.matrix == 0 else (*arrays[1:], arrays[0])
         rows, columns = sizes[self.rows], sizes[1 - self.rows]
@@ -107,9 +110,9 @@ class RowProduct:
 
 @dataclass(frozen=True)
 class RowSample:
-    """v[p] = sum_k of a product of dense factors, of one or two dimensions each, at the entries of a matrix.
+    """v[p] = sum_k of the product of dense factors, of one or two dimensions each, at the entries p of a matrix.
 
-    across    for each factor whether k comes first in it, so that it is transposed
+    across    whether k comes first in each factor, so that it is transposed
     """
 
     format: Format
@@ -119,7 +122,7 @@ class RowSample:
 
     @classmethod
     def of(cls, spec: Spec) -> Self | None:
-        """How a call of sample is such a one, None if it is not."""
+        """Returns how a call of sample is such a product, None if it is not."""
         pattern, *factors = spec.operands
         if pattern.format is None or len(pattern.letters) != 2 or all_dense(pattern.format):
             return None
@@ -138,15 +141,15 @@ class RowSample:
 
     @property
     def over_tokens(self) -> bool:
-        """Whether it is sum_t x[t, r] y[t, c], as the gradient of a weight."""
+        """Whether it is sum_t x[t, r] y[t, c], such as the gradient of a weight."""
         return all(self.across) and sorted(self.letters) == ["ck", "rk"]
 
     def canonical(self, format: Format) -> Spec:
-        """The call that its kernel is compiled for, with the pattern in CSR of some widths."""
+        """Returns the spec for which the kernel is compiled, with the pattern in CSR with the widths of `format`."""
         return Spec((Operand("rc", format), *(Operand(letters) for letters in self.letters)), Operand("p"))
 
     def run(self, kernels: Kernels, arrays: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
-        """The result of a call; None if the pattern is too large to be brought into rows."""
+        """Returns the result of a call, None if the pattern is too large to be sorted by rows."""
         count = len(arrays) - len(self.letters)
         given, factors = arrays[:count], arrays[count:]
         form = row_form(self.format, self.rows, sizes, given)
@@ -160,12 +163,12 @@ class RowSample:
         entries = form.coordinates.numel()
         out = empty_like(given[-1], entries) if given[-1].is_cpu else given[-1].new_empty(entries)
         if entries:
-            # The values of a pattern are not read.
+            # The kernel does not read the values of a pattern.
             pattern = ByRows(form.positions, form.coordinates, out, sizes[self.rows], sizes[1 - self.rows])
             kernels(form)((pattern, *turned), out)
         return form.scatter(out, given[-1].numel())
 
 
 def all_dense(format: Format) -> bool:
-    """Whether a format stores everything."""
+    """Whether a format stores all elements."""
     return all(level.kind == "dense" for level in format.levels)

@@ -1,6 +1,6 @@
-"""Sizes that a graph learns only when it runs, such as the number of nodes that a mask keeps: what is assumed of them.
+"""Compares sizes that a graph learns only when it runs, such as the number of nodes that a mask keeps, by assumptions.
 
-Outside of graphs, and for sizes that a graph knows, these are plain comparisons.
+In eager code, and for sizes that a graph knows, these are plain comparisons.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from gossamer.runtime.torch_internals import check_in_graph, guard_or_true
 
 
 def agree(one: Any, other: Any) -> bool:
-    """Whether two sizes are equal. If a graph learns that only when it runs, it counts as true, and the graph checks it."""
+    """Whether two sizes are equal. For open sizes it returns True, and the graph checks it at run time."""
     if not torch.compiler.is_compiling():
         return bool(one == other)
     if not guard_or_true(one == other):
@@ -21,10 +21,10 @@ def agree(one: Any, other: Any) -> bool:
 
 
 def is_one(size: Any) -> bool:
-    """Whether a size is 1, and so may broadcast. One that a graph does not know is taken to be larger, as torch takes it."""
+    """Whether a size is 1, so that it may broadcast. Open sizes count as larger, as in torch."""
     return not guard_or_true(size != 1)
 
 
 def is_zero(size: Any) -> bool:
-    """Whether a size is 0. One that a graph does not know is taken to be larger."""
+    """Whether a size is 0. Open sizes count as larger."""
     return not guard_or_true(size != 0)

@@ -7,7 +7,7 @@
 positions   [segments + 1], of any integer type: segment s has the entries from positions[s] to positions[s + 1]
 values      [entries]
 
-They are kernels of `lower-segments`: parallel over shares of equal work, a segment stays in registers or cache.
+`lower-segments` makes their kernels. They are parallel over shares of equal work, and a segment stays in registers or cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,34 +25,34 @@ from gossamer.sparsity.operations.derivatives import Derivative
 
 
 def segment_reduce(positions: Tensor, values: Tensor, kind: str, extent: int = 0) -> Tensor:
-    """[segments]: "sum", "prod", "amax" or "amin" of each.
+    """Returns the "sum", "prod", "amax" or "amin" of each segment, [segments].
 
-    A segment stands for `extent` elements, of which those without entry are 0. With extent = 0 there are the entries only,
-    and without any the result is 0, 1, the lowest or the highest number.
+    A segment stands for `extent` elements; those without entry are 0. With extent = 0 only entries count, and a segment without
+    entries gives 0, 1, the lowest or the highest number.
     """
     out: Tensor = _reduce_segments(positions, values, kind, extent)
     return out
 
 
 def segment_softmax(positions: Tensor, values: Tensor, log: bool = False) -> Tensor:
-    """[entries]: the softmax of each segment, or its logarithm."""
+    """Returns the softmax of each segment, or its logarithm, [entries]."""
     out: Tensor = _softmax_segments(positions, values, log)
     return out
 
 
 def softmax_backward(positions: Tensor, grad: Tensor, output: Tensor, log: bool = False) -> Tensor:
-    """[entries]: the gradient of what `segment_softmax` was of, which gave `output`, for that of its result."""
+    """Returns the gradient of the values of `segment_softmax` [entries], from the gradient `grad` of its result `output`."""
     out: Tensor = _softmax_gradients(positions, grad, output, log)
     return out
 
 
 def spread(positions: Tensor, values: Tensor, entries: int) -> Tensor:
-    """[entries]: for each entry the value of its segment, of [segments] values."""
+    """Returns the value of its segment for each entry [entries], from values [segments]."""
     return values.repeat_interleave(as_int64(positions).diff(), output_size=entries)
 
 
 def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> Tensor:
-    """What becomes of reduced entries where elements without entry count as well (see `segment_reduce`)."""
+    """Returns reduced entries after counting the zeros of elements without entry, too (see `segment_reduce`)."""
     if kind == "sum" or not extent:
         return reduced
     with_zero = {"prod": lambda o: o * 0, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
@@ -60,17 +60,17 @@ def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> 
 
 
 def widened(values: Tensor) -> Tensor:
-    """In the type of sums; of bools the number, which is a bool again in the end, and of what has no sign."""
+    """Returns values in the dtype of sums: int64 for bools and uint8, f32 for 16-bit floats."""
     if values.dtype in (torch.bool, torch.uint8):
         return values.long()
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-# How they run
+# Kernels
 
 
 def _ran(build: Callable[..., str], positions: Tensor, operands: list[Tensor], option: str | bool, out: Tensor) -> bool:
-    """Computes by our kernel for the device. False if a GPU has none."""
+    """Computes by our kernel for the device. Returns False if a GPU has none."""
     if not out.numel():
         return True
     if on_gpu(out.device) and positions.dtype not in (torch.int32, torch.int64):
@@ -93,7 +93,7 @@ def _reduce(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor
 
 
 def _neutral(kind: str, dtype: torch.dtype) -> float:
-    """What a segment without entries gives."""
+    """Returns the result of a segment without entries."""
     if kind in ("sum", "prod"):
         return 0 if kind == "sum" else 1
     if dtype.is_floating_point:
@@ -121,11 +121,11 @@ def _softmax_backward(positions: Tensor, grad: Tensor, output: Tensor, log: bool
     return (wide - y.exp() * total if log else y * (wide - total)).to(output.dtype)
 
 
-# How they are differentiated
+# Derivatives
 
 
 def _total(positions: Tensor, values: Tensor) -> Tensor:
-    """[entries]: for each the sum of the values of its segment."""
+    """Returns the sum of the values of its segment for each entry, [entries]."""
     return spread(positions, segment_reduce(positions, values, "sum"), values.shape[0])
 
 
@@ -143,20 +143,20 @@ def _reduce_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | Non
 
 
 def _slopes(ctx: Any) -> Tensor:
-    """[entries]: the derivative of each segment's product, maximum or minimum."""
+    """Returns the derivative of its segment's product, maximum or minimum for each entry, [entries]."""
     positions, values, out = ctx.saved_tensors
     entries = values.shape[0]
     missing = ctx.extent - as_int64(positions).diff() if ctx.extent else torch.zeros_like(out, dtype=torch.int64)
     if ctx.kind == "prod":
         return torch.where(spread(positions, missing, entries) > 0, 0, _of_product(positions, values, ctx.extent or entries))
-    # As torch has it: the gradient is shared evenly among those that are equal, zeros without entry too.
+    # As in torch, equal elements share the gradient evenly, including zeros without entry.
     ties = (values == spread(positions, out, entries)).to(values.dtype)
     count = segment_reduce(positions, ties, "sum") + torch.where(out == 0, missing, 0)
     return ties / spread(positions, count, entries)
 
 
 def _of_product(positions: Tensor, values: Tensor, longest: int) -> Tensor:
-    """For each entry the product of the others in its segment, which are `longest` at most."""
+    """Returns, for each entry, the product of the others in its segment. Segments have at most `longest` entries."""
     entries = values.shape[0]
     before = torch.arange(entries, device=values.device) - spread(positions, as_int64(positions)[:-1], entries)
     after = spread(positions, as_int64(positions).diff(), entries) - before - 1
@@ -164,14 +164,14 @@ def _of_product(positions: Tensor, values: Tensor, longest: int) -> Tensor:
 
 
 def _of_neighbours(values: Tensor, there: Tensor, towards: int, longest: int) -> Tensor:
-    """For each entry the product of all before it (`towards` = 1) or after it (-1) in its segment, where so many are `there`.
+    """Returns, for each entry, the product of the `there` entries before it (`towards` = 1) or after it (-1) in its segment.
 
-    By a scan of log(longest) steps, which divides by nothing (a factor may be 0 or infinite) and can itself be differentiated.
+    A scan of log(longest) steps needs no division (a factor may be 0 or infinite), and can itself be differentiated.
     """
     own = torch.arange(values.shape[0], device=values.device)
 
     def neighbours(of: Tensor, reach: int, least: int) -> Tensor:
-        """Not by `roll`, which asks whether there are entries at all: a graph may not know."""
+        """Not by `roll`, because it asks whether there are any entries, which a graph may not know."""
         exists = there > least
         return torch.where(exists, of.gather(0, torch.where(exists, own - towards * reach, own)), 1)
 
@@ -197,7 +197,7 @@ def _softmax_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | No
 
 
 def _second_gradient(ctx: Any, more: Tensor) -> Sequence[Tensor | None]:
-    """The derivatives of y * (grad - sum(grad * y)), or of grad - exp(y) * sum(grad), with respect to grad and y."""
+    """Returns the derivatives of y * (grad - sum(grad * y)), or of grad - exp(y) * sum(grad), with respect to grad and y."""
     positions, grad, y = ctx.saved_tensors
     if ctx.log:
         weighted = y.exp() * more
@@ -208,7 +208,7 @@ def _second_gradient(ctx: Any, more: Tensor) -> Sequence[Tensor | None]:
 
 
 def _backward_tangent(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
-    """Of the same two functions."""
+    """Returns the tangent of the functions in `_second_gradient`."""
     positions, grad, y = ctx.saved_tensors
     _, of_grad, of_y = tangents
     found = None if of_grad is None else softmax_backward(positions, of_grad, y, ctx.log)

@@ -1,6 +1,6 @@
-"""In compiled steps of optimizers, the arrays of a parameter have the sizes of now, as Dynamo has it for plain parameters.
+"""Fixes the sizes of a parameter's arrays in compiled steps of optimizers, as Dynamo does for plain parameters.
 
-Open sizes, which Dynamo takes up after steps with other numbers of nonzeros, are an error of its own there (2.13).
+After steps with other numbers of nonzeros Dynamo would make the sizes open, which fails in its code for optimizers (2.13).
 """
 
 from functools import wraps
@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-_FIXED = "_dynamo_static_indices"  # what torch._dynamo.mark_static leaves on a tensor
-_OPEN = "_dynamo_propagated_dynamic_indices"  # and what compiled code does
+_FIXED = "_dynamo_static_indices"  # the mark of torch._dynamo.mark_static on a tensor
+_OPEN = "_dynamo_propagated_dynamic_indices"  # the mark of compiled code for open sizes
 _fixed: list[Tensor] = []
 
 
 def fix_sizes(kind: type[Tensor]) -> None:
-    """Has Dynamo, which is loaded by this, do so for parameters of a class of tensors."""
+    """Makes Dynamo fix the sizes for parameters of a class of tensors. It imports Dynamo."""
     from gossamer.runtime.torch_internals import OptimizerVariable, off
     from gossamer.runtime.torch_names import OPTIMIZERS
 
@@ -35,7 +35,7 @@ def _fixing(kind: type[Tensor], method: Any) -> Any:
 
 
 def _fix(arrays: list[Tensor]) -> None:
-    """Until the frame is compiled."""
+    """Marks arrays as static until the frame is compiled."""
     from gossamer.runtime.torch_internals import callback_handler
 
     for array in arrays:
@@ -43,7 +43,7 @@ def _fix(arrays: list[Tensor]) -> None:
         marks[_FIXED] = set(range(array.dim()))
         marks.pop(_OPEN, None)
     _fixed.extend(arrays)
-    if _fixed and _free not in callback_handler.end_callbacks:  # which torch.compiler.reset() empties
+    if _fixed and _free not in callback_handler.end_callbacks:  # torch.compiler.reset() empties that list
         callback_handler.register_end_callback(_free)
 
 

@@ -1,4 +1,4 @@
-"""How the operations with sparse results run on CPUs: see `sparse_results`."""
+"""Runs the operations with sparse results (see `sparse_results`) on CPUs."""
 
 import ctypes
 import weakref
@@ -36,18 +36,18 @@ def _kernel_of_product(dtype: torch.dtype, spec: Spec) -> Callable[[Any, Tensor]
 
 
 def _no_row_product(spec: Spec) -> None:
-    """No call with a sparse result is a product of one matrix with dense ones."""
+    """Returns None, because no call with a sparse result is a product of one matrix with dense ones."""
 
 
 def _compiled(build: Build) -> Callable[..., list[Tensor]]:
-    """The operation that a kernel of ours computes."""
+    """Returns the function that computes an operation by the kernel of `build`."""
 
     def run(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
         narrow = arrays[-1].dtype
-        if narrow in (torch.float16, torch.bfloat16):  # whose sums are in f32
+        if narrow in (torch.float16, torch.bfloat16):  # sums are in f32
             *structure, values = run([array.float() if array.dtype == narrow else array for array in arrays], sizes, text)
             return [*structure, values.to(narrow)]
-        arrays = [array.contiguous() for array in arrays]  # so that the addresses that a kernel sees are these
+        arrays = [array.contiguous() for array in arrays]  # the kernel gets the addresses of these arrays
         call = call_of(build, _no_row_product, text, arrays, sizes)
         spec, dtype = call.spec, call.dtype
         format = spec.result.format
@@ -58,7 +58,7 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
         product = sparse_product(spec, dtype) if build is _einsum_ir else None
         if product is not None and product.hypersparse(operands):
             return entry_products.einsum_sparse(arrays, sizes, text)
-        written = countable(format)  # MLIR inserts at positions that it reads with a sign
+        written = countable(format)  # MLIR reads positions as signed numbers when it inserts
         components = format.components()
         results = torch.full([2 * len(components)], GIVER)
         with given() as blocks:
@@ -82,13 +82,13 @@ def _writing(spec: Spec, format: Format) -> Spec:
 
 
 def _types(format: Format, dtype: torch.dtype) -> list[torch.dtype]:
-    """The types of the arrays of a format with values of a type."""
+    """Returns the dtypes of the arrays of a format with values of a dtype."""
     widths = {"positions": format.pos_width, "coordinates": format.crd_width}
     return [INTEGERS[widths[kind]] if kind in widths else dtype for _, kind in format.components()]
 
 
 def _interleaved(format: Format, component: tuple[int, str], array: Tensor) -> Tensor:
-    """Coordinates of singletons that share one array are [entries, levels]."""
+    """Returns an array in its shape. Coordinates of singleton levels that share one array are [entries, levels]."""
     count = sharing(format, component[0]) if component[1] == "coordinates" else 1
     return array.view(-1, count) if count > 1 else array
 
@@ -96,9 +96,9 @@ def _interleaved(format: Format, component: tuple[int, str], array: Tensor) -> T
 def _arrays(
     results: Tensor, types: Sequence[torch.dtype], blocks: dict[int, Block], arguments: Sequence[Tensor] = ()
 ) -> list[Tensor]:
-    """The arrays that a kernel says it has made, in blocks that it was given or has allocated itself.
+    """Returns the arrays that a kernel has written, in blocks that it was given or has allocated.
 
-    Those that lie in an argument, which MLIR gives back where nothing is to be computed, are copied.
+    Arrays inside an argument are copied. MLIR returns such arrays if it has nothing to compute.
     """
     found: list[list[int]] = results.view(-1, 2).tolist()
     if found[0][0] == GIVER:
@@ -115,9 +115,9 @@ def _holds(tensor: Tensor, address: int) -> bool:
 
 
 def _owned(address: int, count: int, dtype: torch.dtype, borrowed: bool) -> Tensor:
-    """An array that a kernel has allocated, maybe with room to spare, which goes back with the tensor's memory.
+    """Returns an array that a kernel has allocated, maybe too large, as a tensor that frees it.
 
-    What it has `borrowed` is copied.
+    An array that it has `borrowed` from an argument is copied.
     """
     size = count * dtype.itemsize
     if borrowed or size < COPIED:
@@ -155,7 +155,7 @@ def _converted(fill: bool, arrays: list[Tensor], sizes: list[int], text: str) ->
 
 
 def _rewidened(source: Bound, target: Format) -> list[Tensor]:
-    """The same arrays with integers of other widths."""
+    """Returns the same arrays with integers of other widths."""
     check_sizes(target, source.shape)
     widths = {"positions": target.pos_width, "coordinates": target.crd_width}
     made = []
@@ -168,7 +168,7 @@ def _rewidened(source: Bound, target: Format) -> list[Tensor]:
 
 
 def _turned(source: Bound, target: Format) -> list[Tensor] | None:
-    """CSR or CSC of a matrix whose entries are in order and all different, which one sort by rows or columns will do for."""
+    """Returns CSR or CSC of a matrix with ordered, unique entries, by one sort by rows or columns. None for other cases."""
     assert source.format is not None
     rows = next((dim for dim in range(2) if stored_by_rows(target, dim)), None)
     plain = all(
@@ -185,27 +185,27 @@ def _turned(source: Bound, target: Format) -> list[Tensor] | None:
 
 
 def _fresh(array: Tensor, given: Sequence[Tensor]) -> Tensor:
-    """Memory that no argument has: an operation may not return its arguments."""
+    """Returns an array, cloned if it is an argument, because an operation may not return its arguments."""
     return array.clone() if any(array.data_ptr() == other.data_ptr() for other in given) else array
 
 
 def pick(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
-    """What `gossamer::pick` does for CPU tensors, and for others."""
+    """Computes `gossamer::pick` on all devices."""
     source, pattern = bind(arrays, sizes, Spec.parse(text))
     assert source.format is not None and pattern.format is not None
     at = stored_entries.coordinates(pattern.format, pattern.shape, pattern.arrays)
     found, there = stored_entries.locate(source.format, source.shape, source.arrays, at)
-    there &= stored_entries.within(pattern.shape, at)  # what fills up blocks has the key of another entry
+    there &= stored_entries.within(pattern.shape, at)  # padding of blocks has the key of another entry
     if not source.values.numel():
         return torch.zeros_like(pattern.values)
     return source.values.index_select(0, found).masked_fill(~there, 0)
 
 
 einsum_sparse = _compiled(_einsum_ir)
-"""What `gossamer::einsum_sparse` does for CPU tensors."""
+"""Computes `gossamer::einsum_sparse` for CPU tensors."""
 add_sparse = _compiled(_add_ir)
-"""What `gossamer::add_sparse` does for CPU tensors."""
+"""Computes `gossamer::add_sparse` for CPU tensors."""
 convert = partial(_converted, True)
-"""What `gossamer::convert` does for CPU tensors, and for others."""
+"""Computes `gossamer::convert` on all devices."""
 compress = partial(_converted, False)
-"""What `gossamer::compress` does for CPU tensors, and for others."""
+"""Computes `gossamer::compress` on all devices."""

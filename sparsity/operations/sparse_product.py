@@ -1,9 +1,10 @@
-"""Products of two sparse matrices into a third, in whatever formats they come: the schedule "gustavson" walks both by rows.
+"""Multiplies two sparse matrices into a third, in any formats. The schedule "gustavson" reads both by rows.
 
     c[i, j] = sum_k a[i, k] b[k, j]        SpGEMM, into CSR, or into CSC as the product of the transposes
 
-A matrix that is not stored by rows is brought into them once (see row_form): A Aᵀ sorts A once, however often it is computed.
-Its values are brought into them once, too, as long as they are equal to a copy, which is read faster than they are gathered.
+A matrix that is not stored by rows is sorted once (see row_form): A Aᵀ sorts A once, however often it is computed. The sorted
+values are kept with a copy of the stored ones, and used again while these are equal, because comparing is faster than
+gathering.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +24,17 @@ from gossamer.sparsity.operations.matrix_calls import ByRows, all_dense
 
 Kernel = Callable[[Any, Tensor], None]
 
-_WIDE = 1 << 20  # columns: what a kernel does for each of so many takes no time to speak of
-_COPIED = 1 << 24  # entries up to which values are kept by rows: copies of more would take too much memory
-_HYPERSPARSE = 64  # columns for each entry of the factors from which on the kernel's sums are mostly not used
+_WIDE = 1 << 20  # columns up to which the kernel's work for each column is negligible
+_COPIED = 1 << 24  # entries up to which sorted values are kept; more would take too much memory
+_HYPERSPARSE = 64  # columns per entry of the factors; with more, most of the kernel's sums are unused
 
 
 @dataclass(frozen=True)
 class SparseProduct:
     """How an einsum of two sparse matrices is such a product.
 
-    order  which operand is a and which is b
-    rows   which dimension of a is i, and which of b is k
+    order  the numbers of the operands a and b
+    rows   the dimension of a that is i, and the dimension of b that is k
     """
 
     order: tuple[int, int]
@@ -41,12 +42,12 @@ class SparseProduct:
     kernels: dict[tuple[tuple[int, int], ...], Kernel] = field(default_factory=dict, compare=False)
 
     def hypersparse(self, operands: Sequence[Bound]) -> bool:
-        """Whether the kernel, with a sum for each column, would mostly be busy with columns that nothing is in."""
+        """Whether the kernel, which has a sum for each column, would spend most of its time on empty columns."""
         columns = operands[self.order[1]].shape[1 - self.rows[1]]
         return columns > max(_WIDE, _HYPERSPARSE * sum(operand.values.numel() for operand in operands))
 
     def run(self, compiled: Callable[[Spec], Kernel], operands: Sequence[Bound], result: Format, out: Tensor) -> None:
-        """Have the kernel of the call, `compiled` for matrices in CSR, write where the arrays of the result are into `out`."""
+        """Runs the kernel that `compiled` returns for matrices in CSR. It writes the addresses of the result into `out`."""
         factors = [_Factor(operands[at], rows) for at, rows in zip(self.order, self.rows, strict=True)]
         widths = *(factor.widths for factor in factors), (result.pos_width, result.crd_width)
         kernel = self.kernels.get(widths)
@@ -59,12 +60,12 @@ class SparseProduct:
 
 @lru_cache(1024)
 def countable(format: Format) -> Format:
-    """The format with integers in which a kernel can count what it has not been told the number of."""
+    """Returns the format with integers of 32 bits or more, so that a kernel can count entries whose number is unknown."""
     return format.with_widths(*(width and max(width, 32) for width in (format.pos_width, format.crd_width)))
 
 
 class _Factor:
-    """A factor by rows, and what the kernel is told of it."""
+    """A factor by rows, with its words for the kernel and the widths of its integers."""
 
     def __init__(self, operand: Bound, rows: int) -> None:
         form = _by_rows(operand, rows)
@@ -83,7 +84,7 @@ def _values_by_rows(form: RowForm, stored: Tensor) -> Tensor:
     if form.order is None or stored.numel() > _COPIED or not stored.is_cpu:
         return form.values(stored).contiguous()
     stored = stored.detach()
-    # The form is kept with them, so that no other one has its id.
+    # The form is kept with the values, so that no other form gets its id.
     return _gathered.get((stored,), (id(form),), lambda: (form, form.values(stored).contiguous()))[1]
 
 
@@ -92,7 +93,7 @@ _gathered: Remembered[tuple[RowForm, Tensor]] = Remembered(compared="all", most=
 
 @lru_cache(1024)
 def sparse_product(spec: Spec, dtype: torch.dtype) -> SparseProduct | None:
-    """How a call is such a product, None if it is not."""
+    """Returns how a call is such a product, None if it is not."""
     letters = [operand.letters for operand in spec.operands]
     if len(letters) != 2 or any(len(each) != 2 for each in (*letters, spec.result.letters)):
         return None

@@ -1,13 +1,13 @@
-"""The operations with sparse results: how many entries they have is known when they have run.
+"""The operations with sparse results, whose number of entries is known only after they have run.
 
     gossamer::einsum_sparse(arrays, sizes, spec) -> Tensor[]    products of sparse operands
     gossamer::add_sparse(arrays, sizes, spec) -> Tensor[]       the union of two
-    gossamer::convert(arrays, sizes, spec) -> Tensor[]          the same tensor in another format, with all that is stored
-    gossamer::compress(arrays, sizes, spec) -> Tensor[]         the same without the zeros that fill up blocks
+    gossamer::convert(arrays, sizes, spec) -> Tensor[]          the same tensor in another format, with all stored zeros
+    gossamer::compress(arrays, sizes, spec) -> Tensor[]         the same without the zeros that pad blocks
     gossamer::pick(arrays, sizes, spec) -> Tensor               the values of the first operand at the entries of the second
 
-The arrays of a result are its components. `pick` is what the others' gradients need, and its own: what flows to a value is
-what flows to the same place of the other pattern.
+The arrays of a result are its components. The gradients of all these operations use `pick`: the gradient of a value is the
+gradient at the same coordinates of the other pattern.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ from gossamer.sparsity.operations.sparse_product import sparse_product
 
 
 def einsum_sparse(operands: Sequence[Bound], result: Operand) -> Bound:
-    """The einsum of sparse operands, in the format of `result`; operands that cannot be walked for it are converted first."""
+    """Returns the einsum of sparse operands in the format of `result`. Operands in unsuitable level orders are converted."""
     spec = Spec(tuple(operand.operand for operand in operands), result)
     if sparse_product(spec, operands[0].values.dtype) is None:
         operands = conforming(operands, sparse_result_order(spec.operands, result))
@@ -40,12 +40,12 @@ def einsum_sparse(operands: Sequence[Bound], result: Operand) -> Bound:
 
 
 def add_sparse(left: Bound, right: Bound, result: Operand) -> Bound:
-    """left + right"""
+    """Returns left + right."""
     return _result("add_sparse", conforming([left, right], level_letters(result)), result)
 
 
 def in_format(make: Callable[[Operand], Bound], letters: str, format: Format) -> Bound:
-    """What `make` gives in a format, which may be one that kernels cannot write: then it is converted."""
+    """Returns the result of `make` in a format. If kernels cannot write the format, the result is converted to it."""
     plain = Operand(letters, unblocked(format, len(letters)))
     if plain.format == format:
         return make(plain)
@@ -55,25 +55,25 @@ def in_format(make: Callable[[Operand], Bound], letters: str, format: Format) ->
 
 
 def convert(operand: Bound, format: Format) -> Bound:
-    """The same tensor in another format with all that is stored, zeros too."""
+    """Returns the same tensor in another format, with all stored zeros."""
     return _result("convert", [operand], Operand(operand.letters, format))
 
 
 def compress(operand: Bound, format: Format) -> Bound:
-    """The same tensor in another format, without the zeros that were stored to fill up blocks or groups."""
+    """Returns the same tensor in another format, without the zeros that pad blocks or groups."""
     return _result("compress", [operand], Operand(operand.letters, format))
 
 
 def pick(source: Bound, pattern: Bound) -> Tensor:
-    """The values of `source` at the entries of `pattern` (flat), 0 where it stores none."""
+    """Returns the values of `source` at the entries of `pattern` (flat), 0 where `source` stores none."""
     out: Tensor = _call["pick"](*flat([source, pattern], Operand("p")))
     return out
 
 
 def conforming(operands: Sequence[Bound], order: Sequence[str]) -> list[Bound]:
-    """The operands, in formats that can be walked together in this order of the letters.
+    """Returns the operands in formats whose levels follow this order of the letters.
 
-    None of several has blocks: MLIR goes over the blocks of one operand only.
+    None of them has blocks, because MLIR iterates over the blocks of one operand only.
     """
     found = []
     for each in operands:
@@ -89,7 +89,10 @@ def conforming(operands: Sequence[Bound], order: Sequence[str]) -> list[Bound]:
 
 @contextmanager
 def sizes_stay_inside() -> Iterator[None]:
-    """While Dynamo asks what a function gives that it does not look into, sizes that stay inside are not its concern."""
+    """Hides new open sizes from Dynamo within the context, while Dynamo infers the result of a function that it does not trace.
+
+    It would refuse sizes that are not in the result.
+    """
     mode = detect_fake_mode()
     if mode is None or mode.shape_env is None or get_proxy_mode() is not None:
         yield
@@ -103,12 +106,12 @@ def _result(name: str, operands: Sequence[Bound], result: Operand) -> Bound:
 
 
 def _bound(result: Operand, arrays: Sequence[Tensor], operands: Sequence[Bound]) -> Bound:
-    """A tensor of these arrays, with the sizes of the operands."""
+    """Returns an operand of these arrays, with the sizes of the operands' letters."""
     sizes = extents(operands)
     return Bound(result, tuple(arrays), tuple(sizes[letter] for letter in result.letters))
 
 
-# What tracing sees
+# Shapes for tracing
 
 
 def _sparse_fake(arrays: list[Tensor], sizes: list[int], text: str) -> list[Tensor]:
@@ -141,11 +144,11 @@ def _pick_fake(arrays: list[Tensor], sizes: list[int], text: str) -> Tensor:
     return values.new_empty(values.shape)
 
 
-# How they are differentiated
+# Derivatives
 
 
 def _kept(ctx: Any) -> tuple[list[Bound], Bound]:
-    """The operands and the result of a call."""
+    """Returns the saved operands and result of a call."""
     saved, spec = ctx.saved_tensors, Spec.parse(ctx.spec)
     inputs = sum(operand.arrays for operand in spec.operands)
     operands = bind(saved[:inputs], ctx.sizes, spec)
@@ -153,7 +156,7 @@ def _kept(ctx: Any) -> tuple[list[Bound], Bound]:
 
 
 def _backward(derivative: Callable[[list[Bound], int, Bound], Tensor]) -> Backward:
-    """The backward of an operation from the derivative with respect to operand `at`, given the gradient of the result."""
+    """Makes the backward of an operation from a function of the operands, a number `at`, and the gradient of the result."""
 
     def backward(ctx: Any, grad: Tensor) -> list[Tensor | None]:
         operands, result = _kept(ctx)
@@ -168,7 +171,7 @@ def _tangent_of_einsum(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | 
 
 
 def _tangent_at_entries(ctx: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
-    """Of the sum of all operands."""
+    """Returns the tangent of an operation that is the sum of its operands."""
     operands, result = _kept(ctx)
     return total(pick(each[at], result) for at, each in varied(operands, tangents))
 
@@ -178,7 +181,7 @@ def _of_einsum(operands: list[Bound], at: int, grad: Bound) -> Tensor:
     known = {letter for other in others for letter in other.letters}
     if not set(own.letters) <= known or own.format is None:
         return sample(own, [densified(other) for other in others])
-    # The whole derivative in a format, of which the entries of the operand are taken.
+    # Computes the whole derivative in a format, and picks the entries of the operand.
     whole = einsum_sparse(others, Operand(own.letters, Format.csf(len(own.letters))))
     return pick(whole, own)
 

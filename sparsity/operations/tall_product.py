@@ -1,6 +1,6 @@
-"""gossamer::tall_product(x, w): x w of dense matrices, x [M, K] tall and w [K, N] narrow, by the schedule "tall".
+"""gossamer::tall_product(x, w) multiplies dense matrices, x [M, K] tall and w [K, N] narrow, by the schedule "tall".
 
-For compiled graphs, which hold the derivatives of their operations already: it has none.
+It has no derivatives, because it is for compiled graphs, which already contain them.
 """
 
 from functools import cache
@@ -18,12 +18,12 @@ from gossamer.sparsity.compiler.contract_ir import Operand
 
 @cache
 def tall_kernel(dtype: torch.dtype) -> RegionKernel:
-    """The kernel for f32 or f64. CompileError for other types."""
+    """Returns the kernel for f32 or f64. CompileError for other types."""
     return compile_region(contract_ir.einsum((Operand("ik"), Operand("kj")), Operand("ij"), dtype), schedule="tall")
 
 
 def tall_product(x: Tensor, w: Tensor) -> Tensor:
-    """What the operation computes, without the dispatcher."""
+    """Computes the operation without the dispatcher."""
     out = empty((x.shape[0], w.shape[1]), x.dtype)
     tall_kernel(x.dtype)((x.contiguous(), w.contiguous()), out)
     return out

@@ -1,10 +1,10 @@
-"""In-place arithmetic of optimizers that Dynamo is to leave whole, where it is of stored values.
+"""Prevents Dynamo from decomposing in-place arithmetic of optimizers on SparseTensors. Dynamo would write:
 
     p.addcdiv_(m, v, value=-lr)      →      fma(m / v, -lr, p), written to p      (torch 2.13)
     torch._foreach_lerp_(m, g, w)    →      m + full_like(m, w) * (g - m)
 
-is the same for dense tensors. Of stored values it is not: m / v by itself is 0 / 0 where nothing is stored, and what is full of
-a number is dense.
+For dense tensors this is the same. For stored values it is not: m / v alone is 0 / 0 where nothing is stored, and `full_like`
+gives a dense tensor.
 """
 
 from functools import wraps
@@ -16,7 +16,7 @@ _TAKEN_APART = "method_addcdiv_", "method_addcmul_", "method_add_"
 
 
 def leave_whole(kind: type[Tensor]) -> None:
-    """Has Dynamo, which is loaded by this, put these methods of a class of tensors into graphs as they are."""
+    """Makes Dynamo put these methods of a class of tensors into graphs undecomposed. It imports Dynamo."""
     from gossamer.runtime.torch_internals import TensorVariable, foreach_lerp, functions_apart
 
     for name in _TAKEN_APART:

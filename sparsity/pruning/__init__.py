@@ -1,1 +1,1 @@
-"""Makes an accurate sparse model of a dense one: which weights to keep, and which values they get."""
+"""Makes an accurate sparse model of a dense one: chooses the weights to keep, and computes their values."""

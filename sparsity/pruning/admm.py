@@ -1,4 +1,4 @@
-"""ALPS (Meng et al., 2024): the mask by ADMM, for inputs scaled to length one; then least squares on what is kept.
+"""ALPS (Meng et al., 2024): finds the mask by ADMM, for inputs scaled to length one, then the values by least squares.
 
     minimise  tr((W - U) H (W - U)^T) / 2   with W = D, D of the pattern
 
@@ -18,11 +18,11 @@ from gossamer.sparsity.pruning.patterns import Pattern, mask_of
 
 _START, _EVERY, _STEPS = 0.1, 3, 240
 _GROWTH = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1))
-"""By what rho grows where at least such a share of the support has changed."""
+"""Pairs (share, factor): rho grows by the factor if at least this share of the support has changed."""
 
 
 def admm(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
-    """The pruned weight, its nonzeros refitted."""
+    """Returns the pruned weight with refitted nonzeros."""
     hessian, scale = problem.curvature.scaled, problem.curvature.scale
     values, vectors = problem.curvature.eigen
     target = problem.target * scale.unsqueeze(-2)
@@ -46,9 +46,9 @@ def admm(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
 
 
 def refit(problem: LayerProblem, pruned: Tensor, steps: int = 40, tolerance: float = 1e-5) -> Tensor:
-    """The least-squares values of a weight's nonzeros, by conjugate gradients for all rows at once.
+    """Returns the weight with least-squares values of its nonzeros, by conjugate gradients for all rows at once.
 
-    Each row's problem is that of the columns it keeps; the scaled H has a diagonal of 1, so no preconditioner is needed.
+    Each row's problem has the columns that the row keeps. The scaled H has a diagonal of 1, so it needs no preconditioner.
     """
     mask = pruned != 0
     hessian, scale = problem.curvature.scaled, problem.curvature.scale.unsqueeze(-2)

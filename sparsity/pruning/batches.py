@@ -1,6 +1,6 @@
-"""Calibration data: what a model is called with, and which of its tokens count.
+"""Turns calibration data into calls of a model, and finds out which tokens count.
 
-{"input_ids": ..., "attention_mask": ...}   model(**batch), as of Hugging Face; what forward does not take is left out
+{"input_ids": ..., "attention_mask": ...}   model(**batch), as for Hugging Face, with the names that forward takes
 (x, y)                                      model(x), as many as forward takes
 x                                           model(x)
 """
@@ -20,19 +20,19 @@ from gossamer.sparsity.torch_functions.plain_model import plain_model
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of a call, and which tokens [batch, tokens] count (None: all)."""
+    """The arguments of a call, and a mask [batch, tokens] of the tokens that count (None: all)."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tokens: Tensor | None = None
 
     def of(self, module: nn.Module) -> Any:
-        """Calls a module."""
+        """Calls a module with these arguments."""
         return module(*self.args, **self.kwargs)
 
 
 def calls_of(model: nn.Module, data: Iterable[Any]) -> list[Call]:
-    """The calls that batches stand for, on the model's device. OptionError for data that are none, or empty."""
+    """Returns a call for each batch, on the model's device. OptionError if `data` is empty or no collection of batches."""
     if isinstance(data, Tensor | Mapping | str) or (not hasattr(data, "__iter__") and not hasattr(data, "__getitem__")):
         raise OptionError(f"data is one {type(data).__name__}, must be batches: a list of them, or a DataLoader")
     calls = [call_of(model, batch) for batch in data]
@@ -42,21 +42,21 @@ def calls_of(model: nn.Module, data: Iterable[Any]) -> list[Call]:
 
 
 def rows_that_count(x: Tensor, tokens: Tensor | None) -> Tensor:
-    """[samples, features] of what a linear layer is given, without padding where it is known."""
+    """Returns the input of a linear layer as [samples, features], without padding where it is known."""
     rows = x.reshape(-1, x.shape[-1])
     if tokens is None or x.shape[:-1].numel() != tokens.numel():
         return rows
-    if x.shape[:-1] == tokens.shape[::-1] != tokens.shape:  # tokens x batch, as attention of torch.nn has it by default
+    if x.shape[:-1] == tokens.shape[::-1] != tokens.shape:  # tokens x batch, the default of attention in torch.nn
         tokens = tokens.t()
     return rows[tokens.reshape(-1)]
 
 
 def call_of(model: nn.Module, batch: Any) -> Call:
-    """The call that a batch stands for, on the model's device."""
+    """Returns the call for a batch, on the model's device."""
     place = next((p.device for p in model.parameters()), torch.device("cpu"))
     parameters = inspect.signature(plain_model(model).forward).parameters.values()
     taken = {p.name for p in parameters}
-    plain = {"use_cache": False} if "use_cache" in taken else {}  # blocks are called again and again
+    plain = {"use_cache": False} if "use_cache" in taken else {}  # each block is called several times, so caches would grow
     if isinstance(batch, Mapping):
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         kwargs = {name: _moved(value, place) for name, value in batch.items() if anything or name in taken}
@@ -74,6 +74,6 @@ def call_of(model: nn.Module, batch: Any) -> Call:
 
 def _moved(value: Any, place: torch.device) -> Any:
     def moved(part: Tensor) -> Tensor:
-        return part.to(place).clone() if part.is_inference() else part.to(place)  # such cannot be saved for gradients
+        return part.to(place).clone() if part.is_inference() else part.to(place)  # autograd cannot save inference tensors
 
     return tree_map_only(Tensor, moved, value)

@@ -1,8 +1,9 @@
-"""Budgets: how dense each layer is to be, so that the model as a whole loses least.
+"""Chooses how dense each layer becomes, so that the model as a whole loses least.
 
-What a layer loses at a density is estimated from its Hessian: the sum of w_ij^2 / (H^-1)_jj over what a mask drops, the loss
-where each is dropped alone (Hassibi and Stork, 1992). What that costs the model is measured: each layer alone is pruned, and
-the model's output compared. Layers are then as dense as a Lagrange multiplier says: each minimises loss + price * cost.
+- The loss of a layer at a density is estimated from its Hessian: the sum of w_ij^2 / (H^-1)_jj over the dropped elements, each
+  of which is the loss if only that element is dropped (Hassibi and Stork, 1992).
+- The effect on the model is measured: one layer at a time is pruned, and the model's output compared.
+- A Lagrange multiplier then chooses the densities: each layer minimises loss + price * cost.
 """
 
 from collections.abc import Sequence
@@ -18,14 +19,14 @@ from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.patterns import Pattern, mask_of
 
 DENSITIES = tuple(round(0.02 * step, 2) for step in range(1, 51))
-"""The densities that a layer may be given, before the last correction."""
+"""The densities to choose from; `scaled_to` corrects the choice."""
 
 
 @dataclass
 class Sensitivity:
-    """What each layer costs the model at each of DENSITIES: the relative squared change of its output.
+    """Measures the relative squared change of the model's output for each layer at each of DENSITIES.
 
-    For a walk over the dense model; `visit` changes nothing.
+    `visit` is for a walk over the dense model, which it leaves unchanged.
     """
 
     model: nn.Module
@@ -36,7 +37,7 @@ class Sensitivity:
     _output: Tensor | None = None
 
     def visit(self, layer: Layer, problem: LayerProblem) -> None:
-        """Measures a layer."""
+        """Measures one layer."""
         if self._output is None:
             self._output = output_of(self.call.of(self.model))
         scores = problem.weight.square() / problem.curvature.inverse_diagonal.unsqueeze(-2)
@@ -56,9 +57,10 @@ class Sensitivity:
 def allocate(
     losses: Sequence[Sequence[float]], costs: Sequence[Sequence[float]], *, cost: float = 0, loss: float = 0
 ) -> list[int]:
-    """For each layer the number of its density.
+    """Returns the index in DENSITIES for each layer.
 
-    All cost at most `cost`, or lose at most `loss`, at the smallest sum of the other. OptionError if that is out of reach.
+    All layers together cost at most `cost`, at the smallest loss; or lose at most `loss`, at the smallest cost. OptionError if
+    no choice reaches it.
     """
 
     def chosen(price: float) -> list[int]:
@@ -89,7 +91,7 @@ def allocate(
 
 
 def scaled_to(densities: dict[Layer, float], share: float) -> dict[Layer, float]:
-    """The densities, moved a little so that the layers together have exactly this share of nonzeros."""
+    """Returns the densities times a factor, so that the layers together have exactly this share of nonzeros."""
     sizes = {layer: layer.weight.numel() for layer in densities}
     total = sum(sizes.values())
     low, high = 0.0, 4.0 / share
@@ -101,7 +103,7 @@ def scaled_to(densities: dict[Layer, float], share: float) -> dict[Layer, float]
 
 
 def output_of(result: Any) -> Tensor:
-    """The first tensor of what a model gives: logits, hidden states."""
+    """Returns the first tensor of floats in a model's result, such as logits or hidden states."""
     if isinstance(result, Tensor):
         return result.float()
     values = result.values() if isinstance(result, dict) else result if isinstance(result, tuple | list) else ()

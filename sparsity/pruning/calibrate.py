@@ -1,4 +1,8 @@
-"""The walk through a model: layer by layer, each pruned for what the layers before, pruned already, give it."""
+"""Walks through a model layer by layer. Each layer is pruned for the inputs that the pruned layers before it give.
+
+`prune` and `decompose` call `Walk.run`. It cuts the model into stages (stages.py), collects the moments of each layer's inputs,
+and calls `visit` with the layer's least-squares problem (layer_problem.py).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,20 +30,20 @@ from gossamer.sparsity.pruning.stages import (
 )
 
 Visit = Callable[[Layer, LayerProblem], Tensor | None]
-"""Gives a layer's new weight, None to leave it as it is."""
+"""Returns a layer's new weight, or None to leave it as it is."""
 
 Dense = dict[Layer, tuple[Tensor, Tensor | None]]
-"""The weight and bias that layers had."""
+"""The weights and biases of layers before they were pruned."""
 Known = Mapping[str, Sequence[Any]]
-"""By name, the weight [outputs, inputs] and bias of layers that were pruned before, and more."""
+"""Layers that an earlier run has pruned: by name, the weight [outputs, inputs], the bias, and more."""
 
 
 class Walk:
     """Visits layers in the order in which a model calls them.
 
-    damping     of the layers' problems
-    sequential  whether a layer sees what the pruned layers before it give; otherwise what the dense ones do
-    blocks      the blocks that are calibrated one by one, [] where the model is walked as a whole
+    damping     a share of the mean of each Hessian's diagonal, which is added to the diagonal
+    sequential  whether layers get their inputs from the pruned layers before them, or from the dense ones
+    blocks      the blocks that are calibrated one by one; [] if the model is one stage
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class Walk:
                 self.blocks = []
 
     def run(self, visit: Visit, done: Callable[[], None] = lambda: None, known: Known | None = None) -> None:
-        """Visits all layers but those whose weights are known, which are put in place; `done` hears of each stage."""
+        """Visits all layers. Layers whose weights are `known` only get these weights. Calls `done` after each stage."""
         self._known, self._later = known or {}, []
         with torch.no_grad():
             if self.blocks:
@@ -92,7 +96,7 @@ class Walk:
         return Streams(pruned if streams.same else of(streams.dense), pruned)
 
     def _parts(self) -> tuple[list[Layer], list[list[Layer]], list[Layer]]:
-        """The layers before, in each of, and after the blocks."""
+        """Returns the layers before the blocks, those in each block, and those after the blocks."""
         owner = {id(module): number for number, block in enumerate(self.blocks) for module in block.modules()}
         inside: list[list[Layer]] = [[] for _ in self.blocks]
         for layer in self.layers:
@@ -107,7 +111,7 @@ class Walk:
         return [each for each in outside if each in seen], inside, [each for each in outside if each not in seen]
 
     def _stage(self, module: nn.Module, layers: Sequence[Layer], streams: Streams, visit: Visit) -> Dense:
-        """Visits the layers of a stage; what was dense of those that changed, which they are again if it is broken off."""
+        """Visits the layers of a stage. Returns their dense parameters, and restores these if an exception ends it."""
         dense: Dense = {}
         try:
             self._visit(module, layers, streams, visit, dense)
@@ -143,12 +147,12 @@ class Walk:
         layer.write(weight, bias)
         if self.sequential:
             dense[layer] = before
-        else:  # what follows is to see the dense layer
+        else:  # the next layers get their inputs from the dense layer
             self._later.append((layer, layer.parameters()))
             layer.hold(*before)
 
     def _moments(self, module: nn.Module, group: Group, streams: Streams, dense: Dense) -> Moments | None:
-        """What the layers of a group are given in both streams; None if the data do not reach them."""
+        """Returns the moments of a group's inputs in both streams, None if the data do not reach the group."""
         layer = group.layers[0]
         found = None
         shared = streams.same and not dense
@@ -158,7 +162,7 @@ class Walk:
             if not shared:
                 with as_dense(dense):
                     wanted = inputs_of(module, dense_call, group)
-                if [x.shape for x in wanted] != [z.shape for z in given]:  # routed otherwise
+                if [x.shape for x in wanted] != [z.shape for z in given]:  # the pruned model routes tokens to other experts
                     wanted = given
             for z, x in zip(given, wanted, strict=True):
                 rows = layer.rows(z, pruned_call.tokens)
@@ -176,7 +180,7 @@ class Walk:
 
 
 def _next(block: nn.Module, streams: Streams, dense: Dense) -> tuple[Streams, object]:
-    """The streams behind a block, and an example of what it gives."""
+    """Returns the streams after a block, and one result of the block."""
     shared = streams.same and not dense
     result: object = None
     pruned = []
@@ -191,7 +195,7 @@ def _next(block: nn.Module, streams: Streams, dense: Dense) -> tuple[Streams, ob
 
 @contextmanager
 def as_dense(dense: Dense) -> Iterator[None]:
-    """Inside, layers have their dense weights and biases."""
+    """Gives layers their dense weights and biases within the context."""
     pruned = {layer: layer.parameters(copy=False) for layer in dense}
     for layer, parameters in dense.items():
         layer.hold(*parameters)

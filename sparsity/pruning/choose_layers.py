@@ -1,4 +1,4 @@
-"""Which layers of a model `sparsify` takes: by name, pattern, type or a function of them.
+"""Chooses the layers of a model for `only` and `skip` of `sparsify`, `prune` and others: by name, pattern, type or function.
 
 only="encoder.*", skip=["*.gate", nn.Bilinear, lambda name, layer: layer.out_features < 64]
 """
@@ -30,12 +30,13 @@ def chosen_layers(
     model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), tied: bool = False,
     experts: bool = False,
 ) -> list[nn.Module]:  # fmt: skip
-    """The layers of a model with a weight (or several: attention of torch.nn) that `only` takes and `skip` does not.
+    """Returns the layers with weights that `only` takes and `skip` does not take. Attention of torch.nn has several weights.
 
-    Without `only` it is linear layers and those of the other `kinds`, of the `tied` ones and of `experts` (of transformers,
-    whose weights are [experts, rows, columns]) too if they are asked for. A name in `only` may be that of any layer with a
-    weight, a pattern takes linear layers, experts and convolutions of 1 to 3 dimensions.
-    OptionError where a name or pattern is no layer's.
+    - Without `only` these are linear layers and modules of the other `kinds`. If asked for, also `experts` of transformers,
+      whose weights are [experts, rows, columns], and `tied` layers, which share their weight.
+    - A name in `only` may be that of any layer with a weight. A pattern takes linear layers, experts and convolutions of 1 to 3
+      dimensions.
+    OptionError if no layer has the name, or none fits the pattern.
     """
     check_model(model)
     taken, left = _listed(only), _listed(skip)
@@ -56,7 +57,7 @@ def chosen_layers(
 
 
 def none_chosen(model: nn.Module, only: Layers | None, skip: Layers) -> str:
-    """Why `chosen_layers` are none: what the model has instead."""
+    """Returns why `chosen_layers` found none, for a message: what the model has instead."""
     if only is not None or _listed(skip):
         return "no layer is left by `only` and `skip`"
     others = Counter(type(module).__name__ for module in weight_holders(model))
@@ -65,8 +66,10 @@ def none_chosen(model: nn.Module, only: Layers | None, skip: Layers) -> str:
 
 
 def weight_holders(model: nn.Module, skip: Layers = ()) -> list[nn.Module]:
-    """The modules that hold a weight of two dimensions or more, and linear layers whatever they hold instead, but those that
-    `skip` names; its functions are asked about linear layers alone."""
+    """Returns the modules with a weight of two dimensions or more, and all linear layers, without those that `skip` names.
+
+    Functions in `skip` are called with linear layers alone.
+    """
     left, found = _listed(skip), []
     for name, module in plain_model(model).named_modules():
         held = any(p is not None and p.dim() >= 2 for p in module._parameters.values())
@@ -79,14 +82,16 @@ def weight_holders(model: nn.Module, skip: Layers = ()) -> list[nn.Module]:
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Whether it is `Conv1D` of transformers: a linear layer with a weight of inputs x outputs. Known by its looks."""
+    """Whether a layer is `Conv1D` of transformers: linear, with a weight [inputs, outputs]. Checked by name and attributes."""
     parts = {type(layer).__name__, *(kind.__name__ for kind in type(layer).__mro__)}
     return "Conv1D" in parts and hasattr(layer, "nf") and has_weight(layer) and layer.weight.dim() == 2  # type: ignore[operator]
 
 
 def weight_names(layer: nn.Module) -> tuple[str, ...]:
-    """The names of a layer's weights: one, what stands in front of attention of torch.nn while nothing has opened it, or those
-    of experts."""
+    """Returns the names of a layer's weights: one, or the projections of attention of torch.nn, or those of experts.
+
+    Attention and experts that `called_openly` has opened have none, because their projections are layers then.
+    """
     if has_weight(layer):
         return ("weight",)
     if (experts := expert_weights(layer)) and not are_open(layer):
@@ -98,7 +103,7 @@ def weight_names(layer: nn.Module) -> tuple[str, ...]:
 
 
 def has_weight(layer: nn.Module) -> bool:
-    """Whether a weight of two dimensions or more is its parameter, under masks or not, or computed from its parameters."""
+    """Whether a layer has a `weight` of two dimensions or more: a parameter, masked or not, or computed from parameters."""
     held = isinstance(layer._parameters.get("weight"), nn.Parameter) or parametrize.is_parametrized(layer, "weight")
     by_hook = is_pruned_by_hook(layer) or remover_of_norm(layer) is not None
     return (held or by_hook) and layer.weight.dim() >= 2  # type: ignore[operator]
@@ -109,21 +114,21 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _tied(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules whose weight another module has, too."""
+    """Yields the modules that share a weight with another module."""
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     tied = lambda module: any(uses[id(module._parameters.get(name))] > 1 for name in weight_names(module))
     return filter(tied, model.modules())
 
 
 def _is_named(taken: tuple[Choice, ...], name: str, layer: nn.Module) -> bool:
-    """Whether `only` means a layer that is not linear: by its name, or as a convolution or experts by a pattern."""
+    """Whether `only` takes a layer that is not linear: by its name, or by a pattern if it is a convolution or experts."""
     by_pattern = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) or bool(expert_weights(layer))
     patterns = any(isinstance(c, str | re.Pattern) and _fits(c, name, layer) for c in taken)
     return name in taken or (by_pattern and patterns)
 
 
 def _no_layer(choice: str | re.Pattern[str], modules: dict[str, nn.Module], weighted: dict[str, nn.Module]) -> str:
-    """What is wrong with a name or pattern: no layer has it, or none with a weight."""
+    """Returns the message for a name or pattern that no layer has, or no layer with a weight."""
     wanted = choice if isinstance(choice, str) else choice.pattern
     others = [type(module).__name__ for name, module in modules.items() if name and _fits(choice, name, module)]
     hint = f" (that is a {others[0]}; '{wanted}.*' names the layers in it)" if others else did_you_mean(wanted, weighted)

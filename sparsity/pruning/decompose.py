@@ -1,4 +1,4 @@
-"""`gossamer.decompose`: the weights of a model's linear layers become sparse ones with a low rank beside each."""
+"""`gossamer.decompose` splits the weights of a model's linear layers into a sparse and a low-rank matrix each."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -36,16 +36,16 @@ def decompose(
     tokens: int = 128,
     damping: float = 0.01,
 ) -> PruningReport:
-    """Replace each weight W of a model's linear layers by S + U V: S has zeros, U V a low rank; in place.
+    """Replaces each weight W of a model's linear layers by S + U V in place: S is sparse, U V has a low rank.
 
-    density     numbers in S, U and V together, as a share of the elements of W
-    rank_share  the share of those that U and V have: 0 is pruning alone, 1 a low rank alone
-    data        batches as for `prune`: with them, errors count as much as the inputs are large, each layer is split for the
-                inputs that the layers before it give, and biases are corrected
-    pattern     that of S, as for `prune`; one without a density of its own
-    steps       of the alternating projection
+    density     how many numbers S, U and V have together, as a share of the elements of W
+    rank_share  the share of these numbers in U and V: 0 is pruning alone, 1 is a low rank alone
+    data        batches as for `prune`. With them, errors are weighted by the size of the inputs, and biases are corrected. Each
+                layer is split for the outputs of the layers before it
+    pattern     the pattern of S, as for `prune`. It must not have a fixed density, as 2:4 has
+    steps       the number of steps of the alternating projection
     only, skip  which linear layers, as for `sparsify`
-    tokens      for which the report predicts the speed of S alone
+    tokens      the number of tokens for which the report predicts the speed of S alone
     damping     as for `prune`
 
     The parts become parameters, `parametrizations.weight.original0` to `original2` with the mask of S in `0.mask`, and train
@@ -92,13 +92,13 @@ class _Work:
         self.lines: list[PrunedLayer] = []
 
     def visit(self, layer: Layer, problem: LayerProblem) -> Tensor:
-        """The sum of the parts of a layer's weight, for its inputs."""
+        """Splits a layer's weight for its inputs. Returns the sum of the parts."""
         parts = split(problem.target, self.budget, self.pattern, problem.curvature.scale, self.steps)
         self._note(layer, parts, problem.error(parts.whole))
         return parts.whole.to(layer.weight.dtype)
 
     def split(self, layer: Layer) -> None:
-        """The same without inputs; its error is that of the weight itself."""
+        """Splits a layer's weight without inputs. Its error is that of the weight itself."""
         weight = layer.weight.float()
         parts = split(weight, self.budget, self.pattern, None, self.steps)
         size = float(weight.square().sum())

@@ -1,4 +1,4 @@
-"""Products of rows, sorted by group, with a sparse matrix for each group, as those of experts are.
+"""Multiplies rows, sorted by group, with one sparse matrix per group, such as the weights of experts.
 
 y[t] = x[t] w[e]     x [slots, k], w a SparseTensor [experts, k, m]    →    gossamer::stored_product
 """
@@ -13,10 +13,10 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
 @untraced
 @one_node
 def grouped_product(x: Tensor, weight: SparseTensor, ends: Tensor) -> Tensor:
-    """[slots, m]: the rows of x from ends[e - 1] to ends[e] times matrix e of the weight [experts, k, m].
+    """Returns [slots, m]: rows ends[e - 1] to ends[e] of x times matrix e of the weight [experts, k, m].
 
-    Rows behind the last end give 0. The weight has the format LINES, or is the transpose of one that has it. Gradients flow to
-    x and to the values of the weight.
+    Rows after the last end give 0. The weight, or its transpose, has the format LINES. Gradients flow to x and to the values of
+    the weight.
     """
     line = next(level.dim for level in weight.format.levels[1:] if level.kind == "dense")
     positions, coordinates, _ = weight.components

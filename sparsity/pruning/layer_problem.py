@@ -1,15 +1,15 @@
-"""What pruning a layer means: a least-squares problem with a constraint on where nonzeros may lie.
+"""Pruning a layer as a least-squares problem with a constraint on where nonzeros may lie.
 
-y = W x + b is what the dense layer computes from the dense model's x; z is what the pruned model gives it instead of x. Wanted
-are V with few nonzeros, and c, so that V z + c is near y:
+The dense layer computes y = W x + b from the dense model's activations x. In the pruned model the layer gets z instead of x. A
+method looks for V with few nonzeros, and for c, so that V z + c is near y:
 
     minimise    E |V z + c - y|^2  +  damping |V - W|^2
     hessian     H = cov(z, z) + damping I
-    target      U = W (cov(x, z) + damping I) H^-1        the best V without a constraint; W itself where z is x
-    error       tr((V - U) H (V - U)^T) / E |y - E y|^2   what a V loses beside U, as a share of the output's variance
+    target      U = W (cov(x, z) + damping I) H^-1        the best V without a constraint; W itself if z is x
+    error       tr((V - U) H (V - U)^T) / E |y - E y|^2   the loss of V compared with U, as a share of the output's variance
 
-A layer without a bias has no c, and second moments about 0 for the covariances. A convolution of several groups is as many
-problems at once: its matrices have the groups in front, W [groups, outputs / groups, inputs], and H one for each.
+A layer without a bias has no c, and uses second moments about 0 in place of covariances. A convolution with groups is one
+problem per group: its matrices have the groups in front, as W [groups, outputs / groups, inputs], and so has H.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class Moments:
-    """Sums over calibration samples of z, x, z z^T and x z^T, in the precision of `dtype`, maybe of several groups."""
+    """Sums of z, x, z z^T and x z^T over calibration samples, in the precision of `dtype`, for one or several `groups`."""
 
     def __init__(
         self, features: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
@@ -29,7 +29,7 @@ class Moments:
     ) -> None:  # fmt: skip
         self.count = 0
         self.z_z = torch.zeros(*groups, features, features, dtype=dtype, device=device)
-        self.x_z: Tensor | None = None  # while every x was its z
+        self.x_z: Tensor | None = None  # as long as every x was the same tensor as z
         self.z = torch.zeros(*groups, features, dtype=dtype, device=device)
         self.x = self.z.clone()
 
@@ -54,12 +54,12 @@ class Moments:
 
 
 class Curvature:
-    """What the inputs of a layer say about its weights: H, and what methods need of it. Layers with the same inputs share it.
+    """The Hessian H of a layer, and its factors for the methods. Layers with the same inputs share one Curvature.
 
     hessian  H [inputs, inputs], positive definite
-    cross    cov(x, z) + damping I, None where it is H
+    cross    cov(x, z) + damping I; None if it equals H
     plain    cov(z, z)
-    means    of x and z, or None for layers without a bias
+    means    the means of x and z; None for layers without a bias
     """
 
     def __init__(self, moments: Moments, *, centred: bool, damping: float) -> None:
@@ -72,7 +72,7 @@ class Curvature:
             self.plain = self.plain - _outer(mean_z, mean_z)
             cross = None if cross is None else cross - _outer(mean_x, mean_z)
         mean = _diagonal(self.plain).mean(-1)
-        # Inputs that hardly change leave rounding alone, which need not be positive: as much is added at least.
+        # The covariance of nearly constant inputs is rounding errors, which may be negative. So at least their size is added.
         rounding = 4 * torch.finfo(mean.dtype).eps * _diagonal(moments.z_z).sum(-1) / count
         self.damping = torch.where(rounding > 0, torch.maximum(damping * mean, rounding), 1)
         added = _scaled_identity(self.damping, self.plain)
@@ -112,7 +112,7 @@ class Curvature:
 
 
 def _cholesky(matrix: Tensor, *, upper: bool = False) -> Tensor:
-    """The factor of a matrix that is positive but for rounding, with as much more on its diagonal as that takes."""
+    """Returns the Cholesky factor of a matrix. Adds to its diagonal until it is positive, because rounding may prevent that."""
     added = torch.finfo(matrix.dtype).eps ** 0.5 * _diagonal(matrix).mean(-1)
     for _ in range(10):
         factor, failed = torch.linalg.cholesky_ex(matrix, upper=upper)
@@ -136,12 +136,12 @@ def _scaled_identity(factor: Tensor, like: Tensor) -> Tensor:
 
 @dataclass
 class LayerProblem:
-    """One layer's problem, for the methods.
+    """The problem of one layer, which methods solve.
 
     weight     W [outputs, inputs], or with the groups in front
     target     U, of the same shape
     power      E |y - E y|^2
-    curvature  of its inputs
+    curvature  the Hessian of the layer's inputs
     """
 
     weight: Tensor
@@ -151,7 +151,7 @@ class LayerProblem:
 
     @classmethod
     def of(cls, weight: Tensor, curvature: Curvature) -> "LayerProblem":
-        """The problem of a weight [outputs, inputs]."""
+        """Returns the problem for a weight [outputs, inputs]."""
         *groups, inputs, _ = curvature.hessian.shape
         weight = weight.to(curvature.hessian).reshape(*groups, -1, inputs)
         target = weight
@@ -160,13 +160,13 @@ class LayerProblem:
         return cls(weight, target, float((weight @ curvature.plain * weight).sum()), curvature)
 
     def error(self, pruned: Tensor) -> float:
-        """What a pruned weight [outputs, inputs] loses beside the target, relative to the variance of the layer's output."""
+        """Returns the loss of a pruned weight [outputs, inputs] against the target, as a share of the output's variance."""
         difference = pruned.reshape(self.target.shape) - self.target
         lost = float((difference @ self.curvature.hessian * difference).sum())
         return lost / self.power if self.power > 0 else lost
 
     def bias(self, pruned: Tensor, bias: Tensor | None) -> Tensor | None:
-        """The bias that goes best with a pruned weight [outputs, inputs]: b + W mean(x) - V mean(z)."""
+        """Returns the best bias for a pruned weight [outputs, inputs]: b + W mean(x) - V mean(z)."""
         if self.curvature.means is None or bias is None:
             return bias
         mean_x, mean_z = self.curvature.means

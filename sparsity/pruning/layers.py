@@ -1,4 +1,4 @@
-"""Layers as matrices: the weight [outputs, inputs] of a linear layer or convolution, and the rows it is multiplied with."""
+"""Views layers as matrices: the weight [outputs, inputs] of a linear layer or convolution, and the rows of its inputs."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_nam
 
 @dataclass(eq=False)
 class Layer:
-    """A layer to be pruned, and its name in the model; of attention of torch.nn, one of its weights."""
+    """A layer to be pruned, and its name in the model. Attention of torch.nn has a Layer for each of its weights."""
 
     name: str
     module: nn.Module = field(repr=False)
@@ -27,7 +27,7 @@ class Layer:
 
     @property
     def weight(self) -> Tensor:
-        """[outputs, inputs], a copy for convolutions with padding in between, otherwise a view."""
+        """The weight as a matrix [outputs, inputs]: a view, or a copy if the weight is not contiguous."""
         weight = self.parameter.detach()
         return weight.t() if is_transposed(self.module) else weight.flatten(1)
 
@@ -45,25 +45,27 @@ class Layer:
                 self.module.bias.copy_(bias)  # type: ignore[operator]
 
     def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
-        """The data of the weight as the module has it, and of the bias, for `hold`."""
+        """Returns the data of the weight in the module's own shape, and of the bias, for `hold`."""
         weight, bias = self.parameter.data, getattr(self.module, "bias", None)
         held = bias.data if isinstance(bias, Tensor) else None
         return (weight.clone(), None if held is None else held.clone()) if copy else (weight, held)
 
     def hold(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Makes these the data of its parameters."""
+        """Makes these tensors the data of the layer's parameters."""
         self.parameter.data = weight
         if bias is not None:
             self.module.bias.data = bias
 
     def rows(self, x: Tensor, tokens: Tensor | None) -> Tensor:
-        """What the weight is multiplied with, of the tokens that count: [samples, inputs], of a convolution of several groups
-        [groups, samples, inputs]."""
+        """Returns the rows [samples, inputs] that the weight is multiplied with, of the tokens that count.
+
+        For a convolution of several groups they are [groups, samples, inputs].
+        """
         return patches(self.module, x) if isinstance(self.module, Convolution) else rows_that_count(x, tokens)
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The weight as the module has it."""
+        """The weight in the module's own shape."""
         return getattr(self.module, self.weight_name)
 
 
@@ -71,9 +73,11 @@ def layers_of(
     model: nn.Module, only: Layers | None, skip: Layers, kinds: tuple[type[nn.Module], ...] = (), *, stored: bool = False,
     masked: bool = False, experts: bool = False,
 ) -> list[Layer]:  # fmt: skip
-    """The layers to prune, linear ones and those of other `kinds`, and `experts`, without `only`. OptionError for those that
-    cannot be, and for those that store their nonzeros alone, or are under masks, unless such `stored` or `masked` ones will
-    do."""
+    """Returns the layers to prune. Without `only` these are linear layers, modules of other `kinds`, and `experts` if True.
+
+    OptionError for layers that cannot be pruned. Layers with stored weights, or under masks, are refused unless `stored` or
+    `masked` is True.
+    """
     chosen = chosen_layers(model, only, skip, kinds, experts=experts)
     names = {id(module): plain_name(name) for name, module in plain_model(model).named_modules()}
     layers = [

@@ -1,7 +1,7 @@
-"""`Mask`: a parametrization that multiplies a weight by a fixed mask; which others do so too, and what they keep.
+"""`Mask` is a parametrization that multiplies a weight by a fixed mask. This file also finds other masks, and what they keep.
 
-A parametrization that somebody else has written is a mask if it makes elements zero that were none: `weight * mask`,
-`torch.where(mask, weight, 0)`, the largest elements of a row.
+A parametrization of the user counts as a mask if it sets nonzero elements to zero: `weight * mask`,
+`torch.where(mask, weight, 0)`, or a function that keeps the largest elements of each row.
 """
 
 from typing import Any
@@ -26,29 +26,29 @@ class Mask(nn.Module):
         self.register_buffer("mask", mask)
 
     def forward(self, original: torch.Tensor) -> torch.Tensor:
-        """original * mask"""
+        """Returns original * mask."""
         return original * self.mask
 
 
 def is_of_torch_ao(parametrization: nn.Module) -> bool:
-    """Whether it is the mask of a sparsifier of torch.ao.pruning, before `squash_mask`."""
-    kind = type(parametrization)  # torch.ao takes a second to import, and is where such a module is
+    """Whether a parametrization is the mask of a sparsifier of torch.ao.pruning, before `squash_mask`."""
+    kind = type(parametrization)  # compared by name, because importing torch.ao takes a second
     return kind.__name__ == "FakeSparsity" and kind.__module__.startswith("torch.ao.pruning")
 
 
 def is_masked(layer: nn.Module, name: str = "weight") -> bool:
-    """Whether the parametrizations of a tensor make elements zero."""
+    """Whether the parametrizations of a tensor set elements to zero."""
     return parametrize.is_parametrized(layer, name) and _kept(_chain(layer, name)) is not None
 
 
 def masked_tensors(module: nn.Module) -> list[str]:
-    """The names of the tensors of a module that have a mask as a parametrization."""
+    """Returns the names of a module's tensors that have a mask as a parametrization."""
     chains: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
     return [name for name in chains if is_masked(module, name)]
 
 
 def has_mask(module: nn.Module) -> bool:
-    """Whether a mask is on any of its tensors: a parametrization, or what torch.nn.utils.prune puts there."""
+    """Whether any tensor of a module has a mask: a parametrization, or a hook of torch.nn.utils.prune."""
     return bool(masked_tensors(module) or _pruning_hooks(module))
 
 
@@ -58,7 +58,7 @@ def is_pruned_by_hook(module: nn.Module, name: str = "weight") -> bool:
 
 
 def parametrize_pruned(model: nn.Module) -> None:
-    """Replace the hooks of torch.nn.utils.prune by masks, in place."""
+    """Replaces the hooks of torch.nn.utils.prune by masks, in place."""
     check_model(model)
     for module in list(model.modules()):
         for hook_id, name in _pruning_hooks(module).items():
@@ -67,7 +67,7 @@ def parametrize_pruned(model: nn.Module) -> None:
 
 
 def _parametrize(module: nn.Module, name: str) -> None:
-    """Replace what torch.nn.utils.prune left of parameter `name` by the parameter under a mask."""
+    """Replaces `<name>_orig` and `<name>_mask` of torch.nn.utils.prune by a parameter `name` under a mask."""
     original = module._parameters.pop(f"{name}_orig")
     mask = module._buffers.pop(f"{name}_mask")
     assert original is not None and mask is not None
@@ -78,25 +78,25 @@ def _parametrize(module: nn.Module, name: str) -> None:
 
 
 def _pruning_hooks(module: nn.Module) -> dict[int, str]:
-    """By their numbers, the names of the tensors that such hooks make."""
+    """Returns the hooks of torch.nn.utils.prune: by the id of each hook, the name of the tensor that it computes."""
     hooks = module._forward_pre_hooks.items()
     return {number: hook._tensor_name for number, hook in hooks if isinstance(hook, prune.BasePruningMethod)}
 
 
 def original_of(layer: nn.Module, name: str = "weight") -> Tensor:
-    """The parameter of a weight, under masks or not."""
+    """Returns the parameter of a weight, masked or not."""
     if not parametrize.is_parametrized(layer, name):
         return getattr(layer, name)
     return _originals(_chain(layer, name))[0]
 
 
 def has_one_original(layer: nn.Module, name: str = "weight") -> bool:
-    """Whether a parametrized tensor is made of one parameter, which an optimizer goes on with when it becomes plain."""
+    """Whether a parametrized tensor has one parameter. An optimizer keeps training that one after the masks are removed."""
     return bool(_chain(layer, name).is_tensor)
 
 
 def kept_by_masks(layer: nn.Module, name: str = "weight") -> Tensor:
-    """Where the masks of a weight leave it."""
+    """Returns where the masks of a weight keep elements."""
     kept = _kept(_chain(layer, name))
     assert kept is not None, "it has masks"
     return kept
@@ -107,13 +107,13 @@ def _chain(layer: nn.Module, name: str) -> ParametrizationList:
 
 
 def _originals(chain: ParametrizationList) -> list[Tensor]:
-    """The parameters that it starts from; all but one kind of parametrization have one."""
+    """Returns the parameters that a chain of parametrizations starts from, usually one."""
     return [chain.original] if chain.is_tensor else [getattr(chain, f"original{n}") for n in range(chain.ntensors)]
 
 
 @torch.no_grad()
 def _kept(chain: ParametrizationList) -> Tensor | None:
-    """Where parametrizations leave a tensor; None if they make nothing zero."""
+    """Returns where parametrizations keep elements of a tensor, None if they set none to zero."""
     steps = list(chain.children())
     known = [isinstance(each, Mask) or is_of_torch_ao(each) for each in steps]
     if all(known):
@@ -126,10 +126,10 @@ def _kept(chain: ParametrizationList) -> Tensor | None:
         return None
     try:
         with evaluating(chain):
-            value = steps[0](_without_zeros(first), *others)  # zeros that were there tell nothing
+            value = steps[0](_without_zeros(first), *others)  # zeros of the original say nothing about the mask
             for each in steps[1:]:
                 value = each(value)
-    except Exception:  # of a function that takes other tensors
+    except Exception:  # a function that takes other tensors
         return None
     kept: Tensor = value != 0
     changes = any(known) or not bool(kept.all())
@@ -137,15 +137,17 @@ def _kept(chain: ParametrizationList) -> Tensor | None:
 
 
 def _without_zeros(tensor: Tensor) -> Tensor:
-    """Zeros become smaller than all else, so that a mask that keeps the largest elements goes on keeping them."""
+    """Replaces zeros by numbers smaller than all others, so that a mask of the largest elements stays the same."""
     sizes = tensor.abs()
     least = torch.where(sizes == 0, torch.inf, sizes).amin() if tensor.numel() else sizes.sum()
     return torch.where(sizes == 0, least / 2 if least.isfinite() else 1, tensor)
 
 
 def make_plain(layer: nn.Module, name: str = "weight", *, keep_value: bool = True) -> None:
-    """Multiplies the parametrizations of a weight into it, or takes them off: a plain parameter, the same object, in front of
-    a bias as before."""
+    """Makes a parametrized weight a plain parameter again, the same object, before the bias in the module's order.
+
+    keep_value  whether it gets the value that the parametrizations compute, or keeps that of the parameter
+    """
     remove_parametrizations(layer, name, keep_value=keep_value)
     if name in layer._parameters:  # no buffer
         layer._parameters = {name: layer._parameters[name], **layer._parameters}

@@ -1,10 +1,10 @@
-"""Methods: which weights of a layer to keep, and what they become.
+"""The methods of `prune`. Each chooses which weights of a layer to keep, and computes their new values.
 
 "magnitude"  the largest |w|
 "wanda"      the largest |w_ij| |z_j| of each row (Sun et al., 2023)
-"sparsegpt"  columns in order, each making up for those before (sparsegpt.py)
+"sparsegpt"  prunes columns in order; later columns compensate for the pruned ones (sparsegpt.py)
 "admm"       the mask by ADMM, the values by least squares (admm.py)
-"best"       of "sparsegpt" with its values refitted, and "admm", the one with the smaller error
+"best"       "sparsegpt" with refitted values, or "admm", whichever has the smaller error
 """
 
 from collections.abc import Callable
@@ -21,18 +21,18 @@ Method = Callable[[LayerProblem, Pattern, float], Tensor]
 
 
 def magnitude(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
-    """The largest weights as they are; needs no data."""
+    """Keeps the largest weights, with their values. It uses no data."""
     return problem.weight * mask_of(pattern, problem.weight.square(), density)
 
 
 def wanda(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
-    """The weights as they are, with the largest |w_ij| |z_j|; without a pattern, equally many in each row, as in the paper."""
+    """Keeps the weights with the largest |w_ij| |z_j|; for "unstructured" equally many in each row, as in the paper."""
     rows = EqualRows() if isinstance(pattern, Unstructured) else pattern
     return problem.weight * mask_of(rows, (problem.weight * problem.curvature.scale.unsqueeze(-2)).square(), density)
 
 
 def best(problem: LayerProblem, pattern: Pattern, density: float) -> Tensor:
-    """The more accurate of SparseGPT, refitted, and ADMM."""
+    """Returns the result of SparseGPT, refitted, or that of ADMM: the more accurate one."""
     found = (refit(problem, sparsegpt(problem, pattern, density)), admm(problem, pattern, density))
     return min(found, key=problem.error)
 
@@ -41,6 +41,6 @@ METHODS: dict[str, Method] = {"best": best, "admm": admm, "sparsegpt": sparsegpt
 
 
 def method_of(name: str) -> Method:
-    """The method with this name; OptionError if there is none."""
+    """Returns the method with this name; OptionError if there is none."""
     check_name("method", name, METHODS)
     return METHODS[name]

@@ -1,4 +1,4 @@
-"""Weights that a hook of torch.nn.utils makes of other parameters at every call, from before there were parametrizations."""
+"""Finds weights that an old hook of torch.nn.utils, such as `weight_norm`, computes from other parameters at every call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ _REMOVERS: dict[type, Callable[[Any], Any]] = {WeightNorm: remove_weight_norm, S
 
 
 def remover_of_norm(layer: nn.Module) -> Callable[[Any], Any] | None:
-    """The function of torch.nn.utils that makes such a weight of a layer a parameter, of the value that it has."""
+    """Returns the function of torch.nn.utils that makes such a weight a parameter, None if the layer has no such weight."""
     for hook in layer._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm | SpectralNorm) and hook.name == "weight":
             return _REMOVERS[type(hook)]

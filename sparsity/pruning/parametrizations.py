@@ -1,12 +1,13 @@
-"""Parametrizations on modules that have copies, and go into pickles.
+"""Registers and removes parametrizations so that copies of a module stay independent, and modules can be pickled.
 
 torch gives a parametrized module a class of its own, whose properties compute the tensors. A copy of the module (copy.deepcopy,
-AveragedModel) has the same class, so that torch's functions would change both. These change one: its class is copied first.
+AveragedModel) has the same class, so torch's functions would change both. The functions here copy the class first.
 
 ParametrizedLinear   of layer and copy    →    remove_parametrizations(copy, "weight")    →    ParametrizedLinear   of layer
                                                                                               Linear               of copy
 
-torch refuses to pickle such a module, because no module of Python has its class. What is registered here can be pickled.
+torch refuses to pickle such a module, because no Python file defines its class. Modules that are registered here can be
+pickled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,16 +26,17 @@ def register_parametrization(module: nn.Module, name: str, parametrization: nn.M
 
 
 def remove_parametrizations(module: nn.Module, name: str, *, keep_value: bool = True) -> None:
-    """Makes a tensor plain again, the same object; its value is what the parametrizations compute, or what is beneath them."""
+    """Makes a tensor a plain parameter again, with the computed value (`keep_value`) or with the value of the parameter."""
     with _own_class(module):
         parametrize.remove_parametrizations(module, name, leave_parametrized=keep_value)
 
 
 @contextmanager
 def _own_class(module: nn.Module) -> Iterator[None]:
-    """Inside, the class of a module is one that torch's functions may change.
+    """Gives a module a class of its own within the context, which torch's functions may change.
 
-    `prepare` and FSDP2 put a class around that of torch. It is away inside, and around the new one afterwards.
+    `prepare` and FSDP2 derive another class from that of torch. This class is removed within the context, and derived again
+    from the new one afterwards.
     """
     outer, names = type(module), getattr(module, "parametrizations", {}).keys()
     inner = next((kind for kind in outer.__mro__ if names & vars(kind).keys()), None)
@@ -56,8 +58,8 @@ def _copied(kind: type, bases: tuple[type, ...]) -> type:
 
 
 def _let_pickle(kind: type) -> None:
-    """Has the pickle of a module say what its class, made by torch, is made of."""
-    if "__getstate__" in vars(kind):  # which raises
+    """Makes pickles of a module store the parts of its class, which torch has made."""
+    if "__getstate__" in vars(kind):  # torch's, which raises
         del kind.__getstate__
         kind.__reduce_ex__ = _reduced  # type: ignore[method-assign, assignment]
 
@@ -68,7 +70,7 @@ def _reduced(module: Any, protocol: Any) -> tuple[Any, ...]:
 
 
 def _blank(kind: type[nn.Module], names: Sequence[str]) -> nn.Module:
-    """A module without its state, as unpickling starts, whose tensors of these names are parametrized."""
+    """Returns a module without its state, whose tensors of these names are parametrized. Unpickling starts with it."""
     own_copying = {"__deepcopy__": kind.__deepcopy__} if hasattr(kind, "__deepcopy__") else {}
     pattern = type(kind.__name__, (nn.Module,), own_copying)()
     for name in names:

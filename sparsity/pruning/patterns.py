@@ -1,10 +1,10 @@
-"""Patterns: where the nonzeros of a pruned weight may lie, by the name that the field gives them.
+"""Patterns say where the nonzeros of a pruned weight may lie. Their names are those of the field:
 
 "unstructured"   anywhere in the matrix
 "rows"           anywhere in a row, equally many in each
 "2:4"            N:M, at most 2 in every 4 neighbours of a row
 "32x1"           blocks of 32 rows x 1 column, kept or dropped as a whole
-"64:2:16"        V:N:M (VENOM, Castro et al. 2023): in a strip of 64 rows 4 of every 16 columns, 2 of those a row
+"64:2:16"        V:N:M (VENOM, Castro et al. 2023): a strip of 64 rows keeps 4 of every 16 columns, each row 2 of these 4
 """
 
 import re
@@ -19,15 +19,15 @@ from torch import Tensor
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import did_you_mean
 
-_KEPT_COLUMNS = 4  # of M, in V:N:M: what a 2:4 tensor core selects from
+_KEPT_COLUMNS = 4  # of every M in V:N:M, because a 2:4 tensor core selects from 4
 
 
 class Pattern(Hashable, Protocol):
     """A rule for a mask.
 
-    columns  the pattern repeats every so many columns: a mask can be made for any multiple of them
-    rows     the same for rows
-    density  the share of nonzeros where the pattern decides it, else None
+    columns  the period of the pattern in columns: a mask can be made for any multiple of it
+    rows     the period in rows
+    density  the share of nonzeros if the pattern fixes it, else None
     """
 
     @property
@@ -38,13 +38,13 @@ class Pattern(Hashable, Protocol):
     def density(self) -> float | None: ...
 
     def mask(self, scores: Tensor, density: float) -> Tensor:
-        """Which elements to keep, bool [rows, columns], so that the sum of their scores (not negative) is large."""
+        """Returns which elements to keep, bool [rows, columns]: those with a large sum of scores, which are not negative."""
         ...
 
 
 @dataclass(frozen=True)
 class Unstructured:
-    """The largest scores of the matrix."""
+    """Keeps the largest scores of the matrix."""
 
     rows = columns = 1
     density = None
@@ -55,7 +55,7 @@ class Unstructured:
 
 @dataclass(frozen=True)
 class EqualRows:
-    """The largest scores of each row."""
+    """Keeps the largest scores of each row."""
 
     rows = columns = 1
     density = None
@@ -65,7 +65,7 @@ class EqualRows:
 
 
 class _OfEvery:
-    """Patterns with n of every m neighbours in a row."""
+    """The base of patterns with n of every m neighbours in a row."""
 
     n: int
     m: int
@@ -81,7 +81,7 @@ class _OfEvery:
 
 @dataclass(frozen=True)
 class NM(_OfEvery):
-    """The n largest of every m neighbours in a row; neighbours that are fewer, at the end of a row, lose equally many."""
+    """Keeps the n largest of every m neighbours in a row, also of fewer neighbours at the end of a row."""
 
     n: int
     m: int
@@ -95,7 +95,7 @@ class NM(_OfEvery):
 
 @dataclass(frozen=True)
 class Block:
-    """The blocks with the largest sums of scores."""
+    """Keeps the blocks with the largest sums of scores."""
 
     rows: int
     columns: int
@@ -111,7 +111,7 @@ class Block:
 
 @dataclass(frozen=True)
 class VNM(_OfEvery):
-    """In strips of v rows 4 of every m columns, of those the n largest of a row."""
+    """Keeps 4 of every m columns in a strip of v rows, and of these the n largest of each row."""
 
     v: int
     n: int
@@ -132,7 +132,7 @@ class VNM(_OfEvery):
 
 
 def pattern_of(name: str) -> Pattern:
-    """The pattern with a name as at the top of this file. OptionError if there is none, or its numbers make no sense."""
+    """Returns the pattern for a name as at the top of this file. OptionError for an unknown name or impossible numbers."""
     simple: dict[str, Pattern] = {"unstructured": Unstructured(), "rows": EqualRows()}
     if name in simple:
         return simple[name]
@@ -156,17 +156,17 @@ def pattern_of(name: str) -> Pattern:
 
 
 def mask_of(pattern: Pattern, scores: Tensor, density: float) -> Tensor:
-    """A pattern's mask for scores [outputs, inputs], or [groups, outputs / groups, inputs], which it takes for one matrix."""
+    """Returns a pattern's mask for scores [outputs, inputs], or [groups, outputs / groups, inputs], taken as one matrix."""
     return pattern.mask(scores.flatten(0, -2), density).view(scores.shape)
 
 
 def kept_of(elements: int, density: float) -> int:
-    """How many of so many elements a density keeps: at least one, unless it is 0."""
+    """Returns how many elements a density keeps: at least one, unless the density is 0."""
     return min(elements, max(round(density * elements), 1 if density > 0 else 0))
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """True where the `count` largest of the last dimension are, NaN among them, ties in favour of the first or the last."""
+    """Returns True at the `count` largest of the last dimension. NaN counts as largest; ties go to any of the equal ones."""
     if scores.dim() == 1 and scores.device.type == "cpu" and 0 < count < len(scores):
         return _largest_of_all(scores, count)
     mask = torch.zeros_like(scores, dtype=torch.bool)
@@ -174,9 +174,10 @@ def _largest(scores: Tensor, count: int) -> Tensor:
 
 
 def _largest_of_all(scores: Tensor, count: int) -> Tensor:
-    """The same by the least that is in: numpy's partition takes a tenth of the time of `topk` on CPUs (torch 2.13).
+    """Does the same through the smallest score that is kept: numpy's partition takes a tenth of `topk`'s time (torch 2.13).
 
-    Not where many are equal, as scores are of what must or cannot be kept: the least and the largest are told apart before.
+    Partition is slow if many scores are equal, such as those of elements that must or cannot be kept. So the largest and the
+    smallest scores are set apart first.
     """
     values = (scores.float() if scores.itemsize < 4 else scores).detach().numpy()
     largest, smallest = values.max(), values.min()

@@ -1,4 +1,4 @@
-"""What the cost model says about a layer at a density, on a machine like this one."""
+"""Predicts the time of a layer at a density by the cost model, for a usual machine with this machine's vectors and threads."""
 
 from functools import lru_cache
 
@@ -29,8 +29,10 @@ def _prediction(shape: tuple[int, int], dtype: torch.dtype, pattern: Pattern, de
 
 
 def microseconds(layer: Layer, pattern: Pattern, density: float, tokens: int) -> tuple[float, float]:
-    """Of a call for so many tokens: dense, and as it will run, sparse where that is faster (depthwise convolutions are dense).
-    0 for types without kernels."""
+    """Returns the predicted microseconds of a call: dense, and as it will run, sparse or dense, whichever is faster.
+
+    Depthwise convolutions run dense. Returns 0 for dtypes without kernels.
+    """
     weight = layer.weight
     if weight.dtype not in FLOATS:
         return 0.0, 0.0

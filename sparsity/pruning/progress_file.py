@@ -1,4 +1,4 @@
-"""What is done of a long run, on disk, so that it goes on where it was broken off."""
+"""Writes finished layers of a long run of `prune` to disk, so that an interrupted run can go on."""
 
 import os
 import pickle
@@ -13,7 +13,7 @@ from gossamer.sparsity.pruning.layers import Layer
 
 
 class Done(NamedTuple):
-    """A layer: its weight [outputs, inputs], its bias, its line in the report, and what both were before."""
+    """A pruned layer: its weight [outputs, inputs], its bias, its line in the report, and both parameters before."""
 
     weight: Tensor
     bias: Tensor | None
@@ -23,7 +23,7 @@ class Done(NamedTuple):
 
 
 class ProgressFile:
-    """A folder with a file a stage. `settings` say what the run is; those of another run are refused."""
+    """A folder with one file per stage, and the run's `settings`. OptionError if the folder holds a run with other settings."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any]) -> None:
         self._folder = Path(folder)
@@ -47,8 +47,10 @@ class ProgressFile:
             self._number += 1
 
     def start_again(self, layers: list[Layer]) -> None:
-        """Gives the layers that are done their dense weights, which a model that was broken off has no more. OptionError if
-        the model's weights are neither these nor what became of them."""
+        """Gives finished layers their dense weights back, because the interrupted run may have left pruned ones.
+
+        OptionError if the model has neither the dense nor the pruned weights of that run.
+        """
         for layer in (each for each in layers if each.name in self.done):
             done, weight = self.done[layer.name], layer.weight.cpu()
             if not any(torch.equal(weight, each.cpu()) for each in (done.dense_weight, done.weight)):
@@ -60,11 +62,11 @@ class ProgressFile:
             layer.write(self.done[layer.name].dense_weight, self.done[layer.name].dense_bias)
 
     def add(self, name: str, done: Done) -> None:
-        """A layer is done; `write` puts it on disk."""
+        """Remembers a finished layer, which the next `write` puts on disk."""
         self._new[name] = done
 
     def write(self) -> None:
-        """A stage is done."""
+        """Writes the layers of a finished stage to a file."""
         if self._new:
             _write(self._folder / f"stage-{self._number:04}.pt", {name: tuple(done) for name, done in self._new.items()})
             self._number += 1

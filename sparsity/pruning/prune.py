@@ -1,4 +1,7 @@
-"""`gossamer.prune`: a dense model becomes a sparse one, calibrated on data, without training."""
+"""`gossamer.prune` makes a dense model sparse, with calibration data and without training.
+
+It walks through the layers (calibrate.py), prunes each by a method (methods.py), and reports the errors (report.py).
+"""
 
 import os
 from collections import Counter
@@ -48,14 +51,14 @@ def prune(
     sequential: bool = True,
     resume: str | os.PathLike[str] | None = None,
 ) -> PruningReport:
-    """Sets weights of a model's linear layers to zero, and adapts the others so that the outputs change least. In place.
+    """Sets weights of a model's linear layers to zero in place, and adapts the others so that the outputs change least.
 
-    It needs no labels and no training. It prunes layer by layer: each layer sees what the pruned layers before it compute, and
-    aims at the output of the dense layer. It corrects biases. If the model is a chain of blocks, only the inputs of one block
-    at a time are kept in memory.
+    It needs no labels and no training. It prunes layer by layer: each layer gets its inputs from the pruned layers before it,
+    and aims at the output of the dense layer. It corrects biases. If the model is a chain of blocks, it keeps only the inputs
+    of one block at a time in memory.
 
-    data      batches as the model takes them: tensors, tuples, or dictionaries of Hugging Face with their attention mask. A few
-              hundred samples of the model's task are enough
+    data      batches for the model: tensors, tuples, or dictionaries of Hugging Face with their attention mask. A few hundred
+              samples of the model's task are enough
 
     Give one of these:
     sparsity  the share of zeros in all pruned weights together; not needed for the patterns N:M and V:N:M
@@ -69,7 +72,7 @@ def prune(
                 denser; `latency` and `loss` imply it
     only, skip  which layers, as for `sparsify`. `only=nn.Conv2d` takes convolutions, also Conv1d and Conv3d, with any groups
                 and padding
-    damping     added to the diagonal of each Hessian, as a share of its mean
+    damping     a share of the mean of each Hessian's diagonal, which is added to the diagonal
     sequential  False uses the activations of the dense model instead
     resume      a folder that keeps finished work. Call again with the same folder to go on after an interruption. The model may
                 be as before the first call, or as the interruption left it
@@ -114,8 +117,11 @@ def prune(
 
 @dataclass(frozen=True)
 class _Goal:
-    """What is wanted: the pattern, and the share of nonzeros (or where to look from), or microseconds, or a loss. The costs are
-    those for so many tokens."""
+    """The user's goal: a pattern, and a share of nonzeros, microseconds or a loss.
+
+    share   the density to reach; with `latency` or `loss` the density at which layers are tried
+    tokens  how many tokens a call has, for the predicted costs
+    """
 
     pattern: Pattern
     share: float
@@ -124,13 +130,13 @@ class _Goal:
     tokens: int
 
     def microseconds(self, layer: Layer, density: float) -> tuple[float, float]:
-        """What a call of a layer takes dense, and at a density."""
+        """Returns the predicted microseconds of a call of a layer: dense, and at a density."""
         return microseconds(layer, self.pattern, density, self.tokens)
 
 
 @dataclass
 class _Visitor:
-    """Prunes layer after layer: `lines` are those of the report, `kept` what goes on disk."""
+    """Prunes layer after layer. `lines` collects the lines of the report, and `kept` writes finished layers to disk."""
 
     goal: _Goal
     solve: Method
@@ -140,7 +146,7 @@ class _Visitor:
     lines: list[PrunedLayer] = field(default_factory=list)
 
     def visit(self, layer: Layer, problem: LayerProblem) -> Tensor | None:
-        """The new weight of a layer."""
+        """Returns the new weight of a layer."""
         density = self.densities[layer]
         found = problem.weight if density >= 1 else self.solve(problem, self.goal.pattern, density)
         found = found.to(layer.weight.dtype).reshape(layer.weight.shape)
@@ -172,7 +178,7 @@ def _check_layers(layers: Sequence[Layer]) -> None:
 
 
 def _counting(bar: Progress, what: str, layers: Sequence[Layer]) -> Callable[[], None]:
-    """A new task of so many layers: what is called moves it on by one."""
+    """Adds a progress bar for the layers. Returns a function that moves it on by one layer."""
     task = bar.add_task(f"layers {what}", total=len(layers))
     return lambda: bar.advance(task)
 
@@ -180,7 +186,7 @@ def _counting(bar: Progress, what: str, layers: Sequence[Layer]) -> Callable[[],
 def _report(
     model: nn.Module, layers: list[Layer], lines: list[PrunedLayer], goal: _Goal, kept: ProgressFile | None
 ) -> PruningReport:
-    """About all layers: those that an earlier run has pruned, those of this one, and those that the data do not reach."""
+    """Returns the report about all layers: those of an earlier run, those of this run, and those that the data do not reach."""
     done = {line.name for line in lines}
     if kept is not None:
         earlier = [kept.done[layer.name] for layer in layers if layer.name in kept.done.keys() - done]
@@ -192,7 +198,7 @@ def _report(
 
 
 def _share(pattern: Pattern, name: str, sparsity: float | None, latency: float | None, loss: float | None) -> float:
-    """The density of the whole, or where to look from."""
+    """Returns the density of all layers together. With `latency` or `loss` it is the density at which layers are tried."""
     given = [each for each in (sparsity, latency, loss) if each is not None]
     if sparsity is not None:
         check_share("sparsity", sparsity)
@@ -218,7 +224,7 @@ def _named(*values: float | None) -> list[str]:
 def _budget(
     model: nn.Module, layers: list[Layer], calls: list[Call], goal: _Goal, damping: float, advance: Callable[[], None]
 ) -> dict[Layer, float]:
-    """Densities by sensitivity; layers that the data do not reach are not in it."""
+    """Returns the density of each layer by its sensitivity. Layers that the data do not reach stay dense (1.0)."""
     measured = Sensitivity(model, calls[0], goal.pattern, goal.share)
 
     def visit(layer: Layer, problem: LayerProblem) -> None:

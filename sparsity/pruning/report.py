@@ -1,4 +1,4 @@
-"""What pruning did to each layer, for people."""
+"""The report of `prune` and `decompose`: the sparsity, error and predicted gain of each layer."""
 
 import io
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """A layer.
+    """A layer in the report.
 
     density   share of nonzeros in its weight
-    error     what it loses, as a share of the variance of the dense layer's output (layer_problem.py)
-    dense_us  predicted microseconds of a call with as many tokens as asked for, dense
-    us        the same as it is now
+    error     the squared error of its output, as a share of the variance of the dense layer's output (layer_problem.py)
+    dense_us  predicted microseconds of a call of the dense layer, for the report's number of tokens
+    us        predicted microseconds of a call of the pruned layer
     note      why it was left dense, otherwise ""
     """
 
@@ -32,7 +32,7 @@ class PrunedLayer:
 class PruningReport:
     """The layers in the order in which they were pruned. `print` shows a table.
 
-    left  how many modules of each kind hold weights that are none of these layers'
+    left  how many other modules of each kind hold weights
     """
 
     tokens: int
@@ -47,7 +47,7 @@ class PruningReport:
 
     @property
     def gain(self) -> float:
-        """How many times faster than dense the layers are together, as predicted."""
+        """The predicted time of all layers dense, divided by their time now."""
         dense, now = sum(layer.dense_us for layer in self.layers), sum(layer.us for layer in self.layers)
         return dense / now if now else 1.0
 

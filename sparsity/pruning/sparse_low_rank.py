@@ -1,10 +1,10 @@
-"""A matrix as a sparse one and a low rank, W ~ S + U V, by alternating projection.
+"""Splits a matrix into a sparse and a low-rank one, W ~ S + U V, by alternating projection.
 
     repeat    U V = the best approximation of W - S of some rank        (truncated singular value decomposition)
               S   = the largest elements of W - U V
 
-Columns are scaled by how large the inputs are that they meet, as in OATS (Zhang and Papyan, 2025, algorithm 2): a few large
-features, or rows that all resemble each other, go into U V, and S needs no nonzeros for them.
+Columns are scaled by the size of their inputs, as in OATS (Zhang and Papyan, 2025, algorithm 2). U V takes a few large
+features, and rows that resemble each other, so S needs no nonzeros for them.
 """
 
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ from gossamer.sparsity.pruning.parametrizations import register_parametrization
 from gossamer.sparsity.pruning.patterns import Pattern, mask_of
 
 _WHOLE = 2048
-"""Sizes up to which all singular values are computed; beyond, the largest only, by a few products with random vectors."""
+"""Up to this size all singular values are computed. Larger matrices use a randomised method for the largest ones."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many numbers a matrix may be.
+    """How many numbers the parts of a matrix may have.
 
     density     numbers of S, U and V together, as a share of the elements
-    rank_share  the share of those that U and V have
+    rank_share  the share of these numbers in U and V
     """
 
     density: float
     rank_share: float
 
     def rank(self, rows: int, columns: int) -> int:
-        """Of U V; at least 1, unless there is to be none."""
+        """Returns the rank of U V: at least 1, or 0 if `rank_share` is 0."""
         if self.rank_share == 0:
             return 0
         return max(1, int(self.density * self.rank_share * rows * columns / (rows + columns)))
 
     def nonzeros(self, rows: int, columns: int) -> float:
-        """What is left for S, as a share of the elements; 0 where U V takes all."""
+        """Returns the density of S that U V leaves; 0 if U V takes all numbers."""
         return max(0.0, self.density - self.rank(rows, columns) * (rows + columns) / (rows * columns))
 
 
@@ -58,7 +58,7 @@ class Parts:
 
 
 def split(weight: Tensor, budget: Budget, pattern: Pattern, scale: Tensor | None = None, steps: int = 20) -> Parts:
-    """The parts of a matrix [outputs, inputs]; `scale` [inputs] says how large its inputs are."""
+    """Returns the parts of a matrix [outputs, inputs]. `scale` [inputs] is the size of each input."""
     rows, columns = weight.shape
     scaled = weight if scale is None else weight * scale
     rank, density = min(budget.rank(rows, columns), rows, columns), budget.nonzeros(rows, columns)
@@ -75,7 +75,7 @@ def split(weight: Tensor, budget: Budget, pattern: Pattern, scale: Tensor | None
 
 
 def _largest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The factors of the nearest matrix of a rank, of equal norms."""
+    """Returns two factors, of equal norms, of the nearest matrix of this rank."""
     if min(matrix.shape) <= _WHOLE:
         u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
     else:
@@ -88,10 +88,10 @@ def _largest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 class SparseLowRank(nn.Module):
-    """A parametrization of a weight: original0 under a mask (a buffer) + original1 @ original2.
+    """A parametrization that computes a weight as original0 * mask + original1 @ original2.
 
-    A state dict has these names below `parametrizations.weight`. A weight that is assigned is split as `budget` and `pattern`
-    say, without data.
+    A state dict has these names below `parametrizations.weight`. The user may assign another weight. It is then split by
+    `budget` and `pattern`, without data.
     """
 
     mask: Tensor
@@ -107,7 +107,7 @@ class SparseLowRank(nn.Module):
         return sparse * self.mask + first @ second
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The parts of a weight."""
+        """Returns the parts of a weight that is assigned; at the first call the given ones."""
         parts, self._first = self._first, None
         if parts is None:
             parts = split(weight.detach().float(), self.budget, self.pattern)
@@ -116,7 +116,7 @@ class SparseLowRank(nn.Module):
 
 
 def parametrize_by_parts(layer: nn.Module, parts: Parts, budget: Budget, pattern: Pattern) -> None:
-    """Makes the parts parameters of a linear layer, whose `weight` is their sum from now on."""
+    """Makes the parts parameters of a linear layer. Its `weight` is their sum from now on."""
     trains = layer.weight.requires_grad
     register_parametrization(layer, "weight", SparseLowRank(parts, budget, pattern))
     chain: Any = layer.parametrizations
@@ -125,7 +125,7 @@ def parametrize_by_parts(layer: nn.Module, parts: Parts, budget: Budget, pattern
 
 
 def is_decomposed(layer: nn.Module) -> bool:
-    """Whether the weight of a layer is such a sum."""
+    """Whether the weight of a layer is a sum by `SparseLowRank`."""
     if not parametrize.is_parametrized(layer, "weight"):
         return False
     chain: Any = layer.parametrizations

@@ -1,9 +1,9 @@
-"""SparseGPT (Frantar and Alistarh, 2023): columns are pruned from left to right, and those to the right make up for it.
+"""SparseGPT (Frantar and Alistarh, 2023): prunes columns from left to right; the columns to the right compensate for it.
 
 With C the upper Cholesky factor of H^-1 (its row i is that of the inverse of H without the columns before i, scaled):
 
     score of w_i     w_i^2 / C_ii^2                      for a block of columns at once (algorithm 1, line 7)
-    w_i dropped      w_j -= w_i / C_ii C_ij   for j > i  the least-squares update of the columns that are still to come
+    w_i dropped      w_j -= w_i / C_ii C_ij   for j > i  the least-squares update of the later columns
 """
 
 import torch
@@ -16,7 +16,7 @@ _COLUMNS = 64
 
 
 def sparsegpt(problem: LayerProblem, pattern: Pattern, density: float, columns: int = _COLUMNS) -> Tensor:
-    """The pruned weight. Masks are chosen for blocks of `columns` (or as many as the pattern needs), equally dense."""
+    """Returns the pruned weight. Masks are chosen for one block of `columns` at a time, each with the same density."""
     weight = problem.target.clone()
     step = max(columns // pattern.columns, 1) * pattern.columns
     factor = problem.curvature.inverse_factor
@@ -29,6 +29,6 @@ def sparsegpt(problem: LayerProblem, pattern: Pattern, density: float, columns: 
         for i in range(stop - start):
             errors[..., i] = torch.where(mask[..., i], 0, block[..., i] / pivots[..., i])
             block[..., i:] -= errors[..., i, None] * own[..., None, i, i:]
-        block *= mask  # what was dropped is 0 but for rounding
+        block *= mask  # dropped elements are 0 except for rounding
         weight[..., stop:] -= errors @ factor[..., start:stop, stop:]
     return weight

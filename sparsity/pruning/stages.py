@@ -1,9 +1,10 @@
-"""Stages: a model cut where its activations are few, so that one piece at a time is calibrated and only that is computed.
+"""Cuts a model into stages at its blocks, so that `prune` computes and calibrates one stage at a time.
 
 embeddings │ block 0 │ block 1 │ … │ head
 
-A stage computes from what the one before gave it, in two streams: what the dense model would compute, and what the pruned model
-does. Between stages only these activations are kept. A model without a chain of blocks is one stage, computed from its inputs.
+A stage computes from the output of the stage before it. It does so in two streams: one with the activations of the dense model,
+one with those of the pruned model. Only the activations between two stages are kept in memory. A model without a chain of
+blocks is one stage.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ from gossamer.sparsity.pruning.layers import Layer
 
 @dataclass
 class Group:
-    """Layers that are given the same tensor; `once` where a call of the model calls them once."""
+    """Layers that get the same input tensor. `once` says that a call of the model calls each of them once."""
 
     layers: list[Layer]
     once: bool
@@ -29,7 +30,7 @@ class Group:
 
 @dataclass
 class Streams:
-    """Calls of a stage's module: on what the dense model computes and on what the pruned one does; one list while equal."""
+    """Calls of a stage's module on activations of the dense and of the pruned model; the same list while they are equal."""
 
     dense: list[Call]
     pruned: list[Call]
@@ -40,13 +41,13 @@ class Streams:
 
 
 class _Stop(Exception):
-    """Nothing behind this call is needed."""
+    """Ends a call of the model early, because nothing after this point is needed."""
 
 
 def chain_of_blocks(model: nn.Module, layers: Sequence[Layer], call: Call) -> list[nn.Module]:
-    """The blocks with the most layers that are called in order, each on what the one before gave; [] if there are none.
+    """Returns the list of blocks with the most weights in which each block takes the output of the one before; else [].
 
-    Besides their first argument all blocks must be given the same. Found out by one call of the model.
+    All blocks must get the same other arguments. One call of the model checks this.
     """
     wanted = {id(layer.module): layer.parameter.numel() for layer in layers}
     candidates = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
@@ -77,10 +78,10 @@ def _is_chain(model: nn.Module, blocks: list[nn.Module], call: Call) -> bool:
 
 
 def as_the_model(model: nn.Module, blocks: Sequence[nn.Module], layers: Sequence[Layer], call: Call) -> bool:
-    """Whether a chain of blocks, called one by one and then its tail, computes what the model does.
+    """Whether calling the blocks one by one, and then the rest of the model, computes the same as the model.
 
-    It does not where a head reads what several blocks gave, where something is changed in place between them, or where they
-    remember what they were called with, as a cache does.
+    It does not if a head reads outputs of several blocks, if code between the blocks changes tensors in place, or if blocks
+    remember their arguments, as a cache does.
     """
     if not blocks:
         return True
@@ -103,16 +104,16 @@ def as_the_model(model: nn.Module, blocks: Sequence[nn.Module], layers: Sequence
     given = first_of(first)
     others = with_first(first, given / 2 if given.is_floating_point() else given)
     try:
-        _through(blocks, others)  # of which what follows must not know
+        _through(blocks, others)  # these blocks may not influence the next calls; a cache does
         result = _through(blocks, first)
         found = given_outside(Tail(model, blocks, result), Call((output_of(result), call), {}))
-    except Exception:  # a head that cannot do with what the last block gives
+    except Exception:  # a head that needs more than the output of the last block
         return False
     return same([output_of(last[0]), *wanted], [output_of(result), *found])
 
 
 def _through(blocks: Sequence[nn.Module], call: Call) -> Any:
-    """What the last block gives, where the first is called so."""
+    """Returns the result of the last block when `call` goes to the first."""
     result: Any = None
     for block in blocks:
         result = call.of(block)
@@ -125,7 +126,7 @@ def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def first_of(call: Call) -> Tensor:
-    """The activations that a block is given; LookupError if they are no tensor."""
+    """Returns the activations among a block's arguments; LookupError if they are no tensor."""
     value = call.args[0] if call.args else call.kwargs["hidden_states"]
     if not isinstance(value, Tensor):
         raise LookupError("the first argument is no tensor")
@@ -133,19 +134,19 @@ def first_of(call: Call) -> Tensor:
 
 
 def rest_of(call: Call) -> tuple[Any, ...]:
-    """The other arguments."""
+    """Returns the arguments of a call other than the activations."""
     return (call.args[1:], {name: value for name, value in call.kwargs.items() if call.args or name != "hidden_states"})
 
 
 def with_first(call: Call, value: Tensor) -> Call:
-    """The call with other activations."""
+    """Returns the call with other activations."""
     if call.args:
         return replace(call, args=(value, *call.args[1:]))
     return replace(call, kwargs={**call.kwargs, "hidden_states": value})
 
 
 def output_of(result: Any) -> Tensor:
-    """The activations that a block gives; LookupError if there are none."""
+    """Returns the activations in a block's result; LookupError if it has none."""
     value = result[0] if isinstance(result, tuple | list) and result else result
     if not isinstance(value, Tensor):
         raise LookupError("the result is no tensor")
@@ -153,7 +154,7 @@ def output_of(result: Any) -> Tensor:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two arguments are equal, tensors within them by content."""
+    """Whether two arguments are equal. Tensors are compared by their values."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
@@ -167,7 +168,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def caught(model: nn.Module, calls: Sequence[Call], block: nn.Module) -> list[Call]:
-    """The calls of a block when the model is called."""
+    """Returns the first call of a block in each call of the model. The model computes no further than that."""
     found: list[Call] = []
 
     def keep(tokens: Tensor | None) -> Callable[..., None]:
@@ -184,7 +185,7 @@ def caught(model: nn.Module, calls: Sequence[Call], block: nn.Module) -> list[Ca
 
 
 def inputs_of(module: nn.Module, call: Call, group: Group) -> list[Tensor]:
-    """What a group of layers is given when a stage's module is called; it goes no further than it must."""
+    """Returns the inputs of a group of layers in a call of a stage's module. It stops after the first if there is only one."""
     found: list[Tensor] = []
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -198,9 +199,9 @@ def inputs_of(module: nn.Module, call: Call, group: Group) -> list[Tensor]:
 
 
 def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Group]:
-    """The layers in the order in which they are called, those together that are given the same tensor.
+    """Returns groups of layers in the order of their calls. Consecutive layers with the same input tensor are one group.
 
-    A layer that this call reaches several times, or not at all, is a group of its own, at the end.
+    A layer that this call reaches several times, or not at all, is a group of its own at the end.
     """
     order: list[tuple[Layer, Tensor]] = []
 
@@ -224,7 +225,7 @@ def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Gr
 
 
 class Tail(nn.Module):
-    """A model whose blocks are done: called with what the last one gives, and the call of the model."""
+    """A model without its blocks: its arguments are the output of the last block, and the call of the model."""
 
     model: nn.Module
     blocks: Sequence[nn.Module]
@@ -235,11 +236,11 @@ class Tail(nn.Module):
         self.__dict__.update(model=model, blocks=blocks, result=result)
 
     def forward(self, activations: Tensor, call: Call) -> Any:
-        """What the model gives for the call."""
+        """Returns the model's result for the call."""
         result = activations
         if not isinstance(self.result, Tensor):
             result = type(self.result)((activations, *self.result[1:]))
-        own = [vars(block).get("forward") for block in self.blocks]  # as Accelerate's hooks put it there
+        own = [vars(block).get("forward") for block in self.blocks]  # set by hooks of Accelerate, if at all
         for block in self.blocks:
             vars(block)["forward"] = lambda *args, **kwargs: result
         try:

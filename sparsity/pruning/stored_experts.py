@@ -1,9 +1,9 @@
-"""`StoredExperts`: experts of transformers whose weights store their nonzeros alone, called and trained as before.
+"""`StoredExperts` are experts of transformers whose weights store only their nonzeros. They are called and trained as before.
 
 gate_up_proj [experts, rows, columns], dense, with zeros    →    gate_up_proj [experts, rows, columns], a SparseTensor
 
-The forward pass sorts rows by expert with the same operations as `experts_implementation="grouped_mm"` of transformers. So the
-passes of backend/experts recognise it in graphs.
+The forward pass sorts rows by expert with the same operations as `experts_implementation="grouped_mm"` of transformers, so that
+the passes of backend/experts recognise it in graphs.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,10 +33,10 @@ class StoredExperts(nn.Module):
 
     @classmethod
     def become(cls, experts: nn.Module, kept: Mapping[str, Tensor], made: dict[int, nn.Parameter]) -> None:
-        """Turns plain experts into such, in place, so that hooks and references to them hold.
+        """Turns plain experts into stored ones in place, so that hooks on them and references to them stay valid.
 
-        kept  by the name of each weight, which elements are stored
-        made  stored weights by the ids of plain ones: experts that share them still do
+        kept  by the name of each weight, which elements to store
+        made  stored weights by the ids of the plain ones, so that experts that share weights still share them
         """
         for name, where in kept.items():
             weight: Any = experts._parameters[name]
@@ -49,18 +49,18 @@ class StoredExperts(nn.Module):
         own._was, own.__class__ = type(experts), cls
 
     def become_plain(self, dense: Callable[[nn.Parameter], nn.Parameter]) -> None:
-        """Turns them back, in place, with the weights that `dense` makes of theirs."""
+        """Turns the experts back into their former class in place. `dense` makes a dense parameter of each stored one."""
         for name in expert_weights(self):
             self._parameters[name] = dense(self._parameters[name])  # type: ignore[arg-type]
         self.__class__ = self.__dict__.pop("_was")
 
     def _apply_gate(self, sums: Tensor) -> Tensor:
-        """What the experts do between their products."""
+        """Computes what the experts do between their two products."""
         gated: Tensor = self._was._apply_gate(self, sums)
         return gated
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """As that of experts of transformers. A token gets nothing from an expert that does not exist."""
+        """Computes what experts of transformers compute. A token gets 0 from an expert that this process does not have."""
         tokens, top = top_k_index.shape
         first, second = tuple(expert_weights(self))
         count = getattr(self, second).shape[0]
@@ -82,7 +82,7 @@ class StoredExperts(nn.Module):
         return each[back].view(tokens, top, each.shape[1]).sum(1).to(hidden_states.dtype)
 
     def _product(self, name: str, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
-        """Rows that are sorted by expert times the weight of this name, with its bias."""
+        """Returns rows that are sorted by expert, times the weight of this name, plus its bias."""
         weight: Any = getattr(self, name)
         product: Tensor = grouped_product(rows.to(weight.dtype), weight if self.is_transposed else weight.mT, ends)
         return product + getattr(self, f"{name}_bias")[experts] if self.has_bias else product
@@ -94,6 +94,6 @@ class StoredExperts(nn.Module):
 
 
 def stored_names(experts: nn.Module) -> list[str]:
-    """The names of the weights of experts that store their nonzeros alone."""
+    """Returns the names of the weights of experts that store only their nonzeros."""
     names = expert_weights(experts) if isinstance(experts, StoredExperts) else ()
     return [name for name in names if isinstance(experts._parameters.get(name), SparseTensor)]

@@ -1,4 +1,4 @@
-"""Layers whose weights are SparseTensor parameters (see store_sparse.py): which they are, and the way back."""
+"""Finds layers whose weights are SparseTensor parameters (see store_sparse.py), and makes them dense again."""
 
 from torch import nn
 
@@ -7,25 +7,24 @@ from gossamer.sparsity.pruning.stored_experts import StoredExperts, stored_names
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 FORMAT = Format.CSR.with_widths(32, 32)
-"""In which weights are stored."""
+"""The format of stored weights: CSR with 32-bit positions and coordinates."""
 
 DENSEST = 0.5
-"""Density above which a step of training costs as much as a dense one."""
+"""The density above which a training step costs as much as a dense one."""
 
 
 def is_stored(layer: nn.Module) -> bool:
-    """Whether a layer's weights store their nonzeros alone."""
+    """Whether a layer's weights store only their nonzeros."""
     return bool(stored_parameters(layer))
 
 
 def stored_parameters(layer: nn.Module) -> list[str]:
-    """The names of those weights: of a linear layer, or of experts."""
+    """Returns the names of the stored weights of a linear layer or of experts."""
     return ["weight"] if isinstance(layer._parameters.get("weight"), SparseTensor) else stored_names(layer)
 
 
 def make_dense(model: nn.Module) -> None:
-    """Makes the stored weights of linear layers and experts dense parameters with zeros, in place; shared ones go on being
-    shared."""
+    """Makes the stored weights of linear layers and experts dense parameters with zeros, in place. Shared ones stay shared."""
     made: dict[int, nn.Parameter] = {}
 
     def dense(weight: nn.Parameter) -> nn.Parameter:

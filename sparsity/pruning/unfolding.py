@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices: what a kernel meets at each place of an image (im2col), of all kinds of torch.nn.
+"""Unfolds the inputs of convolutions into rows (im2col), so that a convolution of torch.nn is a product of matrices.
 
 y[n, m, p] = sum over c, t of w[m, c, t] x[n, c, stride p + dilation t - padding]      p a place, t a tap, in 1 to 3 dimensions
 """
@@ -10,8 +10,10 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def patches(layer: Convolution, x: Tensor) -> Tensor:
-    """[samples, channels x taps], the rows that a weight [outputs, channels x taps] is multiplied with; of several groups
-    [groups, samples, channels / groups x taps]."""
+    """Returns the rows [samples, channels x taps] that a weight [outputs, channels x taps] is multiplied with.
+
+    For several groups they are [groups, samples, channels / groups x taps].
+    """
     sides = len(layer.kernel_size)
     x = pad(x if x.dim() == sides + 2 else x[None], _around(layer), _MODES.get(layer.padding_mode, layer.padding_mode))
     for side, (taps, step, apart) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
@@ -22,16 +24,16 @@ def patches(layer: Convolution, x: Tensor) -> Tensor:
 
 
 def is_depthwise(layer: nn.Module) -> bool:
-    """Whether it is a convolution each of whose filters reads one channel."""
+    """Whether a layer is a convolution in which each filter reads one channel."""
     return isinstance(layer, Convolution) and layer.groups == layer.in_channels > 1
 
 
 _MODES = {"zeros": "constant"}
-"""What `pad` calls modes of padding."""
+"""The names that `pad` uses for modes of padding, where they differ."""
 
 
 def _around(layer: Convolution) -> list[int]:
-    """How much is added at both ends of each side, the last one first."""
+    """Returns the padding at both ends of each side, the last side first, as `pad` takes it."""
     if layer.padding == "same":
         added = [apart * (taps - 1) for taps, apart in zip(layer.kernel_size, layer.dilation, strict=True)]
         ends = [(each // 2, each - each // 2) for each in added]

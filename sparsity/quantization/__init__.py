@@ -1,1 +1,1 @@
-"""Makes a quantized model of a sparse one: layers with integer weights."""
+"""Quantizes sparse models: layers with integer weights."""

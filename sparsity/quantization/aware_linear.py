@@ -1,6 +1,6 @@
-"""`QuantizationAwareLinear`: an nn.Linear that trains for int8, with weight and input rounded as `QuantizedLinear` rounds them.
+"""`QuantizationAwareLinear` is an nn.Linear that trains for int8. It rounds weight and input as `QuantizedLinear` does.
 
-y = round(x) round(w)^T + bias        the gradients take rounding for the identity
+y = round(x) round(w)^T + bias        the gradients treat rounding as the identity
 
 (Jacob et al., 2018, section 3; straight-through: Bengio et al., 2013.)
 """
@@ -15,21 +15,21 @@ from gossamer.sparsity.quantization.quantized_linear import dequantized, rows_on
 
 
 class QuantizationAwareLinear(nn.Linear):
-    """A linear layer whose parameters are floats, and whose results are those of the `QuantizedLinear` made of them.
+    """A linear layer with float parameters, whose results are those of the `QuantizedLinear` made of it.
 
-    Zeros of the weight stay zeros in what is multiplied; in training they are held as in any linear layer, by `GradualMasks`,
-    `distill` or `train_sparse`. Results have the input's type; sums are those of floats. NaN and infinity make NaN.
+    Rounding keeps zeros of the weight. In training, `GradualMasks`, `distill` or `train_sparse` keep them, as in any linear
+    layer. Results have the input's dtype; sums are in floats. NaN and infinity make NaN.
     """
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
-        """Turns a linear layer into one, in place; its parameters stay."""
+        """Turns a linear layer into one of this class in place. Its parameters stay."""
         linear.__class__ = cls
         made: Any = linear
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        """As that of nn.Linear."""
+        """Computes what nn.Linear computes, with rounded weight and input."""
         if self.in_features == 0:
             return super().forward(input)
         x, weight = _RoundedTokens.apply(input), _RoundedRows.apply(self.weight)

@@ -1,4 +1,4 @@
-"""Layers of `torch.ao.quantization.quantize_dynamic` as `QuantizedLinear`, since Dynamo cannot look into what they pack."""
+"""Replaces layers of `torch.ao.quantization.quantize_dynamic` by `QuantizedLinear`, because Dynamo cannot trace the former."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ _MODULE = "torch.ao.nn.quantized.dynamic.modules.linear"
 
 
 def take_dynamic(model: nn.Module) -> None:
-    """Has the dynamically quantized linear layers of a model that have many zeros run as `QuantizedLinear`; in place.
+    """Turns a model's dynamically quantized linear layers with many zeros into `QuantizedLinear`, in place.
 
-    Weights and their scales stay exactly what they are. Layers whose weight is asymmetric, float16 or dense stay, too.
+    Weights and their scales stay exactly the same. Layers whose weight is asymmetric, float16 or dense stay as they are.
     """
     for layer in model.modules():
-        kind = type(layer)  # torch.ao takes a second to import, and is where such a module is
+        kind = type(layer)  # compared by name, because importing torch.ao takes a second
         if kind.__name__ == "Linear" and kind.__module__ == _MODULE:
             _take(layer)
 
@@ -33,7 +33,7 @@ def _take(layer: Any) -> None:
 
 
 def _scale(weight: Tensor) -> Tensor | None:
-    """A scale for each row of a quantized matrix; None where its zeros are not 0, or a row has several."""
+    """Returns a scale for each row of a quantized matrix, None if zero points are not 0, or scales are not by row."""
     if weight.qscheme() is torch.per_tensor_affine:
         return torch.full(weight.shape[:1], weight.q_scale()) if weight.q_zero_point() == 0 else None
     if weight.qscheme() is not torch.per_channel_affine or weight.q_per_channel_axis() != 0:

@@ -1,9 +1,9 @@
-"""`GroupedLinear`: an nn.Linear whose weight is groups of 16 integers along its rows, kept or dropped, each with a scale.
+"""`GroupedLinear` is an nn.Linear whose weight has groups of 16 integers along its rows, kept or dropped, each with a scale.
 
-y[t, m] = sum_k x[t, k] w[m, k] + bias[m]        w[m, 16 g + i] = scale[m, g] q[m, g, i], or 0 where the group is dropped
+y[t, m] = sum_k x[t, k] w[m, k] + bias[m]        w[m, 16 g + i] = scale[m, g] q[m, g, i], or 0 if the group is dropped
 
-For the few tokens of a decoder, whose time goes into reading weights: a kept group has 8 bytes (4 bits) or 16 (8 bits), and a
-scale (GQSA, Zeng et al., 2025). Inputs are floats as they are.
+It is for the few tokens of a decoder, which spends its time on reading weights: a kept group has 8 bytes (4 bits) or 16
+(8 bits), and a scale (GQSA, Zeng et al., 2025). Inputs stay floats.
 """
 
 from typing import Any, Self
@@ -23,15 +23,15 @@ GROUP = Groups.COLUMNS
 class GroupedLinear(nn.Linear):
     """A linear layer with a weight of 4- or 8-bit integers in groups.
 
-    weight_groups  uint8 [lines, 8 or 16]: the integers of each kept group in a line, then all scales and what is kept (see
-                   runtime/grouped_values.py); one buffer, because torch.compile looks at each before every call
-    weight_codes   [groups kept, 8 or 16], uint8: its integers with a sign, two of 4 bits a byte, the first in its lower half
+    weight_groups  uint8 [lines, 8 or 16]: a line with the integers of each kept group, then all scales and the bits of kept
+                   groups (see runtime/grouped_values.py); one buffer, because torch.compile checks each before every call
+    weight_codes   [groups kept, 8 or 16], uint8: signed integers; of 4 bits two in a byte, the first in its lower half
     weight_scale   [groups kept], bfloat16
     weight_kept    [out_features, groups / 8], uint8: a bit for each group, least significant first
-    weight         what they stand for, in the type that the weight had; computed when it is asked for, never written
+    weight         the weight as floats, in its original dtype; computed at each access, never written
 
-    The input is of any floating type, [..., in_features]; the result has the same type, and sums are those of float32. The
-    weight has no gradient. Checkpoints may keep other groups, and other numbers of them.
+    The input has any floating type, [..., in_features]; the result has the same type, and sums are in float32. The weight has
+    no gradient. Checkpoints may keep other groups, and another number of groups.
     """
 
     weight_groups: Tensor
@@ -40,8 +40,10 @@ class GroupedLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear, bits: int) -> Self:
-        """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its
-        weight has a NaN or an infinity, or so many columns that the packing cannot tell them."""
+        """Turns a linear layer into a quantized one in place, so that hooks on it and references to it stay valid.
+
+        GossamerError if its weight has a NaN or an infinity, or more columns than the packing can number.
+        """
         weight = linear.weight.detach()
         groups = grouped(weight, bits)
         del linear._parameters["weight"]
@@ -49,7 +51,7 @@ class GroupedLinear(nn.Linear):
 
     @classmethod
     def become(cls, linear: nn.Linear, groups: Tensor, dtype: torch.dtype) -> Self:
-        """Turns a linear layer whose own weight is gone into one of this weight, in place; `dtype` is what it stands for."""
+        """Turns a linear layer without a weight into one with these groups, in place; `dtype` is that of `weight`."""
         linear.__class__ = cls
         made: Any = linear
         made._dtype, made._bits = dtype, groups.shape[1] * 8 // GROUP
@@ -63,17 +65,17 @@ class GroupedLinear(nn.Linear):
 
     @property
     def weight_codes(self) -> Tensor:
-        """A view."""
+        """The integers, a view of `weight_groups`."""
         return self._parts[0]
 
     @property
     def weight_scale(self) -> Tensor:
-        """A view."""
+        """The scales, a view of `weight_groups`."""
         return self._parts[1]
 
     @property
     def weight_kept(self) -> Tensor:
-        """A view."""
+        """The bits of kept groups, a view of `weight_groups`."""
         return self._parts[2]
 
     @property
@@ -81,7 +83,7 @@ class GroupedLinear(nn.Linear):
         return parts(self.weight_groups, self.out_features, self.in_features)
 
     def forward(self, input: Tensor) -> Tensor:
-        """As that of nn.Linear."""
+        """Computes what nn.Linear computes, with sums in float32."""
         bias = None if self.bias is None else self.bias.float()
         return F.linear(input.float(), self._floats(), bias).to(input.dtype)
 
@@ -89,7 +91,7 @@ class GroupedLinear(nn.Linear):
         return f"{super().extra_repr()}, int{self._bits} in groups of {GROUP}"
 
     def check_groups(self, name: str, groups: Tensor) -> None:
-        """FormatError, with the layer's name, for groups that are none of this layer."""
+        """FormatError, with the layer's name, if groups do not fit this layer."""
         width = self.weight_groups.shape[1]
         if groups.dtype != torch.uint8 or groups.dim() != 2 or groups.shape[1] != width:
             raise FormatError(f"'{name}': its groups are lines of {width} bytes, not {groups.dtype} {tuple(groups.shape)}")
@@ -106,7 +108,7 @@ class GroupedLinear(nn.Linear):
         return dense_groups(self.weight_groups, self.out_features, self.in_features, self._bits)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As nn.Linear does, other numbers of groups included."""
+        """Loads as nn.Linear does, also another number of groups."""
         given = state_dict.get(prefix + "weight_groups")
         if given is not None:
             self.check_groups(prefix.removesuffix("."), given)
@@ -114,16 +116,16 @@ class GroupedLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def make_room(self, given: Tensor) -> None:
-        """Gives the buffer, whose size follows the kept groups, that of others."""
+        """Gives the buffer the size of other groups, because its size depends on the number of kept groups."""
         if self.weight_groups.shape != given.shape:
             self.weight_groups = self.weight_groups.new_empty(given.shape)
 
 
 def grouped(weight: Tensor, bits: int) -> Tensor:
-    """A matrix as `weight_groups`. A group is kept where it has a nonzero.
+    """Returns a matrix as `weight_groups`. It keeps groups with a nonzero.
 
-    Of two scales, by which the largest element becomes -2^(bits - 1) or at most 2^(bits - 1) - 1, each group has that of the
-    smaller squared error. GossamerError for what is not finite, or has too many columns.
+    For each group it tries two scales, which map the largest element to -2^(bits - 1), or to at most 2^(bits - 1) - 1. It takes
+    the one with the smaller squared error. GossamerError for matrices that are not finite, or have too many columns.
     """
     check_finite(weight)
     check_columns(weight.shape[1])
@@ -138,13 +140,13 @@ def grouped(weight: Tensor, bits: int) -> Tensor:
 
 
 def check_columns(columns: int) -> None:
-    """GossamerError for more columns than the packing of kernels can tell."""
+    """GossamerError for more columns than the packing of kernels can number."""
     if columns > Groups.WIDEST:
         raise GossamerError(f"a weight of {columns} columns has too many for groups: at most {Groups.WIDEST}")
 
 
 def _rounded(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The integers, int8, and the scale of each group, bfloat16."""
+    """Returns the integers, int8, and the scale of each group, bfloat16."""
     if not len(groups):
         return groups.to(torch.int8), groups.new_zeros(0, dtype=torch.bfloat16)
     extreme = groups.gather(1, groups.abs().argmax(1, keepdim=True))

@@ -1,8 +1,8 @@
-"""The grids on which calibrated layers round their inputs: one step and one zero point a layer, from what batches give it.
+"""Calibrates the grids on which layers round their inputs: one step and one zero point for each layer, from batches.
 
-A histogram of float bits (sign, exponent, 8 bits of the mantissa) needs no range to begin with, so that one pass over the data
-is enough. Of it, the ends of the grid are those with the least squared error of what is rounded and clipped: beside the few
-largest values, the many others would have too coarse steps (Nagel et al., A White Paper on Neural Network Quantization, 2021,
+A histogram of float bits (sign, exponent, 8 bits of the mantissa) needs no range in advance, so one pass over the data is
+enough. The ends of the grid are those with the least squared error of rounding and clipping. A grid up to the few largest
+values would have too coarse steps for the many others (Nagel et al., A White Paper on Neural Network Quantization, 2021,
 section 3.1).
 """
 
@@ -19,17 +19,17 @@ from gossamer.sparsity.pruning.batches import Call, calls_of, rows_that_count
 from gossamer.sparsity.quantization.quantized_linear import InputGrid
 from gossamer.sparsity.torch_functions.plain_model import called_openly, evaluating
 
-_DROPPED = 15  # bits of a float32's mantissa
+_DROPPED = 15  # bits of a float32's mantissa that the histogram ignores
 _BINS = 1 << 32 - _DROPPED
 _SHARES = torch.logspace(0, -3, 64, base=2)
-"""Of the largest value seen, where a grid may end."""
+"""The ends of a grid to try, as shares of the largest value seen."""
 
 
 def input_grids(model: nn.Module, layers: Sequence[nn.Module], data: Iterable[Any]) -> dict[nn.Module, InputGrid]:
-    """The grids of layers that batches reach with anything but zeros. Layers that are always given the same tensor, as the
-    queries, keys and values of attention are, have the same grid.
+    """Returns the grids of layers that get nonzeros from the batches.
 
-    OptionError for data that are none, or that give a layer NaN or infinity.
+    Layers that always get the same tensor, such as the query, key and value layers of attention, share a grid. OptionError if
+    there are no data, or a layer gets NaN or infinity.
     """
     calls, names = calls_of(model, data), {module: name for name, module in model.named_modules()}
     seen = {layer: _Inputs(names[layer]) for layer in layers}
@@ -48,18 +48,18 @@ def input_grids(model: nn.Module, layers: Sequence[nn.Module], data: Iterable[An
 
 
 def histogram(values: Tensor) -> Tensor:
-    """How many of some finite values fall into each bin, int64."""
+    """Returns how many of the finite values fall into each bin, int64."""
     bits = values.float().contiguous().view(torch.int32) >> _DROPPED
     return torch.bincount((bits & _BINS - 1).flatten(), minlength=_BINS)
 
 
 def grid_of(counts: Tensor) -> InputGrid | None:
-    """The grid of least squared error for values of which these are the histogram; None where there are but zeros."""
+    """Returns the grid with the least squared error for values with this histogram, None if all are zeros."""
     bins = counts.nonzero().flatten()
     if not len(bins):
         return None
     middle = 1 << _DROPPED - 1
-    bits = (bins << _DROPPED | middle).to(torch.int32)  # wraps around where the sign is
+    bits = (bins << _DROPPED | middle).to(torch.int32)  # wraps around for bins with the sign bit
     values, weights = bits.view(torch.float32).double(), counts[bins].double()
     low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
     if high - low < 255 * torch.finfo(torch.float32).tiny:
@@ -84,7 +84,7 @@ def _error(grid: InputGrid, values: Tensor, weights: Tensor) -> float:
 
 @dataclass
 class _Inputs:
-    """What a layer was given: numbers of the tensors, and the histogram of their values."""
+    """The inputs of a layer: the numbers of the tensors, and the histogram of their values."""
 
     name: str
     tensors: list[int] = field(default_factory=list)
@@ -96,13 +96,13 @@ class _Inputs:
 
 
 class _Watch:
-    """Sees what layers are given in a call."""
+    """Records the inputs of layers in calls of the model, by hooks."""
 
     def __init__(self, seen: dict[nn.Module, _Inputs]) -> None:
         self.seen = seen
         self.call: Call | None = None
         self._last: tuple[Tensor, int, int, Tensor] | None = None
-        """A tensor, its version, its number and the histogram."""
+        """The last tensor that was seen, its version, its number and its histogram."""
 
     @contextmanager
     def hooked(self) -> Iterator[None]:

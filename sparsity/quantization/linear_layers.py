@@ -1,4 +1,4 @@
-"""Which layers are linear ones that integers can take the place of, why others are not, and `Conv1D` as nn.Linear."""
+"""Finds linear layers that can have integer weights, says why others cannot, and turns `Conv1D` into nn.Linear."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from gossamer.sparsity.torch_functions.plain_model import evaluating
 
 
 def why_not_linear(layer: nn.Module) -> str:
-    """Why a layer cannot become one of integers, "" where it can."""
+    """Returns why a layer cannot have integer weights, "" if it can."""
     if isinstance(layer, NonDynamicallyQuantizableLinear | nn.MultiheadAttention):
         return "attention reads its weight itself"
     if not (isinstance(layer, nn.Linear) or is_transposed(layer)):
@@ -22,8 +22,10 @@ def why_not_linear(layer: nn.Module) -> str:
 
 
 def become_linear(layer: nn.Module) -> nn.Linear:
-    """Turns `Conv1D` of transformers into an nn.Linear, in place, so that hooks and references hold; its weight, transposed, is
-    a new parameter. Others stay."""
+    """Turns `Conv1D` of transformers into an nn.Linear in place, so that hooks on it and references to it stay valid.
+
+    Its transposed weight is a new parameter. Other layers stay as they are.
+    """
     made: Any = layer
     if is_transposed(layer):
         weight: Any = made._parameters.pop("weight")
@@ -36,14 +38,14 @@ def become_linear(layer: nn.Module) -> nn.Linear:
 
 
 def sizes(layer: nn.Module) -> tuple[int, int]:
-    """Outputs and inputs."""
+    """Returns the numbers of outputs and inputs of a layer."""
     rows, columns = layer.weight.shape  # type: ignore[misc]
     return (columns, rows) if is_transposed(layer) else (rows, columns)
 
 
 @torch.no_grad()
 def _computes_a_product(layer: nn.Module) -> bool:
-    """Whether it computes what nn.Linear does: there are subclasses that route tokens, or have blocks on their diagonal."""
+    """Whether a layer computes what nn.Linear does. Some subclasses route tokens, or have blocks on the diagonal."""
     if type(layer).forward in (nn.Linear.forward, QuantizationAwareLinear.forward) or is_transposed(layer):
         return True
     if layer._modules.keys() - {"parametrizations"} or layer._parameters.keys() - {"weight", "bias"}:
@@ -54,7 +56,7 @@ def _computes_a_product(layer: nn.Module) -> bool:
     try:
         with evaluating(layer):
             found = type(layer).forward(layer, x)
-    except Exception:  # of a function that takes other inputs
+    except Exception:  # a function that takes other inputs
         return False
     same_shape = isinstance(found, Tensor) and found.shape == wanted.shape
     return same_shape and bool((found - wanted).norm() <= 0.02 * wanted.norm())

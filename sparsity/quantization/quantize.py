@@ -1,4 +1,4 @@
-"""`gossamer.quantize`: the sparse linear layers of a model in int8, or in groups of 4- or 8-bit integers."""
+"""`gossamer.quantize` stores the sparse linear layers of a model in int8, or in groups of 4- or 8-bit integers."""
 
 import warnings
 from collections import Counter
@@ -37,11 +37,11 @@ from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_nam
 Model = TypeVar("Model", bound=nn.Module)
 
 _ZEROS = 0.1
-"""Share of zeros from which on a layer is quantized that nobody asked for."""
+"""From this share of zeros on, a layer is quantized even if `only` does not name it."""
 
 
 _FULL = 0.95
-"""Share of groups that are kept from which on zeros gain nothing worth having."""
+"""From this share of kept groups on, zeros hardly save memory or time, and a warning says so."""
 
 
 @torch.inference_mode(False)
@@ -55,11 +55,11 @@ def quantize(
     only: Layers | None = None,
     skip: Layers = (),
 ) -> Model:
-    """Gives linear layers integer weights, after pruning, and tables few bits. Changes the model in place and returns it.
+    """Gives linear layers of a pruned model integer weights, and tables few bits. Changes the model in place and returns it.
 
     weights  "int8", or "int4", which needs `group`
-    group    16 gives groups of 16 weights along the inputs a scale each, and keeps only groups with a nonzero. Prune with
-             `pattern="1x16"`. Inputs stay floats. It is meant for the few tokens of a decoder; see `GroupedLinear`
+    group    with 16, each group of 16 weights along the inputs has a scale, and only groups with a nonzero are kept. Prune with
+             `pattern="1x16"`. Inputs stay floats. It is for the few tokens of a decoder; see `GroupedLinear`
     data     batches as for `prune`: each layer gets one scale and zero point for all inputs (static quantization), by the least
              squared error (Nagel et al., 2021). Larger inputs are clipped. Use it only if you need fixed ranges; it is not
              faster
@@ -74,11 +74,12 @@ def quantize(
       `weight_int8` and `weight_scale` are buffers. `weight` is computed from them and has no gradient. The gradient of the
       input goes straight through.
     - A token with NaN or infinity gives NaN.
-    - `torch.compile(model, backend="sparse")` gives these layers int8 kernels, alone or in chains, if the CPU has AVX2 and they
-      are predicted to be faster than `torch._int_mm`, which runs the other layers. NVIDIA GPUs have kernels for single layers.
+    - `torch.compile(model, backend="sparse")` runs these layers by int8 kernels, alone or in chains, if the CPU has AVX2 and
+      the kernels are predicted to be faster. `torch._int_mm` runs the other layers. NVIDIA GPUs have kernels for single layers.
 
     Experts of transformers (`gate_up_proj`, `down_proj`) that `only` names become integers of 8 or 4 bits with a scale for each
-    row, or with `group` or "int4" for each 16 weights of 8 bits or 32 of 4. Their tokens stay floats; see `QuantizedExperts`.
+    row. With `group` or "int4", a scale belongs to 16 weights of 8 bits or 32 weights of 4 bits. Their tokens stay floats; see
+    `QuantizedExperts`.
 
     Tables of nn.Embedding and nn.EmbeddingBag that `only` names become "int8", "int4" or "float16". Integers have a scale for
     each row; see `StoredEmbeddingBag`. "float16" is for tables alone.
@@ -162,7 +163,7 @@ def _warn_of_others(
     skip: Layers,
     why_not: Callable[[nn.Module], str],
 ) -> None:
-    """Says which layers stay floats, by kind, of those that were asked for, or are pruned."""
+    """Warns of layers that stay floats although `only` names them or they are pruned, by kind."""
     left = [each for each in weight_holders(model, skip) if _is_pruned(each)] if only is None else chosen
     unasked = lambda each: "name experts in `only`" if expert_weights(each) else "shares its weight"
     whys = Counter((type(each).__name__, why_not(each) or unasked(each)) for each in left if each not in layers)
@@ -180,13 +181,13 @@ def _warn_of_others(
 
 
 def _why_not(layer: nn.Module) -> str:
-    """Why a layer stays floats."""
+    """Returns why a layer stays floats."""
     of_table = why_no_table(layer) if isinstance(layer, TABLES) else ""
     return of_table or why_not_linear(layer)
 
 
 def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:
-    """Says which weights have zeros that fill no group."""
+    """Warns of pruned weights whose zeros fill no groups."""
     full = [name for name, layer in layers if _is_pruned(layer) and _kept_groups(layer) > _FULL]
     if full:
         warnings.warn(
@@ -198,7 +199,7 @@ def _warn_of_full_groups(layers: list[tuple[str, nn.Module]]) -> None:
 
 
 def _kept_groups(layer: nn.Module) -> float:
-    """The share of a weight's groups that have a nonzero."""
+    """Returns the share of a weight's groups that have a nonzero."""
     weight: Tensor = layer.weight.detach()  # type: ignore[operator]
     weight = weight.to_dense() if is_stored(layer) else weight
     rows = weight.t() if is_transposed(layer) else weight
@@ -207,7 +208,7 @@ def _kept_groups(layer: nn.Module) -> float:
 
 
 def _is_pruned(module: nn.Module) -> bool:
-    """Whether a module has weights with enough zeros to be quantized without having been asked for."""
+    """Whether a module has weights with enough zeros to be quantized even if `only` does not name it."""
     if is_stored(module):
         return True
     if has_weight(module):
@@ -216,5 +217,5 @@ def _is_pruned(module: nn.Module) -> bool:
 
 
 def is_sparse(weight: Tensor) -> bool:
-    """Whether a weight has enough zeros to be quantized without having been asked for."""
+    """Whether a weight has enough zeros to be quantized even if `only` does not name it."""
     return count_nonzeros(weight) <= (1 - _ZEROS) * weight.numel()

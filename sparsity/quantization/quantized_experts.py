@@ -1,8 +1,8 @@
-"""`QuantizedExperts`: experts of transformers whose weights are integers, of 8 or 4 bits, in one operation with their gates.
+"""`QuantizedExperts` are experts of transformers with integer weights of 8 or 4 bits, which run as one operation.
 
 gate_up_proj [experts, 2 hidden, columns]    →    gate_up_proj_codes, with a scale for each row, or for each group of a row
 
-Tokens stay floats: reading the weights is most of the work, and integers are a quarter or an eighth of their bytes.
+Tokens stay floats. Reading the weights takes most of the time, and integers have a quarter or an eighth of the bytes of f32.
 """
 
 from typing import Any, Self
@@ -16,16 +16,16 @@ from gossamer.sparsity.experts.routed_mlp import routed_mlp
 from gossamer.sparsity.torch_functions.open_experts import expert_weights
 
 GROUPS = {8: 16, 4: 32}
-"""Columns that share a scale, by bits, where they are quantized in groups: the kernels read whole vectors."""
+"""By bits, the number of columns in a group that shares a scale. Kernels read a group as a whole vector."""
 
 PARTS = ("codes", "scale")
-"""What there is of each weight."""
+"""The buffers of each weight: `<name>_codes` and `<name>_scale`."""
 
 _LEAST = torch.finfo(torch.float32).tiny
 
 
 def why_no_experts(module: nn.Module, bits: int, grouped: bool) -> str:
-    """Why a module has no experts that can be integers, "" where it has."""
+    """Returns why a module has no experts that can be quantized, "" if it has."""
     names = expert_weights(module)
     if not names:
         return "no experts of transformers"
@@ -41,12 +41,12 @@ def why_no_experts(module: nn.Module, bits: int, grouped: bool) -> str:
 
 
 class QuantizedExperts(nn.Module):
-    """Experts with weights of integers, called as those of transformers.
+    """Experts with integer weights, called like those of transformers.
 
-    gate_up_proj_codes, down_proj_codes  int8 [experts, rows, columns], or uint8 [experts, rows, columns / 2] of two integers of
-                                         4 bits each (up_proj_codes where there are no gates)
+    gate_up_proj_codes, down_proj_codes  int8 [experts, rows, columns], or uint8 [experts, rows, columns / 2] with two integers
+                                         of 4 bits each (up_proj_codes if there are no gates)
     gate_up_proj_scale, down_proj_scale  float32 [experts, rows, groups]
-    gate_up_proj, down_proj              what they stand for, laid out as before; computed when asked for, never written
+    gate_up_proj, down_proj              the weights as floats, in their former layout; computed at each access, never written
     """
 
     _first: str
@@ -57,7 +57,7 @@ class QuantizedExperts(nn.Module):
 
     @classmethod
     def of(cls, experts: nn.Module, bits: int, grouped: bool) -> Self:
-        """Turns experts of floats into such, in place, so that hooks and references to them hold."""
+        """Turns float experts into quantized ones in place, so that hooks on them and references to them stay valid."""
         found = {}
         for name in expert_weights(experts):
             weight = experts.get_parameter(name).detach()
@@ -67,7 +67,7 @@ class QuantizedExperts(nn.Module):
 
     @classmethod
     def become(cls, experts: nn.Module, weights: dict[str, tuple[Tensor, Tensor]]) -> Self:
-        """Turns experts into such with these integers and scales, by the names of their weights, in place."""
+        """Turns experts into quantized ones in place. `weights` has the integers and scales by the names of the weights."""
         made: Any = experts
         made._first = next(iter(weights))
         made._how, made._dtype = _activation_of(experts), made._parameters[made._first].dtype
@@ -80,7 +80,7 @@ class QuantizedExperts(nn.Module):
         return made
 
     def __getattr__(self, name: str) -> Any:
-        """The weights as floats, too."""
+        """Returns attributes, and computes weights as floats."""
         values = self._buffers.get(f"{name}_codes")
         if values is None:
             return super().__getattr__(name)
@@ -88,7 +88,7 @@ class QuantizedExperts(nn.Module):
         return weight.mT if self.is_transposed else weight
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """As that of experts of transformers. A token gets nothing from an expert that does not exist."""
+        """Computes what experts of transformers compute. A token gets 0 from an expert that does not exist."""
         first, activation, layout = self._first, *self._how
         last = self._buffers["down_proj_codes"].shape[0] - 1  # type: ignore[union-attr]
         return routed_mlp(
@@ -113,18 +113,18 @@ class QuantizedExperts(nn.Module):
 
 @torch.no_grad()
 def _activation_of(experts: Any) -> tuple[str, str] | None:
-    """The activation and the layout of experts, as `routed_mlp` names them."""
+    """Returns the activation and the layout of experts, by the names of `routed_mlp`; None if they are unknown."""
     sums = numbers([16, 24])
     try:
         found = experts._apply_gate(sums) if experts.has_gate else experts.act_fn(sums)
-    except Exception:  # of a gate that takes something else
+    except Exception:  # a gate that takes other inputs
         return None
     layouts = ["halves", "interleaved"] if experts.has_gate else ["up"]
     return named(found, sums, layouts) if isinstance(found, Tensor) else None
 
 
 def _quantized(weight: Tensor, bits: int, group: int | None) -> tuple[Tensor, Tensor]:
-    """[experts, rows, columns] as integers, to nearest, and the scale of each row, or of each group of its columns."""
+    """Returns weights [experts, rows, columns] rounded to integers, and the scale of each row or of each group of columns."""
     most = 2 ** (bits - 1) - 1
     grouped = weight.float().unflatten(2, (-1, group or weight.shape[2]))
     scale = (grouped.abs().amax(3) / most).clamp_min(_LEAST)

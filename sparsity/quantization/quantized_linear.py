@@ -1,18 +1,17 @@
-"""`QuantizedLinear`: an nn.Linear whose weight is int8, a scale for each row, and whose input is quantized at every call.
+"""`QuantizedLinear` is an nn.Linear with an int8 weight and a scale for each row. It quantizes its input at every call.
 
 y[t, m] = step[t] scale[m] sum_k q[t, k] w[m, k] + bias[m]       q[t, k] = round(x[t, k] (1 / step[t]))
                                                                  step[t] = max_k |x[t, k]| / 127
 
-Both are symmetric and sums are exact, so that zeros stay zeros and a kernel has nothing to correct. A step for each token, and
-not one for all, because a few tokens of a transformer are much larger than the others, and because what becomes of a token then
-does not depend on the batch that it is in.
+Both are symmetric and sums are exact, so zeros stay zeros, and a kernel has nothing to correct. Each token has a step, because
+a few tokens of a transformer are much larger than the others, and because results then do not depend on the batch.
 
-Where the range of the input was calibrated, the layer has one step, and a zero point z:
+With a calibrated input, the layer has one step and a zero point z:
 
 y[t, m] = step scale[m] (sum_k q[t, k] w[m, k] - z sum_k w[m, k]) + bias[m]       q[t, k] = round(x[t, k] (1 / step)) + z,
                                                                                   at least -128, at most 127
 
-What lies outside of the range is clipped. Neither way depends on the batch.
+Inputs outside of the range are clipped.
 """
 
 from typing import Any, NamedTuple, Self
@@ -26,40 +25,40 @@ from gossamer.runtime.int8_product import int8_product
 
 _MOST = 127
 _LEAST = torch.finfo(torch.float32).tiny
-"""The smallest step: that of a token of zeros."""
+"""The smallest step, which a token of zeros has."""
 
 
 class InputGrid(NamedTuple):
-    """The numbers step (q - zero) for the integers q of -128 to 127: both are float32 [], zero one of these integers."""
+    """The numbers step (q - zero) for integers q from -128 to 127. Both fields are float32 []; zero is such an integer."""
 
     step: Tensor
     zero: Tensor
 
     @classmethod
     def between(cls, low: float, high: float) -> Self:
-        """The grid from `low` <= 0 to `high` >= 0, about: 0 is on it."""
+        """Returns a grid from about `low` <= 0 to about `high` >= 0, with 0 on it."""
         step = torch.tensor(max((high - low) / 255, _LEAST))
         return cls(step, (-128 - low / step).round().clamp(-128, 127))
 
     def integers(self, x: Tensor) -> Tensor:
-        """The nearest q, as floats."""
+        """Returns the nearest q, as floats."""
         return ((x * (1 / self.step)).round() + self.zero).clamp(-128, 127)
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer with a weight of int8.
+    """A linear layer with an int8 weight.
 
     weight_int8   [out_features, in_features], int8, -127 to 127
     weight_scale  [out_features], float32
-    weight        their product, in the type that the weight had; computed when it is asked for, never written
+    weight        their product, in the weight's original dtype; computed at each access, never written
 
-    and, where its input was calibrated, otherwise None
-    input_scale, input_zero_point   of an `InputGrid`; layers that are given the same tensor have the same buffers
+    Buffers of a calibrated input, otherwise None:
+    input_scale, input_zero_point   those of an `InputGrid`; layers with the same input tensor share these buffers
     input_offset                    [out_features], float32: the zero point times the sums of rows of weight_int8
 
-    The input is of any floating type, [..., in_features]; the result has the same type. What it computes with is float32 and
-    int32. A token that has a NaN or an infinity gives NaN everywhere. The gradient takes rounding for the identity
-    (straight-through, Bengio et al., 2013); the weight has none.
+    The input has any floating type, [..., in_features]; the result has the same type. It computes in float32 and int32. A token
+    with a NaN or an infinity gives only NaN. The gradient treats rounding as the identity (straight-through, Bengio et al.,
+    2013); the weight has none.
     """
 
     weight_int8: Tensor
@@ -71,8 +70,10 @@ class QuantizedLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear, grid: InputGrid | None = None) -> Self:
-        """Turns a linear layer into a quantized one, in place, so that hooks and references to it hold. GossamerError if its
-        weight has a NaN or an infinity."""
+        """Turns a linear layer into a quantized one in place, so that hooks on it and references to it stay valid.
+
+        GossamerError if its weight has a NaN or an infinity.
+        """
         weight = linear.weight.detach()
         values, scale = quantized(weight)
         del linear._parameters["weight"]
@@ -82,7 +83,7 @@ class QuantizedLinear(nn.Linear):
     def become(
         cls, linear: nn.Module, values: Tensor, scale: Tensor, dtype: torch.dtype, grid: InputGrid | None = None
     ) -> Self:
-        """Turns a linear layer whose own weight is gone into one of this weight, in place; `dtype` is what it stands for."""
+        """Turns a linear layer without a weight into one with these integers, in place; `dtype` is that of `weight`."""
         linear.__class__ = cls
         made: Any = linear
         made._dtype = dtype
@@ -100,7 +101,7 @@ class QuantizedLinear(nn.Linear):
         return dequantized(self.weight_int8, self.weight_scale).to(self._dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """As that of nn.Linear."""
+        """Computes nn.Linear by the formulas above."""
         grid, offset = None, self.input_offset
         if self.input_scale is not None and self.input_zero_point is not None:
             grid = InputGrid(self.input_scale, self.input_zero_point)
@@ -114,33 +115,33 @@ class QuantizedLinear(nn.Linear):
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix as int8 and a float32 scale for each row, to nearest. GossamerError for what is not finite."""
+    """Returns a matrix rounded to int8, and a float32 scale for each row. GossamerError if it is not finite."""
     check_finite(weight)
     return rows_on_grid(weight.float())
 
 
 def rows_on_grid(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """As `quantized`, of float32 that may be anything: the scale of a row that is not finite is NaN."""
+    """Returns `quantized` of float32 rows without the check. The scale of a row that is not finite is NaN."""
     most = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(rows.shape[0])
     scale = (most / _MOST).clamp_min(_LEAST) + most * 0
     return (rows / scale[:, None]).round().clamp(-_MOST, _MOST).to(torch.int8), scale
 
 
 def tokens_on_grid(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [T, K] of float32 as int8 and the step of each, [T, 1], by the formula above: NaN for one that is not finite."""
+    """Returns float32 tokens [T, K] as int8, and the step of each, [T, 1]. The step of a token that is not finite is NaN."""
     most = rows.abs().amax(1, keepdim=True)
     step = (most / _MOST).clamp_min(_LEAST) + most * 0
     return (rows * (1 / step)).round().to(torch.int8), step
 
 
 def check_finite(weight: Tensor, what: str = "a weight") -> None:
-    """GossamerError for a matrix that integers cannot hold."""
+    """GossamerError if a matrix has a NaN or an infinity."""
     if not bool(weight.isfinite().all()):
         raise GossamerError(f"{what} of shape {tuple(weight.shape)} has a NaN or an infinity, which integers cannot hold")
 
 
 def dequantized(values: Tensor, scale: Tensor) -> Tensor:
-    """The float32 matrix that `quantized` approximates."""
+    """Returns the float32 matrix of integers and scales."""
     return values.float() * scale[:, None]
 
 
@@ -152,8 +153,10 @@ def quantized_linear(
     grid: InputGrid | None = None,
     offset: Tensor | None = None,
 ) -> Tensor:
-    """The formulas above: x [..., K] of any floating type, weight [M, K] of int8, scale and bias [M] → [..., M], as x is. With
-    a grid, `offset` [M] is z sum_k w[m, k]."""
+    """Computes the formulas above: x [..., K] of any floating type, weight [M, K] of int8, scale and bias [M] → [..., M].
+
+    The result has the dtype of x. With a grid, `offset` [M] is z sum_k w[m, k].
+    """
     if weight.shape[1] == 0:
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     rows = x.reshape(-1, weight.shape[1]).float()
@@ -169,14 +172,14 @@ def quantized_linear(
 
 
 def _sums(q: Tensor, weight: Tensor) -> Tensor:
-    """Exact, [T, M]: on CPUs as operations that other backends know, too."""
+    """Returns exact sums [T, M]. On CPUs it uses operations that other backends know, too."""
     if q.device.type != "cpu":
         return int8_product(q, weight.t())
     return torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
 
 
 class _StraightThrough(torch.autograd.Function):
-    """`quantized_linear` without bias, with the gradient of the product that it approximates."""
+    """Computes `quantized_linear` without bias. Its gradient is that of the product of floats."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, grid: InputGrid | None, offset: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
-"""`StoredEmbeddingBag` and `StoredEmbedding`: layers of torch.nn with tables in less memory.
+"""`StoredEmbeddingBag` and `StoredEmbedding` are layers of torch.nn whose tables take less memory.
 
-Rows are integers of 8 or 4 bits with a scale each, or float16, or the nonzeros of rows and a bit for each column.
+Rows are integers of 8 or 4 bits with a scale for each row, or float16, or nonzeros and a bit for each column.
 
 row[c] = scale q[c]        a row is read in a quarter, an eighth or half of the bytes, and summed in f32
 """
@@ -25,7 +25,7 @@ TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def why_no_table(layer: nn.Module) -> str:
-    """Why a layer is no table that can be stored in less memory, "" where it is."""
+    """Returns why the table of a layer cannot be stored in less memory, "" if it can."""
     if isinstance(layer, _Stored):
         return "is stored in less memory already"
     if not isinstance(layer, TABLES) or type(layer).forward not in _FORWARDS:
@@ -39,7 +39,7 @@ def why_no_table(layer: nn.Module) -> str:
 
 
 class _Stored:
-    """What both have.
+    """The common base of both classes.
 
     weight_int8      [rows, columns]; or in its place
     weight_int4      uint8 [rows, (columns + 1) / 2], see few_bits.py; or
@@ -47,10 +47,10 @@ class _Stored:
     weight_nonzeros  f32 [nonzeros], see nonzero_rows.py
     weight_scale     [rows], f32; empty for float16; or in its place
     weight_bits      uint8, of nonzeros
-    weight           what they stand for, in the type that it had or that the module was converted to (`half`, `to`); computed
-                     when it is asked for, never written
+    weight           the table as floats, in its original dtype or that of a conversion (`half`, `to`); computed at each access,
+                     never written
 
-    Conversions change the type of results. What is stored keeps its own.
+    Conversions change the dtype of results. The stored buffers keep theirs.
     """
 
     embedding_dim: int
@@ -63,7 +63,7 @@ class _Stored:
 
     @property
     def stored(self) -> tuple[Tensor, Tensor]:
-        """The values of the table, and scales or bits."""
+        """The values of the table, and its scales or bits."""
         values, of_rows = (getattr(self, name) for name in self._names)
         return values, of_rows
 
@@ -86,7 +86,7 @@ class _Stored:
     def look_up(
         self, indices: Tensor, offsets: Tensor | None, weights: Tensor | None, kind: str, padding: int | None, last: bool
     ) -> Tensor:
-        """[bags, columns]"""
+        """Returns the sums, means or maxima of bags of rows, [bags, columns]."""
         own = None if weights is None else weights.float()
         values, of_rows = self.stored
         (found,) = torch.ops.gossamer.sum_bags.default(
@@ -97,10 +97,10 @@ class _Stored:
 
 
 class StoredEmbeddingBag(_Stored, nn.EmbeddingBag):  # type: ignore[override]
-    """An EmbeddingBag with a table in less memory. The table has no gradient; weights of entries have theirs."""
+    """An EmbeddingBag whose table takes less memory. The table has no gradient; weights of entries have one."""
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """As that of nn.EmbeddingBag."""
+        """Computes what nn.EmbeddingBag computes."""
         if per_sample_weights is not None and (self.mode != "sum" or per_sample_weights.requires_grad):
             return F.embedding_bag(
                 input, self.weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
@@ -111,20 +111,20 @@ class StoredEmbeddingBag(_Stored, nn.EmbeddingBag):  # type: ignore[override]
 
 
 class StoredEmbedding(_Stored, nn.Embedding):  # type: ignore[override]
-    """An Embedding with a table in less memory, which has no gradient."""
+    """An Embedding whose table takes less memory, and has no gradient."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """As that of nn.Embedding."""
+        """Computes what nn.Embedding computes."""
         return self.look_up(input.reshape(-1, 1), None, None, "sum", None, False).view(*input.shape, self.embedding_dim)
 
 
 _FORWARDS = (nn.Embedding.forward, nn.EmbeddingBag.forward)
 Shared = dict[int, tuple[Tensor, Tensor]]
-"""What tables are stored as, by their ids: layers that share a table still do."""
+"""The stored tables, by the ids of the original ones, so that layers that share a table still share it."""
 
 
 def become_stored(layer: nn.Module, kind: str, made: Shared) -> None:
-    """Turns an Embedding or EmbeddingBag into one in less memory, in place, so that hooks and references to it hold.
+    """Turns an Embedding or EmbeddingBag into a stored one in place, so that hooks on it and references to it stay valid.
 
     kind  "int8", "int4", "float16", or "nonzeros"
     """
@@ -142,13 +142,13 @@ def _become(layer: Any, kind: str, values: Tensor, of_rows: Tensor) -> None:
 
 
 def _names(kind: str) -> tuple[str, str]:
-    """Those of the buffers of a table."""
+    """Returns the names of a table's buffers."""
     return f"weight_{kind}", "weight_bits" if kind == NONZEROS else "weight_scale"
 
 
 @dataclass(frozen=True)
 class FloatTable:
-    """A table that is to be as a file has it; `nonzeros` says how many there are."""
+    """A float table that will become stored, as in a file. `nonzeros` is the number of nonzeros in the file."""
 
     layer: nn.Module
     kind: str
@@ -156,11 +156,11 @@ class FloatTable:
     weights: ClassVar[tuple[str, ...]] = ("weight",)
 
     def become(self) -> nn.Module:
-        """Turns it, in place, into one whose buffers are still to be filled."""
+        """Turns it in place into a stored table with empty buffers, which the caller fills."""
         return self._emptied(self.layer, self.layer.weight.device)  # type: ignore[arg-type]
 
     def look(self) -> nn.Module:
-        """What it will be, on the meta device."""
+        """Returns a copy on the meta device that has the future buffers."""
         like = copy.copy(self.layer)
         like._parameters, like._buffers = dict(like._parameters), dict(like._buffers)
         return self._emptied(like, torch.device("meta"))
@@ -177,7 +177,7 @@ class FloatTable:
 
 
 def in_less_memory(modules: Mapping[str, nn.Module], file: Mapping[str, tuple[int, ...]]) -> dict[str, FloatTable]:
-    """The tables, by name, that have floats and that a file, of which this gives the shapes, has in less memory."""
+    """Returns, by name, the float tables that a file has as stored ones. `file` has the shapes of the file's tensors."""
     return {
         name: FloatTable(layer, kind, file[stored][0])
         for name, layer in modules.items()

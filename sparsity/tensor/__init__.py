@@ -1,1 +1,1 @@
-"""SparseTensor, and what torch's functions do with it."""
+"""SparseTensor, and the implementations of torch's functions for it."""

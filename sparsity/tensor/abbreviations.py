@@ -1,4 +1,4 @@
-"""What an expression of einsum may leave to the operands: "..." becomes letters, a letter that stands twice a diagonal.
+"""Expands abbreviations in expressions of einsum: "..." becomes letters, and a repeated letter becomes a diagonal.
 
 "...ij,jk->...ik", [2, 1, 3, 4] and [4, 5]      →      "ABij,jk->ABik"
 "iij->j"                                        →      "ij->j", of the elements whose first two coordinates are equal
@@ -23,7 +23,7 @@ class EinsumError(GossamerError, ValueError, RuntimeError):
 
 
 def plain(expression: str, operands: tuple[Tensor, ...]) -> tuple[str, tuple[Tensor, ...]]:
-    """The expression with a letter for each dimension, each once in an operand, and the operands that it is of."""
+    """Returns an expression with one letter for each dimension, each once per operand, and the operands for it."""
     if not _abbreviated(expression):
         return expression, operands
     spaceless = expression.replace(" ", "")
@@ -47,7 +47,7 @@ def _abbreviated(expression: str) -> bool:
 def _spelled_out(
     expression: str, inputs: Sequence[str], arrow: str, result: str, operands: Sequence[Tensor]
 ) -> tuple[list[str], str]:
-    """Letters for "...": further dimensions share them from the last on; what broadcasts has its own, which is summed."""
+    """Replaces "..." by letters, which operands share from the last dimension on. Sizes of 1 that broadcast get own letters."""
     unused = iter([letter for letter in ascii_letters if letter not in expression])
     further = []
     for letters, operand in zip(inputs, operands, strict=True):
@@ -72,7 +72,7 @@ def _spelled_out(
 
 
 def _diagonal(expression: str, letters: str, operand: Tensor) -> Tensor:
-    """The elements of an operand whose coordinates are equal where its letters are, with one dimension for each letter."""
+    """Returns the diagonal of an operand for repeated letters, with one dimension for each letter."""
     first = {letter: letters.index(letter) for letter in letters}
     if len(first) == len(letters) or operand.dim() != len(letters):
         return operand

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic on SparseTensors, as torch spells it. What would make zeros nonzero is dense, see densify.py."""
+"""Elementwise arithmetic of torch on SparseTensors. Functions that make zeros nonzero give dense results, see densify.py."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ _ZERO_PRESERVING = (
 
 @implements(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply, torch.Tensor.multiply)
 def mul(left: Any, right: Any) -> Tensor:
-    """Sparse times a number, a dense tensor (broadcast; the result has the sparse pattern), or sparse (their intersection)."""
+    """Multiplies sparse by a number, dense (broadcast; keeps the sparse pattern), or sparse (intersection of the patterns)."""
     if not isinstance(left, SparseTensor):
         left, right = right, left
     if not isinstance(right, Tensor) or right.dim() == 0:
@@ -50,9 +50,9 @@ def mul(left: Any, right: Any) -> Tensor:
 @implements(torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.Tensor.true_divide, torch.divide,
             torch.Tensor.divide)  # fmt: skip
 def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
-    """Sparse divided by a number or a dense tensor (broadcast); zeros stay zeros, even where the divisor is 0.
+    """Divides sparse by a number or a dense tensor (broadcast). Zeros stay zeros, even where the divisor is 0.
 
-    Divided by a sparse tensor, whose zeros give infinities and NaNs, the result is dense.
+    The quotient of two sparse tensors is dense, because zeros of the divisor give infinities and NaNs.
     """
     if isinstance(right, SparseTensor):
         quotient: Tensor = densified(torch.div, (left, right), {"rounding_mode": rounding_mode})
@@ -61,7 +61,7 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
     if isinstance(right, Tensor) and right.dim():
         (left,) = broadcast("div", left, beside=[right])
         divisor = at_entries(left, right)
-    if isinstance(divisor, Tensor):  # what fills up blocks is divided by 1: neither values nor gradients may be NaN there
+    if isinstance(divisor, Tensor):  # padding of blocks is divided by 1, so that neither values nor gradients are NaN
         inside = inside_of(left)
         divisor = divisor if inside is None else torch.where(inside, divisor, 1)
     quotients = torch.div(values_of(left), divisor, rounding_mode=rounding_mode)
@@ -70,7 +70,7 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
-    """Sparse plus sparse (their union, in the format of the first) or plus dense or a number (dense)."""
+    """Adds sparse and sparse (union of the patterns, format of the first), or sparse and dense or a number (dense)."""
     if all(isinstance(each, Tensor) and each.dtype is torch.bool for each in (left, right)):
         alpha = bool(alpha)  # with a number, torch 2.13's Inductor writes integers into memory for bools
     if not (isinstance(left, SparseTensor) and isinstance(right, SparseTensor)):
@@ -88,20 +88,20 @@ def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
 
 @implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
 def sub(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
-    """left - alpha * right, as `add`"""
-    torch.sub(_nothing(left), _nothing(right))  # which refuses bools
+    """Returns left - alpha * right, as `add` does."""
+    torch.sub(_nothing(left), _nothing(right))  # it refuses bools
     return add(left, right, alpha=-alpha)
 
 
 @implements(torch.Tensor.__rsub__, torch.rsub)
 def rsub(right: Any, left: Any, *, alpha: float = 1) -> Tensor:
-    """left - alpha * right, as `add`"""
+    """Returns left - alpha * right, as `add` does."""
     return sub(left, right, alpha=alpha)
 
 
 @implements(torch.addcmul, torch.Tensor.addcmul)
 def addcmul(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
-    """input + value * left * right; sparse if the first is, and one of the others"""
+    """Returns input + value * left * right; sparse if the first is, and one of the others."""
     factors = left, right
     if isinstance(input, SparseTensor) and not any(isinstance(each, SparseTensor) for each in factors):
         return torch.addcmul(to_dense(input), *factors, value=value)
@@ -112,8 +112,8 @@ def addcmul(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> 
 
 @implements(torch.addcdiv, torch.Tensor.addcdiv)
 def addcdiv(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
-    """input + value * left / right; sparse if the first two are"""
-    torch.addcdiv(*map(_nothing, (input, left, right)))  # which refuses to divide integers
+    """Returns input + value * left / right; sparse if the first two are."""
+    torch.addcdiv(*map(_nothing, (input, left, right)))  # it refuses to divide integers
     if isinstance(right, SparseTensor) or not isinstance(left, SparseTensor):
         dense = [to_dense(each) if isinstance(each, SparseTensor) else each for each in (input, left, right)]
         return torch.addcdiv(*dense, value=value)
@@ -124,7 +124,7 @@ def addcdiv(input: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> 
 
 @implements(torch.lerp, torch.Tensor.lerp)
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """input + weight * (end - input); sparse if both are"""
+    """Returns input + weight * (end - input); sparse if both are."""
     with sizes_stay_inside():
         way = sub(end, input)
         share = mul(way, weight) if isinstance(way, SparseTensor) or isinstance(weight, SparseTensor) else way * weight
@@ -133,7 +133,7 @@ def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
 
 @implements(torch.full_like)
 def full_like(input: SparseTensor, fill_value: Any, **kwargs: Any) -> Tensor:
-    """A tensor of one value, dense unless that is 0."""
+    """Returns a tensor of one value; dense unless the value is 0."""
     if not fill_value:
         return torch.zeros_like(input, **kwargs)
     given: dict[str, Any] = {"dtype": input.dtype, "device": input.device}
@@ -144,15 +144,15 @@ def full_like(input: SparseTensor, fill_value: Any, **kwargs: Any) -> Tensor:
 
 @implements(F.dropout)
 def dropout(input: SparseTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> SparseTensor:
-    """Dropout of stored values."""
+    """Applies dropout to the stored values."""
     return like(input, F.dropout(values_of(input), p, training))
 
 
 @implements(torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip)
 def clamp(input: SparseTensor, min: Any = None, max: Any = None) -> Tensor:
-    """Elements within bounds; sparse if these are numbers that 0 is within."""
+    """Clamps elements to bounds. The result is sparse if the bounds are numbers with 0 between them."""
     numbers = not any(isinstance(bound, Tensor) for bound in (min, max))
-    if not (numbers and (min is None or min <= 0) and (max is None or max >= 0)):  # a NaN holds nothing
+    if not (numbers and (min is None or min <= 0) and (max is None or max >= 0)):  # False for NaN
         out: Tensor = densified(torch.clamp, (input, min, max), {})
         return out
     return like(input, torch.clamp(values_of(input), min, max))
@@ -160,13 +160,13 @@ def clamp(input: SparseTensor, min: Any = None, max: Any = None) -> Tensor:
 
 @implements(torch.clamp_min, torch.Tensor.clamp_min)
 def clamp_min(input: SparseTensor, min: Any) -> Tensor:
-    """`clamp` from below."""
+    """Does `clamp` from below."""
     return clamp(input, min)
 
 
 @implements(torch.clamp_max, torch.Tensor.clamp_max)
 def clamp_max(input: SparseTensor, max: Any) -> Tensor:
-    """`clamp` from above."""
+    """Does `clamp` from above."""
     return clamp(input, None, max)
 
 
@@ -221,7 +221,7 @@ SparseTensor.functions[F.leaky_relu] = _on_values(F.leaky_relu)
 
 @implements(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__)
 def pow_(input: Any, exponent: Any) -> Tensor:
-    """Powers; with a positive number for exponent, zeros stay zeros, else the result is dense."""
+    """Computes powers. Zeros stay zeros if the exponent is a positive number; else the result is dense."""
     if isinstance(input, SparseTensor) and not isinstance(exponent, Tensor) and exponent > 0:
         return like(input, values_of(input) ** exponent)
     power: Tensor = densified(torch.pow, (input, exponent), {})
@@ -242,7 +242,7 @@ for _name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
 
 
 def _nothing(operand: Any) -> Any:
-    """No elements of the type of an operand, or the number that it is."""
+    """Returns an empty tensor of an operand's dtype, or the operand if it is a number."""
     return torch.empty(0, dtype=operand.dtype) if isinstance(operand, Tensor) and operand.dim() else operand
 
 
@@ -253,13 +253,13 @@ def _union(left: SparseTensor, right: SparseTensor) -> SparseTensor:
 
 
 def _of_one_dtype(left: SparseTensor, right: SparseTensor) -> list[SparseTensor]:
-    """Both in the type that torch promotes theirs to."""
+    """Returns both in their promoted dtype."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     return [each if each.dtype == dtype else like(each, values_of(each).to(dtype)) for each in (left, right)]
 
 
 def at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
-    """The elements of a dense tensor, broadcast to the shape, at the stored entries (flat), in the type torch promotes to."""
+    """Returns the elements of a dense tensor, broadcast to the shape, at the stored entries (flat), in the promoted dtype."""
     letters = letters_of(pattern)
     own = letters[len(letters) - dense.dim() :]
     single = [n for n, extent in enumerate(dense.shape) if is_one(extent) and not is_one(pattern.shape[n - dense.dim()])]
@@ -271,7 +271,7 @@ def at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:
 
 
 def _same_pattern(left: SparseTensor, right: SparseTensor) -> bool:
-    """Whether both share positions and coordinates; equal copies of them are not looked for."""
+    """Whether both share the same position and coordinate tensors. Equal copies do not count."""
     if left.format != right.format:
         return False
     return all(a is b for a, b in zip(left.components[:-1], right.components[:-1], strict=True))

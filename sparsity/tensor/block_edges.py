@@ -1,4 +1,4 @@
-"""Blocks at the edge of a tensor store more than lies within its shape: which values do, so that nothing sees the others.
+"""Finds stored values outside a tensor's shape, so that no result depends on them. Blocks at its edge store some.
 
 2 x 3 blocks of a 3 x 5 matrix:     x x x | x x -
                                     x x x | x x -
@@ -22,7 +22,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to
 
 
 def inside(pattern: Bound) -> Tensor | None:
-    """Which stored values lie within the shape, None if all do."""
+    """Returns which stored values lie within the shape, None if all do."""
     edges = _edges(pattern)
     if not edges:
         return None
@@ -32,18 +32,21 @@ def inside(pattern: Bound) -> Tensor | None:
 
 
 def inside_of(tensor: SparseTensor) -> Tensor | None:
-    """The same of a tensor."""
+    """Returns `inside` for a tensor."""
     return inside(bound_to(letters_of(tensor), tensor)) if blocked(tensor.format) else None
 
 
 def within(tensor: SparseTensor, values: Tensor) -> Tensor:
-    """Values with 0 for those beyond the edge: 0 / 0 is none."""
+    """Returns values with 0 for those outside the shape. Functions may have made them nonzero, such as 0 / 0."""
     kept = inside_of(tensor)
     return values if kept is None else values.masked_fill(~kept, 0)
 
 
 def summed_within(bound: Sequence[Bound], result: str) -> list[Bound]:
-    """Operands with 0 beyond an edge over which nothing but themselves is summed; products read no further than the others."""
+    """Returns operands with 0 outside the shape, where only this operand has a summed letter.
+
+    Otherwise the extents of the other operands or of the result limit the sum.
+    """
     return [_alone_within(operand, [*(other.letters for other in bound if other is not operand), result]) for operand in bound]
 
 
@@ -56,7 +59,7 @@ def _alone_within(operand: Bound, others: list[str]) -> Bound:
 
 
 def _edges(pattern: Bound) -> list[tuple[str, int]]:
-    """The letters, with their extents, that blocks reach beyond, or may where a compiled graph does not know the extent."""
+    """Returns the letters, with extents, of dimensions in which blocks reach outside the shape, or may if extents are open."""
     if pattern.format is None or not blocked(pattern.format):
         return []
     padded = pattern.format.padded_shape(pattern.shape)

@@ -1,4 +1,4 @@
-"""SparseTensors brought to one shape: their entries repeated along the dimensions that broadcast."""
+"""Broadcasts SparseTensors to one shape by repeating their entries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 @implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to)
 def expand(input: SparseTensor, *given: Any, size: Sequence[int] | None = None, implicit: bool = False) -> SparseTensor:
-    """The entries once for each coordinate of new dimensions, and of those of size 1 that become larger; -1 keeps a size."""
+    """Repeats the entries along new dimensions, and along those of size 1 that become larger; -1 keeps a size."""
     sizes = as_list(given) if size is None else list(size)
     new = len(sizes) - input.dim()
     before = [1] * new + list(input.shape)
@@ -36,12 +36,12 @@ def expand(input: SparseTensor, *given: Any, size: Sequence[int] | None = None, 
 
 @implements(torch.Tensor.expand_as)
 def expand_as(input: SparseTensor, other: Tensor) -> SparseTensor:
-    """`expand` to the shape of another tensor."""
+    """Does `expand` to the shape of another tensor."""
     return expand(input, *other.shape)
 
 
 def broadcast(name: str, *tensors: SparseTensor, beside: Sequence[Tensor] = ()) -> list[SparseTensor]:
-    """The tensors in the shape that they have together, and with what stands `beside` them."""
+    """Returns the tensors, broadcast with each other and with the tensors `beside` them."""
     shapes = [tuple(tensor.shape) for tensor in (*tensors, *beside)]
     if all(_known_equal(shape, shapes[0]) for shape in shapes[1:]):
         return list(tensors)
@@ -54,7 +54,7 @@ def broadcast(name: str, *tensors: SparseTensor, beside: Sequence[Tensor] = ()) 
 
 
 def _keeps(size: Any) -> bool:
-    """Whether a size is -1, which keeps what there is. One that only a graph learns is none."""
+    """Whether a size is -1, which keeps the size of the tensor. Symbolic sizes are not."""
     return isinstance(size, int) and size == -1
 
 

@@ -1,4 +1,4 @@
-"""What users give for a tensor, a format or a shape: taken as torch takes it, or the error says what is wanted."""
+"""Converts arguments of constructors to tensors, formats and shapes. Errors name the expected type."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _NAMED = ("COO", "CSR", "CSC", "DCSR", "DCSC")
 
 
 def tensor_of(given: Any, what: str) -> Tensor:
-    """A tensor, or one of what torch.tensor takes: numbers in lists, NumPy arrays."""
+    """Returns a tensor, or makes one of numbers in lists or of a NumPy array."""
     if isinstance(given, Tensor):
         return given
     if isinstance(given, list | tuple | int | float | complex | np.ndarray):
@@ -27,7 +27,7 @@ def tensor_of(given: Any, what: str) -> Tensor:
 
 
 def format_of(given: Any) -> Format:
-    """A Format, or the one of a name such as "CSR", in any case, or of an encoding's text."""
+    """Returns a Format, or the one with a name such as "CSR" (in any case), or the one that an encoding's text describes."""
     if isinstance(given, Format):
         return given
     if isinstance(given, str):
@@ -38,7 +38,7 @@ def format_of(given: Any) -> Format:
 
 
 def arrays_of(format: Any, components: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The arrays of a SparseTensor, if there are any, and a format to read them by."""
+    """Returns the arrays of a SparseTensor. FormatError if there are none, or the format is no Format."""
     if not isinstance(format, Format) or not components:
         raise FormatError(
             f"SparseTensor(format, shape, arrays) puts arrays together, got {type(format).__name__}: use "
@@ -49,7 +49,7 @@ def arrays_of(format: Any, components: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def shape_of(given: Any) -> tuple[int, ...]:
-    """A shape."""
+    """Returns a shape as a tuple. FormatError for anything but a sequence of integers."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise FormatError(f"the shape must be a tuple of integers, got {given!r}")
     if not all(isinstance(extent, int | np.integer | torch.SymInt) for extent in given):
@@ -59,7 +59,7 @@ def shape_of(given: Any) -> tuple[int, ...]:
 
 
 def with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
-    """The format, with the widths of the given integers where it names none."""
+    """Returns the format with the integer widths of the arrays, where it gives no widths itself."""
     widths = {"positions": format.pos_width, "coordinates": format.crd_width}
     for kind, given in arrays.items():
         types = {array.dtype for array in given}
@@ -72,7 +72,7 @@ def with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
 
 
 def listed(given: Any, what: str) -> list[Tensor]:
-    """The arrays of several levels, or of one."""
+    """Returns the arrays of the levels as a list, also if there is one array."""
     several = isinstance(given, list | tuple) and not any(isinstance(each, int) for each in given)
     return [tensor_of(each, what) for each in (given if several else [given])]
 
@@ -80,7 +80,7 @@ def listed(given: Any, what: str) -> list[Tensor]:
 def parts_of(
     format: Any, shape: Any, positions: Any, coordinates: Any, values: Any
 ) -> tuple[Format, tuple[int, ...], list[Tensor]]:
-    """A format, a shape, and the arrays in the order of `format.components()`, of what from_parts takes."""
+    """Returns the arguments of from_parts as a format, a shape, and the arrays in the order of `format.components()`."""
     arrays = {"positions": listed(positions, "positions"), "coordinates": listed(coordinates, "coordinates")}
     format, shape, values = format_of(format), shape_of(shape), tensor_of(values, "values")
     format = with_widths_of(format, arrays)

@@ -1,7 +1,7 @@
-"""The stored entries of a tensor with their coordinates: what reshaping, joining and slicing move about.
+"""`CoordinateList`: the stored entries of a tensor with their coordinates, on which reshaping, joining and slicing work.
 
-gossamer::coordinates(arrays, sizes, spec) -> Tensor[]         which values, and their coordinates in each dimension
-gossamer::places(coordinates, index, extent) -> Tensor[]       which entries an index names, and where it puts them
+gossamer::coordinates(arrays, sizes, spec) -> Tensor[]         the numbers of the values, and their coordinates
+gossamer::places(coordinates, index, extent) -> Tensor[]       the entries that an index names, and their new coordinates
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class CoordinateList:
 
     @classmethod
     def of(cls, tensor: SparseTensor) -> "CoordinateList":
-        """All that a tensor stores, without what fills up edge blocks and N:M groups."""
+        """Returns all entries of a tensor, without the padding of blocks and N:M groups."""
         letters = letters_of(tensor)
         bound = bound_to(letters, tensor)
         with sizes_stay_inside():
@@ -41,26 +41,26 @@ class CoordinateList:
         return cls(tuple(at), bound.values.index_select(0, which))
 
     def placed(self, dim: int, index: Tensor, extent: int) -> "CoordinateList":
-        """The entries whose coordinate the index names, at the places where it stands, as often as it does."""
+        """Returns the entries whose coordinate is in the index, once for each occurrence, with its place as new coordinate."""
         with sizes_stay_inside():
             which, place = torch.ops.gossamer.places.default(self.at[dim], index, extent)
         at = [place if n == dim else crd.index_select(0, which) for n, crd in enumerate(self.at)]
         return CoordinateList(tuple(at), self.values.index_select(0, which))
 
     def assembled(self, format: Format, shape: Sequence[int]) -> SparseTensor:
-        """The tensor in a format."""
+        """Returns the tensor of these entries in a format."""
         return from_entries(format, shape, self.at, self.values)
 
 
 def of_rank(format: Format, rank: int) -> Format:
-    """A format like this one for another number of dimensions: COO stays COO, what takes any pattern stays, else CSR or CSF."""
+    """Returns a similar format for another number of dimensions: COO stays COO; others stay if they can, else CSR or CSF."""
     if format.levels == Format.coo(format.rank).levels:
         return Format.coo(rank).with_widths(format.pos_width, format.crd_width)
     return unblocked(format, rank)
 
 
 def some_of(entries: Tensor) -> Any:
-    """For tracing, how many entries there will be of these: none of none, which Inductor insists on (torch 2.13)."""
+    """For tracing, returns an open size for a part of these entries, or 0 for no entries, as Inductor needs (torch 2.13)."""
     return 0 if sizes.known_true(entries.shape[0] == 0) else torch.library.get_ctx().new_dynamic_size(min=0)
 
 

@@ -1,8 +1,8 @@
-"""Writes of compiled code to SparseTensors are counted for their arrays, too: what keeps a copy of values looks at those.
+"""Counts writes of compiled code to SparseTensors for their arrays, too, because copies of values check those counts.
 
-    torch.compile(optimizer.step)()     →     p._version + 1, as AOTAutograd has it, and p._stored._version + 1
+    torch.compile(optimizer.step)()     →     p._version + 1, by AOTAutograd, and p._stored._version + 1
 
-Inductor's code writes to the arrays uncounted, and AOTAutograd counts for the tensor that a user has alone (torch 2.13).
+Inductor's code writes to the arrays without counting, and AOTAutograd counts only for the user's tensor (torch 2.13).
 """
 
 from collections.abc import Iterable
@@ -24,5 +24,5 @@ def _increment_all(tensor: Tensor | Iterable[Tensor]) -> None:
 
 
 def count_for_arrays() -> None:
-    """From now on, wherever torch counts writes."""
+    """Makes torch's function that counts writes count for arrays, too, from now on."""
     torch.autograd.graph.increment_version = _increment_all

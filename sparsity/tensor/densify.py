@@ -1,4 +1,4 @@
-"""What torch's functions do with a SparseTensor that have no sparse way: they get all its elements, and the user is told.
+"""Runs functions of torch that have no sparse implementation on the dense tensor, with a warning.
 
 Functions that compute nothing (sizes, properties, copies, in-place arithmetic of optimizers) go to aten's operators, see
 pointwise.py.
@@ -26,14 +26,14 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 _strict: ContextVar[bool] = ContextVar("gossamer.strict", default=False)
 _told: set[str] = set()
 
-# Methods and operators that are no functions of torch, torch.linalg, torch.special, torch.fft or torch.nn.functional.
+# Methods and operators that compute, but are no functions of torch, torch.linalg, torch.special, torch.fft or F.
 _METHODS = (
     "repeat", "unfold", "view_as", "item", "tolist", "type_as", "masked_fill",
     "__and__", "__or__", "__xor__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
     "__lshift__", "__rshift__", "__rmod__", "__floordiv__", "__rfloordiv__", "__rpow__", "__rdiv__", "__rtruediv__",
     "__contains__", "__bool__", "__float__", "__int__", "_threshold",
 )  # fmt: skip
-# Functions of torch that ask something about a tensor, and compute nothing from its elements.
+# Functions of torch that return a property of a tensor, and compute nothing from its elements.
 _QUESTIONS = (
     "can_cast", "get_device", "is_complex", "is_conj", "is_distributed", "is_floating_point", "is_inference", "is_neg",
     "is_same_size", "is_signed", "is_storage", "is_tensor", "numel", "promote_types", "resolve_conj", "resolve_neg",
@@ -49,8 +49,8 @@ class strict(ContextDecorator):
         with gossamer.strict():
             y = model(a, x)
 
-    It is also a decorator. A compiled function asks when it is compiled, so its first call counts. `to_dense()`, and operations
-    whose result is always dense, such as a + 1, raise nothing.
+    It is also a decorator. A compiled function checks this when it is compiled, so make its first call within the context.
+    `to_dense()`, and operations whose result is always dense, such as a + 1, raise nothing.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -65,7 +65,7 @@ class strict(ContextDecorator):
 
 
 def densified(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function with dense tensors in place of SparseTensors, with a warning; gradients flow through it."""
+    """Calls a function with dense tensors in place of SparseTensors, with a warning. Gradients flow through it."""
     _tell(func)
     args, kwargs = tree_map_only(SparseTensor, to_dense, (list(args), dict(kwargs)))
     return func(*args, **kwargs)
@@ -73,7 +73,7 @@ def densified(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 @constant
 def computes(func: Callable[..., Any]) -> bool:
-    """Whether a function computes something from the elements of its arguments and gives it as a result."""
+    """Whether a function returns something that it computes from the elements of its arguments."""
     return _name_computes(func.__name__)
 
 
@@ -89,7 +89,7 @@ def _name_computes(name: str) -> bool:
 
 @constant
 def _tell(func: Callable[..., Any]) -> None:
-    """Once for each function, or raise under `strict`."""
+    """Warns once for each function. Raises GossamerError under `strict`."""
     name = func.__name__.strip("_")
     if name == "chunk" and _is_being_sharded():
         raise OptionError(
@@ -108,7 +108,7 @@ def _tell(func: Callable[..., Any]) -> None:
 
 
 def _is_being_sharded() -> bool:
-    """Whether fully_shard is at work, which takes a part of each parameter."""
+    """Whether torch's fully_shard is the caller, which takes a part of each parameter."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not str(frame.f_globals.get("__name__")).startswith("torch.distributed.fsdp."):
         frame = frame.f_back

@@ -1,6 +1,6 @@
-"""Edge lists as the coordinates of an adjacency. An edge out of bounds is refused, by an operation so that graphs do so, too:
+"""Converts edge lists to coordinates of an adjacency. An operation checks bounds, so that compiled graphs check them, too:
 
-gossamer::in_bounds(nodes, extent, name)        the nodes; FormatError if one of them is not in [0, extent)
+gossamer::in_bounds(nodes, extent, name)        returns the nodes; FormatError if one of them is not in [0, extent)
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 def edges(
     edge_index: Tensor, weight: Tensor | None, size: int | tuple[int, int] | None
 ) -> tuple[list[Tensor], Tensor, tuple[int, int]]:
-    """Coordinates [targets, sources], weights and shape of the adjacency of an edge list, checked."""
+    """Returns the coordinates [targets, sources], weights and shape of the adjacency of an edge list, after checks."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
         raise FormatError(f"edge_index must be integers [2, edges], got {edge_index.dtype} {list(edge_index.shape)}")
     source, target = edge_index.long().unbind(0)

@@ -1,8 +1,10 @@
-"""`gossamer.einsum`: products of sparse and dense tensors, summed over what the result does not name.
+"""`gossamer.einsum` multiplies sparse and dense tensors, and sums over letters that the result does not have.
 
 einsum("ij,jk->ik", a, x)        SpMM
 einsum("ij,ik,jk->ij", a, x, y)  SDDMM: the result has the pattern of a
 einsum("ijk,jr,kr->ir", t, b, c) MTTKRP
+
+It calls the operations in sparsity/operations: dense_results.py for dense results and samples, sparse_results.py for others.
 """
 
 from collections.abc import Sequence
@@ -37,7 +39,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
     expression  letters for the dimensions of each operand, "->", letters of the result. Without "->" the result has the letters
                 that occur once, in alphabetic order. A letter that occurs twice in an operand means its diagonal. "..." means
                 all further dimensions, where sizes of 1 broadcast
-    format      of the result: a Format, "dense", or None to infer it:
+    format      the format of the result: a Format, "dense", or None to infer it:
                 - one sparse operand, and the result has its letters in its order: the pattern of the operand
                 - all operands sparse, at least two, and the result a matrix or more: the format of the first (CSR or CSF if
                   that has blocks)
@@ -69,7 +71,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
 
 
 def _as_summed(operand: Tensor) -> Tensor:
-    """In the type of its sum, as torch has it: integers and bools as int64."""
+    """Converts to the dtype of torch's sums: int64 for integers and bools."""
     return operand if operand.dtype.is_floating_point or operand.dtype.is_complex else operand.to(torch.int64)
 
 
@@ -102,7 +104,7 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
 
 
 def _order(bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format | Literal["dense"]) -> Order | None:
-    """A cheaper order than all operands at once; None for bools, and where blocks at edges were split."""
+    """Returns an order that is cheaper than all operands at once, or None. None also for bools and split edge blocks."""
     if bound[0].values.dtype == torch.bool or len(bound) != len(operands):
         return None
     sparse = [at for at, operand in enumerate(bound) if operand.sparse]
@@ -114,7 +116,7 @@ def _order(bound: Sequence[Bound], operands: Sequence[Tensor], result: str, form
 def _in_pairs(
     order: Order, inputs: Sequence[str], result: str, operands: Sequence[Tensor], format: Format | Literal["dense"]
 ) -> Tensor:
-    """The products of pairs, and then that of all that is left."""
+    """Computes the products of pairs in the order, and then the product of all operands that are left."""
     listed = [*zip(inputs, operands, strict=True)]
     for step in order.steps:
         (a, left), (b, right) = listed[step.first], listed[step.second]
@@ -126,7 +128,7 @@ def _in_pairs(
 
 
 def _parse(expression: str, operands: Sequence[Tensor]) -> tuple[tuple[str, ...], str]:
-    """The letters of each operand and of the result."""
+    """Returns the letters of each operand and of the result, checked against the operands."""
     inputs, result = _read(expression)
     if len(inputs) != len(operands):
         raise EinsumError(f"einsum '{expression}' has {len(inputs)} operands, got {len(operands)}")
@@ -138,7 +140,7 @@ def _parse(expression: str, operands: Sequence[Tensor]) -> tuple[tuple[str, ...]
 
 @lru_cache(1024)
 def _read(expression: str) -> tuple[tuple[str, ...], str]:
-    """The parts of an expression."""
+    """Returns the letters of the operands and of the result. EinsumError for an invalid expression."""
     left, arrow, result = expression.replace(" ", "").partition("->")
     inputs = tuple(left.split(","))
     if not all(letters.isalpha() or not letters for letters in [*inputs, result]):
@@ -182,7 +184,7 @@ def _inferred(bound: Sequence[Bound], result: str) -> Format | Literal["dense"]:
 
 
 def _sparse(expression: str, bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format) -> SparseTensor:
-    """The result in a format."""
+    """Computes the einsum with a result in a format."""
     if format.rank != len(result):
         raise FormatError(f"einsum '{expression}' has a result of {len(result)} dimensions, {format.name} stores {format.rank}")
     if sum(operand.sparse for operand in bound) == 1:
@@ -206,9 +208,9 @@ def _dense(bound: Sequence[Bound], result: str) -> Tensor:
 
 
 def transposed(tensor: SparseTensor, order: Sequence[int]) -> SparseTensor:
-    """The tensor with its dimensions in another order: the same arrays in the permuted format.
+    """Returns the tensor with its dimensions in another order: the same arrays in the permuted format.
 
-    MLIR has no permutation of a format that blocks its last dimensions only, such as N:M: that is stored as CSR or CSF first.
+    MLIR cannot permute a format that blocks only its last dimensions, such as N:M. It is converted to CSR or CSF first.
     """
     order = [dim % tensor.dim() for dim in order]
     if order == sorted(order):

@@ -1,4 +1,4 @@
-"""Sketches of operands for the order of an einsum, and notes of the orders that were taken while torch traced, for reports."""
+"""Makes sketches of operands, by which einsum chooses an order, and notes the orders in traced graphs for reports."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ from gossamer.sparsity.tensor.coordinate_list import CoordinateList
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _UNKNOWN = 512
-"""A size that nobody knows."""
+"""The size that is assumed if a size is unknown."""
 
 _LONG = 5e6
-"""Nanoseconds of a product from which on its entries are counted first."""
+"""Predicted nanoseconds of a product. Above it, entries are counted before an order is chosen."""
 
 _MOST = 64
-"""Notes that are kept for a report that may never come."""
+"""The most notes to keep, because a report may never read them."""
 
 
 @dataclass(frozen=True)
 class NotedOrder:
-    """An order that was taken.
+    """An order of products that einsum has chosen.
 
-    expression  of the einsum, with all operands
+    expression  the expression of the einsum, with all operands
     text        the products, in their order
-    shape       of the result
-    gain        predicted, over all operands at once
+    shape       the shape of the result
+    gain        the predicted gain over all operands at once
     """
 
     expression: str
@@ -50,7 +50,7 @@ _notes = _Notes()
 
 
 def sketches_of(bound: Sequence[Bound], operands: Sequence[Tensor], result: str, sparse: bool) -> list[Sketch]:
-    """The sketches of operands. Where two are sparse and the product takes long, they have the counts of known entries."""
+    """Returns sketches of the operands. If two are sparse and the product takes long, they count entries by coordinate."""
     sketches = [_sketch(each) for each in bound]
     several = sum(each.sparse for each in sketches) > 1
     if not several or cost_at_once(sketches, result, sparse) < _LONG or any(map(_is_traced, operands)):
@@ -67,11 +67,11 @@ def _sketch(operand: Bound) -> Sketch:
 
 
 _known = Remembered[list[Tensor]](most=64)
-"""How many entries have each coordinate, by the arrays of the coordinates: most operands are multiplied many times."""
+"""Counts of entries by coordinate, remembered by the arrays, because most operands are multiplied many times."""
 
 
 def _counted(tensor: SparseTensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """For each letter, how many entries have each value."""
+    """Returns, for each letter, how many entries have each coordinate."""
 
     def count() -> list[Tensor]:
         with torch.no_grad():
@@ -84,7 +84,7 @@ def _counted(tensor: SparseTensor, sizes: Mapping[str, int]) -> dict[str, Tensor
 
 
 def note_order(expression: str, order: Order, inputs: Sequence[str], result: str, operands: Sequence[Tensor]) -> None:
-    """Keeps an order that was taken in a graph."""
+    """Notes an order that einsum has chosen in a traced graph."""
     if not any(_is_traced(operand) for operand in operands):
         return
     listed, steps = [*inputs], list[str]()
@@ -102,7 +102,7 @@ def note_order(expression: str, order: Order, inputs: Sequence[str], result: str
 
 
 def take_notes() -> list[NotedOrder]:
-    """The orders that this thread has noted since the last call."""
+    """Returns the orders that this thread has noted since the last call."""
     found = [*_notes.found.values()]
     _notes.found.clear()
     return found
@@ -113,7 +113,7 @@ def _is_traced(tensor: Tensor) -> bool:
 
 
 def _number(size: Any) -> int:
-    """A size; what it is in the example, if it is open."""
+    """Returns a size as a number; an open size has its value in the example."""
     if isinstance(size, int):
         return size
     known = size.node.hint if isinstance(size, torch.SymInt) else int(size)

@@ -1,7 +1,7 @@
-"""Entries from outside as the arrays of a format: the nonzeros of a dense tensor, coordinates in any order, arrays to check.
+"""Makes the arrays of a format from nonzeros of a dense tensor or from coordinates in any order, and checks given arrays.
 
-gossamer::set_places(mask) -> Tensor                           where a vector of bools is set
-gossamer::well_formed(arrays, shape, format) -> Tensor         the first array; FormatError if they hold no such tensor
+gossamer::set_places(mask) -> Tensor                           the places where a vector of bools is set
+gossamer::well_formed(arrays, shape, format) -> Tensor         the first array; FormatError if the arrays are not well-formed
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def letters_of(tensor: Tensor) -> str:
-    """A letter for each dimension."""
+    """Returns a letter for each dimension."""
     return _LETTERS[: tensor.dim()]
 
 
 def stored(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> Bound:
-    """The tensor with these values at these coordinates (int64, in bounds, in any order; duplicates are summed)."""
+    """Returns the tensor with these values at these coordinates (int64, in bounds, any order; duplicates are summed)."""
     ends = torch.arange(2, device=values.device) * values.shape[0]
     return convert(Bound(Operand(_LETTERS[: len(shape)], _any_order(len(shape))), (ends, *at, values), tuple(shape)), format)
 
 
 def nonzeros(dense: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The coordinates of the nonzeros of a tensor (NaN is one), and their values; of a number what it is."""
+    """Returns the coordinates of the nonzeros of a tensor (NaN is one), and their values. A 0-d tensor has one entry."""
     if not dense.dim():
         return [], dense.reshape(1)
     which = set_places((dense.detach() != 0).flatten())
@@ -47,25 +47,25 @@ def nonzeros(dense: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def set_places(mask: Tensor) -> Tensor:
-    """Where a vector of bools is set, in order: nonzero, which Dynamo does not take into a graph by default."""
+    """Returns the places where a vector of bools is set, in order. By default Dynamo does not take `nonzero` into a graph."""
     with sizes_stay_inside():
         out: Tensor = torch.ops.gossamer.set_places.default(mask)
     return out
 
 
 def checked(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> Sequence[Tensor]:
-    """The positions and coordinates of a tensor. FormatError unless they are well-formed; a graph checks them when it runs."""
+    """Returns positions and coordinates. FormatError unless they are well-formed; a compiled graph checks them when it runs."""
     values = values.detach()
     if not structure or not torch.compiler.is_compiling():
         check(format, shape, (*structure, values))
         return structure
     first: Tensor = torch.ops.gossamer.well_formed.default([*structure, values], list(shape), str(format))
-    return [first, *structure[1:]]  # what reads one of them reads them all
+    return [first, *structure[1:]]  # all readers use the first one, so none skips the check
 
 
 @cache
 def _any_order(rank: int) -> Format:
-    """Coordinates in any order, some of them maybe twice."""
+    """Returns the format for coordinates in any order, with possible duplicates."""
     levels = (replace(level, nonunique=True, nonordered=True) for level in Format.coo(rank).levels)
     return Format(tuple(levels), rank)
 

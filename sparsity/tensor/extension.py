@@ -1,6 +1,6 @@
-"""What users add in a few lines: operations, formats, sparsifiers. See docs/extending.md.
+"""Decorators by which users add operations and formats in a few lines. See docs/extending.md.
 
-What is built in registers its operations here as well.
+Gossamer's own operations use them, too.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def implements(*functions: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorator: the function defines what these torch functions do with a SparseTensor, eager and compiled.
+    """Decorator that makes a function the implementation of torch functions for SparseTensors, eager and compiled.
 
         @gossamer.implements(torch.sinc, torch.Tensor.sinc)
         def sinc(input): ...
@@ -55,5 +55,5 @@ def register_format(name: str, levels: str | Format, pack: stored_entries.Pack |
 
 
 def unsupported(what: str, instead: str) -> GossamerError:
-    """The error that says so, and what to do."""
+    """Returns the error for an unsupported operation. It says what to do instead."""
     return GossamerError(f"SparseTensor: {what} is not supported; {instead}")

@@ -1,12 +1,11 @@
-"""Eager einsums without torch's dispatcher, which takes longer than a small product.
+"""Runs eager einsums without torch's dispatcher, which takes longer than a small product.
 
-    a @ x      →      the kernel of the call, a node of autograd's graph if an operand requires gradients, and nothing more
-                      if nothing could want to see the operation
+    a @ x      →      the kernel of the call, and a node of autograd's graph if an operand requires gradients
 
-Who could: a dispatch mode (fake tensors, tracing), torch.jit.trace, a function transform, a tensor subclass, the profiler.
-Then, and for all that is not one sparse matrix times one dense tensor of the same type on the CPU, the call goes the long way,
-which has the checks and the messages too. A product with a matrix in CSR leaves a `Repeated` behind, by which the next ones
-with it take less time still.
+It is for one sparse matrix times one dense tensor of the same type on the CPU. The call goes through the dispatcher, which also
+has the checks and messages, for all other operands, and if something observes operations: a dispatch mode (fake tensors,
+tracing), torch.jit.trace, a function transform, a tensor subclass, or the profiler. A product with a matrix in CSR stores a
+`Repeated` (repeated_matmul.py) in it, which makes the next products still faster.
 """
 
 from collections.abc import Sequence
@@ -31,10 +30,10 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, values_of
 class _Expression:
     """An einsum of operands of these formats.
 
-    formats  kept, for the sparse one is recognised by its id
+    formats  kept alive, because the key has the id of the sparse one
     ranks    dimensions of each operand
     equal    pairs of dimensions, of the left and of the right operand, that must agree
-    spec     the text for the operation
+    spec     the text of the operation's argument `spec`
     """
 
     formats: tuple[Format | None, Format | None]
@@ -50,7 +49,7 @@ _RIGHT = {1: (("k", "kj"), "j"), 2: (("ik", "kj"), "ij")}
 
 
 def matmul_at_once(left: Tensor, right: Tensor) -> Tensor | None:
-    """left @ right of a sparse and a dense matrix or vector, None if it has to go the long way."""
+    """Returns left @ right of a sparse and a dense matrix or vector, None if it must go through the dispatcher."""
     sparse_left = type(left) is SparseTensor
     if isinstance(left, SparseTensor) and (again := matmul_again(left, right)) is not None:
         return again
@@ -65,7 +64,7 @@ def matmul_at_once(left: Tensor, right: Tensor) -> Tensor | None:
 
 
 def _expect_more(left: SparseTensor) -> None:
-    """Makes the next products of a CSR matrix faster."""
+    """Prepares a CSR matrix for further products."""
     if all(array.is_contiguous() and not array.is_inference() for array in left.components):
         specs = {dims: _expression(letters[0], letters[1], (left.format, None)).spec for dims, letters in _LEFT.items()}
         dtype = left.components[-1].dtype
@@ -73,7 +72,7 @@ def _expect_more(left: SparseTensor) -> None:
 
 
 def einsum_at_once(letters: tuple[str, ...], result: str, left: Tensor, right: Tensor) -> Tensor | None:
-    """The dense einsum of a sparse and a dense operand, None if it has to go the long way."""
+    """Returns the dense einsum of a sparse and a dense operand, None if it must go through the dispatcher."""
     first = type(left) is SparseTensor
     sparse, dense = (left, right) if first else (right, left)
     if type(sparse) is not SparseTensor or type(dense) not in PLAIN or watched():
@@ -83,7 +82,7 @@ def einsum_at_once(letters: tuple[str, ...], result: str, left: Tensor, right: T
     values = arrays[-1]
     if type(values) not in PLAIN or values.dtype is not dense.dtype or not (values.is_cpu and dense.is_cpu):
         return None
-    with torch.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
+    with torch.DisableTorchFunctionSubclass():  # else each attribute of a subclass calls __torch_function__
         differentiated = torch.is_grad_enabled() and (sparse.requires_grad or dense.requires_grad)
         shape = tuple(sparse.shape)
         if differentiated:

@@ -1,6 +1,6 @@
-"""Eager SDDMM without torch's dispatcher and autograd, which take longer than that of a small graph (see fast_matmul.py).
+"""Runs eager SDDMM without torch's dispatcher and autograd, which take longer than the SDDMM of a small graph.
 
-einsum("ij,ik,jk->ij", a, x, y)      →      the kernel of the call, if nothing could want to see the operation
+einsum("ij,ik,jk->ij", a, x, y)      →      the kernel of the call, if nothing observes operations (see fast_matmul.py)
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from gossamer.sparsity.operations.dense_results import sample_on_cpu
 from gossamer.sparsity.operations.dispatch import is_plain, watched
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
-_specs: dict[tuple[tuple[str, ...], int], tuple[Format, str]] = {}  # the format is kept, for its id is in the key
+_specs: dict[tuple[tuple[str, ...], int], tuple[Format, str]] = {}  # keeps the format alive, because its id is in the key
 
 
 def sample_at_once(inputs: tuple[str, ...], result: str, operands: Sequence[Tensor]) -> SparseTensor | None:
-    """A sparse matrix times a sum of products of dense factors, at its entries; None if the call has to go the long way."""
+    """Returns a sparse matrix times sums of products of dense factors, None if the call must go through the dispatcher."""
     pattern, *factors = operands
     if type(pattern) is not SparseTensor or inputs[0] != result or len(inputs) != len(operands) or watched():
         return None
@@ -28,7 +28,7 @@ def sample_at_once(inputs: tuple[str, ...], result: str, operands: Sequence[Tens
     values = arrays[-1]
     if not is_plain(values) or not all(is_plain(factor) and factor.dtype is values.dtype for factor in factors):
         return None
-    with torch.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
+    with torch.DisableTorchFunctionSubclass():  # else each attribute of a subclass calls __torch_function__
         if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
             return None
         shape = tuple(pattern.shape)
@@ -46,7 +46,7 @@ def sample_at_once(inputs: tuple[str, ...], result: str, operands: Sequence[Tens
 
 
 def _fit(inputs: Sequence[str], shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether the dimensions of the same letter agree."""
+    """Whether dimensions with the same letter have the same size."""
     sizes: dict[str, int] = {}
     for letters, shape in zip(inputs, shapes, strict=True):
         if len(letters) != len(shape) or any(sizes.setdefault(*each) != each[1] for each in zip(letters, shape, strict=True)):

@@ -1,9 +1,9 @@
-"""The fibres of a sparse tensor along some dimensions, as segments of its stored values: what softmax and reductions go over.
+"""Finds the fibres of a sparse tensor along some dimensions, as segments of its stored values, for softmax and reductions.
 
-    gossamer::fibres(arrays, sizes, spec, all) -> Tensor[]    positions and order
+    gossamer::fibres(arrays, sizes, spec, everyone) -> Tensor[]    positions and order
 
-Where fibres lie in memory one after the other, such as the rows of a CSR matrix, its own positions say so, and nothing is
-computed.
+If fibres lie in memory one after the other, such as the rows of a CSR matrix, the tensor's own positions are used, and nothing
+is computed.
 """
 
 from collections.abc import Collection
@@ -29,9 +29,9 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, value
 class Fibres:
     """The stored values of a tensor, fibre by fibre.
 
-    positions  [fibres + 1]: where each begins
+    positions  [fibres + 1]: where each fibre begins
     values     [entries], differentiable
-    order      [entries]: which stored value each is; None if they are all, in their own order
+    order      [entries]: the number of each stored value; None if the values are all the stored ones in their order
     """
 
     positions: Tensor
@@ -39,14 +39,14 @@ class Fibres:
     order: Tensor | None
 
     def stored(self, values: Tensor, count: int) -> Tensor:
-        """[count]: values of the entries as those that the tensor stores; what fills up edge blocks is 0."""
+        """Returns values of the entries in the order of the tensor's stored values [count]; padding of edge blocks is 0."""
         if self.order is None:
             return values
         return values.new_zeros(count).index_put((self.order,), values)
 
 
 def stored_fibres(tensor: SparseTensor, dim: int) -> Fibres:
-    """Those along one dimension that have entries, and maybe empty ones."""
+    """Returns the fibres along one dimension that have entries. There may be empty ones among them."""
     level = tensor.format.levels[-1]
     if level.kind == "compressed" and level.dim == dim and level.block == 1:
         return Fibres(tensor.positions(len(tensor.format.levels) - 1), values_of(tensor), None)
@@ -54,7 +54,7 @@ def stored_fibres(tensor: SparseTensor, dim: int) -> Fibres:
 
 
 def all_fibres(tensor: SparseTensor, along: Collection[int]) -> Fibres:
-    """One for each coordinate of the other dimensions, in their order."""
+    """Returns one fibre for each coordinate of the other dimensions, in their order."""
     *above, level = tensor.format.levels
     kept = [dim for dim in range(tensor.dim()) if dim not in along]
     in_rows = all(each.kind == "dense" for each in above) and [each.dim for each in above] == kept

@@ -1,4 +1,4 @@
-"""`gossamer.graph_attention`: attention over the entries of a sparse matrix, such as the edges of a graph.
+"""`gossamer.graph_attention` computes attention over the entries of a sparse matrix, such as the edges of a graph.
 
 GAT                 graph_attention(a, h, target=h_target, source=h_source, slope=0.2, dropout=0.6 if training else 0.0)
 GATv2               graph_attention(a, h_source, queries=h_target, keys=h_source, direction=att, slope=0.2)
@@ -38,14 +38,14 @@ def graph_attention(
     or, if `direction` is given,
     z[p, h] = target[i, h] + source[j, h] + edge[p, h] + scale * <direction[h], leaky_relu(queries[i, h] + keys[j, h], slope)>
 
-    pattern        SparseTensor [rows, columns] in any format. Its values are not used, unless `weighted`: they multiply the
-                   products of queries and keys then
+    pattern        SparseTensor [rows, columns] in any format. Its values are used only if `weighted`: then they multiply the
+                   products of queries and keys
     values         [columns, heads, features] of a float type; all terms have the same type
     target         [rows, heads]               source  [columns, heads]
     edge           [nnz, heads] or [nnz], in the order of the pattern in CSR
     queries        [rows, heads, size]         keys    [columns, heads, size]
     direction      [heads, size]
-    slope          of leaky_relu; 1 for no leaky_relu
+    slope          the slope of leaky_relu; 1 for no leaky_relu
     dropout        the share of weights in [0, 1) that are set to 0; the others are divided by the remaining share. torch's
                    generator draws them at every call
 
@@ -77,7 +77,7 @@ def graph_attention(
 
 @one_node
 def _in_rows(pattern: SparseTensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The positions, coordinates and values of the matrix in CSR."""
+    """Returns the positions, coordinates and values of the matrix in CSR."""
     rows = pattern if pattern.format.levels == Format.CSR.levels else pattern.to_format(Format.CSR)
     positions, coordinates = rows.components[:2]
     return positions, coordinates, values_of(rows)

@@ -1,4 +1,4 @@
-"""From and to torch.sparse and SciPy; memory is shared where the layout is the same.
+"""Converts from and to torch.sparse and SciPy. Memory is shared where the layout is the same.
 
 torch.sparse_coo   COO, with dense levels for dense dimensions
 torch.sparse_csr   CSR, with a dense level in front for a batch, and dense levels for dense dimensions
@@ -23,14 +23,14 @@ Parts = tuple[Format, tuple[int, ...], tuple[Tensor, ...]]
 """Format, shape and components."""
 
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-"""Those of torch.sparse."""
+"""The layouts of torch.sparse."""
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 
 def from_torch(tensor: Tensor) -> Parts:
-    """The parts of a torch.sparse tensor."""
+    """Returns the parts of a torch.sparse tensor."""
     if tensor.layout == torch.sparse_coo:
         return _from_coo(tensor)
     if tensor.layout in LAYOUTS:
@@ -39,7 +39,7 @@ def from_torch(tensor: Tensor) -> Parts:
 
 
 def to_torch(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
-    """A torch.sparse tensor of the layout that is the format, or COO."""
+    """Returns a torch.sparse tensor in the layout that corresponds to the format, or in COO."""
     integers = {format.pos_width or 64, format.crd_width or 64}
     fits = len(integers) == 1 and integers <= {32, 64} and shape == format.padded_shape(shape)
     layout = _layout_of(format, shape) if fits else None
@@ -50,7 +50,7 @@ def to_torch(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
 def _compressed(
     layout: torch.layout, batch: int, blocks: tuple[int, ...], shape: tuple[int, ...], components: Sequence[Tensor]
 ) -> Tensor | None:
-    """A torch.sparse tensor of a compressed layout; None for a batch whose matrices store different numbers of entries."""
+    """Returns a torch.sparse tensor in a compressed layout, None for a batch with different numbers of entries."""
     positions, crd, values = components
     values = values.view(crd.numel(), *blocks, *shape[batch + 2 :])
     if batch:
@@ -67,7 +67,7 @@ def _compressed(
 
 
 def _layout_of(format: Format, shape: tuple[int, ...]) -> tuple[torch.layout, int, tuple[int, ...]] | None:
-    """The compressed layout of torch that is the format, its dimensions of a batch, and its blocks if it has some."""
+    """Returns torch's compressed layout for the format, its number of batch dimensions, and its block sizes; or None."""
     inner = {level.dim: level.block for level in format.levels if level.inner}
     for batch in range(format.rank - 1):
         blocks = inner.get(batch, 1), inner.get(batch + 1, 1)
@@ -90,7 +90,7 @@ def _coo(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -
 
 
 def to_layout_of(like: Tensor, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
-    """The inverse of `from_torch`: these arrays, in the format that it gives for `like`, in the layout of `like`."""
+    """Returns arrays as a torch.sparse tensor in the layout of `like`. They have the format that `from_torch(like)` gives."""
     if like.layout == torch.sparse_coo:
         _, *at, values = components
         values = values.view(-1, *shape[like.sparse_dim() :])
@@ -110,7 +110,7 @@ def to_layout_of(like: Tensor, shape: tuple[int, ...], components: Sequence[Tens
 
 
 def from_scipy(matrix: Any) -> Parts:
-    """The parts of a SciPy sparse array or matrix, of two dimensions unless it is coo. Values are copied."""
+    """Returns the parts of a SciPy sparse array or matrix, and copies the values. It has two dimensions unless it is coo."""
     kind = getattr(matrix, "format", None)
     if kind is None:
         raise FormatError(f"from_scipy takes a SciPy sparse array or matrix, got {type(matrix).__name__}: see from_dense")
@@ -129,7 +129,7 @@ def from_scipy(matrix: Any) -> Parts:
 
 
 def to_scipy(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Any:
-    """A SciPy array: csr, csc or bsr for the format of that name, else coo."""
+    """Returns a SciPy array: csr, csc or bsr for the format of that name, else coo."""
     from scipy import sparse
 
     held = [component.detach().cpu() for component in components]
@@ -145,17 +145,17 @@ def to_scipy(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
 
 
 def coo_format(rank: int, sparse: int) -> Format:
-    """COO of the first dimensions, with dense levels for the others."""
+    """Returns COO of the first dimensions, with dense levels for the others."""
     if not 0 < sparse <= rank:
         raise FormatError(f"COO of {sparse} of {rank} dimensions: without sparse ones a tensor is dense, use from_dense")
     return Format((*Format.coo(sparse).levels, *(Level(f"d{dim}") for dim in range(sparse, rank))), rank)
 
 
 def compressed_format(layout: torch.layout | None, shape: Sequence[int], batch: int, blocks: tuple[int, ...]) -> Format:
-    """The format of a compressed layout of torch: dense levels for a batch, the two of a matrix in blocks, dense levels.
+    """Returns the format of a compressed layout of torch: dense levels for a batch, two matrix levels, dense levels.
 
-    Dense dimensions behind blocks are blocks themselves, each as large as its dimension: MLIR wants those of blocks last. Where
-    one of these has a size below 2, or the blocks have one column and several rows, the format has no blocks.
+    Dense dimensions behind blocks become blocks of their whole size, because MLIR needs block levels last. The format has no
+    blocks if one of these sizes is below 2, or if blocks have one column and several rows.
     """
     if any(below < 2 for above, below in pairwise([*blocks, *shape[batch + 2 :]]) if above > 1):
         blocks = (1, 1)
@@ -167,7 +167,7 @@ def compressed_format(layout: torch.layout | None, shape: Sequence[int], batch: 
     levels = [Level(f"d{dim}") for dim in range(batch)]
     levels += [Level(_block(outer, sizes)), Level(_block(inner, sizes), "compressed")]
     levels += [Level(_block(dim, sizes)) for dim in sizes if dim not in (rows, columns)]
-    # A block is stored by rows in either layout.
+    # BSR and BSC both store a block by rows.
     levels += [Level(f"{dim} mod {size}") for dim, size in sizes.items() if size > 1]
     return Format(tuple(levels), len(shape))
 
@@ -202,7 +202,7 @@ def _from_compressed(tensor: Tensor) -> Parts:
 def _without_blocks(
     format: Format, shape: Sequence[int], components: Sequence[Tensor], by_rows: bool, batch: int
 ) -> tuple[Tensor, ...]:
-    """The arrays of a blocked layout of torch in a format that has no blocks; zeros in blocks stay."""
+    """Returns the arrays of a blocked layout of torch in a format without blocks. Zeros in blocks stay."""
     positions, crd, values = components
     rows, columns = values.shape[1:3]
     outer = shape[batch] // rows if by_rows else shape[batch + 1] // columns
@@ -225,7 +225,7 @@ def _block(dim: str, sizes: dict[str, int]) -> str:
 
 
 def _joined(positions: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:
-    """The arrays of a batch, one after the other."""
+    """Concatenates the arrays of a batch."""
     positions, crd = positions.flatten(0, -2), crd.flatten(0, -2)
     starts = torch.arange(crd.shape[0], device=crd.device, dtype=positions.dtype)[:, None] * crd.shape[1]
     shifted = positions + starts
@@ -240,5 +240,5 @@ def _assembled(format: Format, shape: tuple[int, ...], at: Sequence[Tensor], val
 
 
 def _tensor(array: Any) -> Tensor:
-    """The memory of a NumPy array as a tensor; copied if torch could not write to it."""
+    """Returns a tensor that shares the memory of a NumPy array, or a copy if torch could not write to the array."""
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C"))

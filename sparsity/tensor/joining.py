@@ -1,4 +1,4 @@
-"""SparseTensors put together."""
+"""Concatenates and stacks SparseTensors."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 @implements(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors one after the other along a dimension: sparse, in the format of the first, or dense if one of them is."""
+    """Concatenates tensors along a dimension. The result has the format of the first, or is dense if one of them is."""
     sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
     if len(sparse) < len(tensors):
         joined: Tensor = densified(torch.cat, (list(tensors), dim), {})
@@ -37,7 +37,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _check_others(first: SparseTensor, tensor: SparseTensor, dim: int) -> None:
-    """ArgumentError unless all other dimensions agree; of sizes that only a compiled graph knows, it is checked there."""
+    """ArgumentError unless all other dimensions agree. A compiled graph checks open sizes when it runs."""
     pairs = [pair for n, pair in enumerate(zip(first.shape, tensor.shape, strict=False)) if n != dim]
     if first.dim() != tensor.dim() or not all(agree(*pair) for pair in pairs):
         raise ArgumentError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
@@ -45,7 +45,7 @@ def _check_others(first: SparseTensor, tensor: SparseTensor, dim: int) -> None:
 
 @implements(torch.stack)
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Sparse tensors of one shape along a new dimension: COO stays COO, else CSF; with a dense one the result is dense."""
+    """Stacks tensors along a new dimension. COO stays COO, others become CSF; the result is dense if one of them is."""
     sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
     if len(sparse) < len(tensors):
         stacked: Tensor = densified(torch.stack, (list(tensors), dim), {})
@@ -58,11 +58,11 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @implements(torch.vstack)
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """`cat` along dimension 0, of vectors as rows."""
+    """Does `cat` along dimension 0, with vectors as rows."""
     return cat([each.reshape(1, -1) if each.dim() < 2 else each for each in tensors], 0)
 
 
 @implements(torch.hstack)
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """`cat` along dimension 1, of vectors along their own."""
+    """Does `cat` along dimension 1, or along dimension 0 for vectors."""
     return cat(tensors, min(1, tensors[0].dim() - 1))

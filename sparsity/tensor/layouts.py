@@ -1,4 +1,4 @@
-"""torch's sparse layouts as methods: a SparseTensor in the format of that name, or at the entries of another one."""
+"""Methods of torch for sparse layouts, such as `to_sparse_csr` and `sparse_mask`, for SparseTensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -19,12 +19,12 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like
 
 
 def is_torch_sparse(value: object) -> TypeGuard[Tensor]:
-    """Whether it is a tensor of torch.sparse, in any of its layouts."""
+    """Whether a value is a tensor of torch.sparse, in any layout."""
     return isinstance(value, Tensor) and not isinstance(value, SparseTensor) and value.layout in LAYOUTS
 
 
 def in_layout_of(like: Tensor, input: SparseTensor) -> Tensor:
-    """A torch.sparse tensor in the layout of another of the same shape, with its blocks, batches and dense dimensions.
+    """Converts to a torch.sparse tensor in the layout of `like`, with the same blocks, batches and dense dimensions.
 
     Gradients do not flow through it.
     """
@@ -42,7 +42,7 @@ def to_sparse(
     blocksize: Sequence[int] | None = None,
     dense_dim: int | None = None,
 ) -> SparseTensor:
-    """In the format of a layout, of COO if none is named; `to_torch` gives tensors of torch.sparse."""
+    """Returns the SparseTensor in the format of a layout (default: COO). `to_torch` returns tensors of torch.sparse."""
     if layout in (None, torch.sparse_coo):
         if blocksize is not None or dense_dim is not None:
             raise unsupported("to_sparse to COO with blocksize or dense_dim", "say how many dimensions are sparse")
@@ -52,37 +52,37 @@ def to_sparse(
 
 @implements(torch.Tensor.to_sparse_coo)
 def to_sparse_coo(input: SparseTensor) -> SparseTensor:
-    """In COO."""
+    """Returns the tensor in COO."""
     return to_sparse(input)
 
 
 @implements(torch.Tensor.to_sparse_csr)
 def to_sparse_csr(input: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
-    """In CSR, with a dense level for each dimension of a batch in front and each dense one behind."""
+    """Returns the tensor in CSR, with a dense level for each batch dimension in front and each dense dimension behind."""
     return _compressed(input, torch.sparse_csr, None, dense_dim)
 
 
 @implements(torch.Tensor.to_sparse_csc)
 def to_sparse_csc(input: SparseTensor, dense_dim: int | None = None) -> SparseTensor:
-    """In CSC, otherwise as `to_sparse_csr`."""
+    """Returns the tensor in CSC, otherwise as `to_sparse_csr`."""
     return _compressed(input, torch.sparse_csc, None, dense_dim)
 
 
 @implements(torch.Tensor.to_sparse_bsr)
 def to_sparse_bsr(input: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
-    """In BSR, otherwise as `to_sparse_csr`."""
+    """Returns the tensor in BSR, otherwise as `to_sparse_csr`."""
     return _compressed(input, torch.sparse_bsr, blocksize, dense_dim)
 
 
 @implements(torch.Tensor.to_sparse_bsc)
 def to_sparse_bsc(input: SparseTensor, blocksize: Sequence[int], dense_dim: int | None = None) -> SparseTensor:
-    """In BSC, otherwise as `to_sparse_csr`."""
+    """Returns the tensor in BSC, otherwise as `to_sparse_csr`."""
     return _compressed(input, torch.sparse_bsc, blocksize, dense_dim)
 
 
 @implements(torch.Tensor.sparse_mask)
 def sparse_mask(input: Tensor, mask: SparseTensor) -> SparseTensor:
-    """What a tensor, sparse or dense, has at the entries of another, in the pattern of that."""
+    """Returns the elements of a tensor, sparse or dense, at the entries of `mask`, with the pattern of `mask`."""
     if input.shape != mask.shape or not isinstance(mask, SparseTensor):
         raise ArgumentError(f"sparse_mask of {list(input.shape)} needs a sparse mask of that shape, got {list(mask.shape)}")
     if not isinstance(input, SparseTensor):
@@ -97,7 +97,7 @@ _COMPRESSED = {Format.CSR: ("crow_indices", "col_indices"), Format.CSC: ("ccol_i
 
 
 def _parts_of_layouts() -> None:
-    """The arrays as torch.sparse names them, of formats that are those layouts; others are told what they lack in its words."""
+    """Registers torch.sparse's methods for arrays, such as `crow_indices`. Formats without the array raise torch's error."""
     for name in (
         "indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "is_coalesced", "_indices", "_values",
     ):  # fmt: skip
@@ -116,13 +116,13 @@ _parts_of_layouts()
 
 @implements(stored_entries)
 def _nnz(input: SparseTensor) -> int:
-    """How many values are stored."""
+    """Returns the number of stored values."""
     return input.nnz
 
 
 @implements(torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm)
 def sspaddmm(addend: SparseTensor, left: SparseTensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> SparseTensor:
-    """beta * addend + alpha * (left @ right), as a sparse tensor in the format of the first."""
+    """Returns beta * addend + alpha * (left @ right), sparse, in the format of the addend."""
     with sizes_stay_inside():
         product = SparseTensor.from_dense(matmul(left, right).to_dense(), addend.format)
     return torch.add(addend * beta, product, alpha=alpha)  # type: ignore[return-value]
@@ -130,13 +130,13 @@ def sspaddmm(addend: SparseTensor, left: SparseTensor, right: Tensor, *, beta: f
 
 @implements(torch.is_same_size, torch.Tensor.is_same_size)
 def is_same_size(input: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one shape."""
+    """Whether two tensors have the same shape."""
     return input.shape == other.shape
 
 
 @implements(torch.Tensor.dense_dim)
 def dense_dim(input: SparseTensor) -> int:
-    """How many of the last dimensions are stored whole."""
+    """Returns how many of the last dimensions are stored densely."""
     levels = input.format.levels
     end = max((n for n, level in enumerate(levels) if level.kind != "dense"), default=-1)
     first = [min(n for n, level in enumerate(levels) if level.dim == dim) for dim in range(input.dim())]
@@ -145,7 +145,7 @@ def dense_dim(input: SparseTensor) -> int:
 
 @implements(torch.Tensor.sparse_dim)
 def sparse_dim(input: SparseTensor) -> int:
-    """How many dimensions are not among `dense_dim`."""
+    """Returns the number of dimensions without those of `dense_dim`."""
     return input.dim() - dense_dim(input)
 
 

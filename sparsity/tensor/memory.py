@@ -1,7 +1,7 @@
-"""What asks for the memory of a SparseTensor: it has that of its arrays, and none of its own.
+"""Functions of torch that use the memory of a tensor, for SparseTensors, whose arrays alone have memory.
 
-To torch it is a tensor without memory. Whoever asks torch for its address, in C++ too, gets an error instead of a null pointer
-(`SparseTensor.__new__` sees to it); what can be done with the arrays instead is done here.
+For torch a SparseTensor has no memory. `SparseTensor.__new__` makes a request for its address an error, also in C++, instead of
+a null pointer. The functions here work on its arrays, or say what to use instead.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 class NoMemoryError(GossamerError, BufferError):
-    """Memory was asked for as that of a dense tensor."""
+    """Some code asked for the memory of a SparseTensor, as if it were dense."""
 
 
 @implements(torch.Tensor.share_memory_)
 def share_memory_(input: SparseTensor) -> SparseTensor:
-    """Moves all arrays to memory that processes share."""
+    """Moves all arrays to shared memory."""
     for array in input.components:
         array.share_memory_()
     return input
@@ -28,13 +28,13 @@ def share_memory_(input: SparseTensor) -> SparseTensor:
 
 @implements(torch.Tensor.is_shared)
 def is_shared(input: SparseTensor) -> bool:
-    """Whether processes share all arrays."""
+    """Whether all arrays are in shared memory."""
     return all(array.is_shared() for array in input.components)
 
 
 @implements(torch.Tensor.pin_memory)
 def pin_memory(input: SparseTensor, device: Any = None) -> SparseTensor:
-    """With all arrays in pinned memory, for which there must be a GPU."""
+    """Returns a copy with all arrays in pinned memory, which needs a GPU."""
     return SparseTensor(input.format, input.shape, [array.detach().pin_memory() for array in input.components])
 
 
@@ -46,7 +46,7 @@ def is_pinned(input: SparseTensor, device: Any = None) -> bool:
 
 @implements(torch.Tensor.record_stream)
 def record_stream(input: SparseTensor, stream: Any) -> None:
-    """Keeps the memory of all arrays until a stream has done with it."""
+    """Keeps the memory of all arrays until a stream has finished with it."""
     for array in input.components:
         array.record_stream(stream)
 
@@ -62,7 +62,7 @@ def apply_(input: SparseTensor, function: Callable[[Any], Any]) -> SparseTensor:
 
 @implements(torch.Tensor.__deepcopy__)
 def deepcopy(input: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
-    """A copy of all arrays."""
+    """Returns a tensor with copies of all arrays."""
     if id(input) in memo:
         found: SparseTensor = memo[id(input)]
         return found
@@ -80,7 +80,7 @@ def deepcopy(input: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
     torch.Tensor.map_, torch.Tensor.map2_, torch.Tensor.__cuda_array_interface__.__get__,
 )  # fmt: skip
 def address(*_: Any, **__: Any) -> NoReturn:
-    """DLPack, NumPy and addresses know dense tensors only."""
+    """Raises NoMemoryError, because DLPack, NumPy and addresses need a dense tensor."""
     raise NoMemoryError(
         "a SparseTensor has no memory of its own, only its arrays have: pass to_dense(), or values(), positions(level) and "
         "coordinates(level) one by one, or to_scipy()"
@@ -89,7 +89,7 @@ def address(*_: Any, **__: Any) -> NoReturn:
 
 @implements(torch.Tensor.storage)
 def storage(input: SparseTensor) -> NoReturn:
-    """It is what safetensors writes."""
+    """Raises NoMemoryError. safetensors asks for the storage."""
     raise NoMemoryError(
         "a SparseTensor has no storage, which safetensors, save_pretrained and transformers.Trainer need to write files: "
         "gossamer.finalize(copy.deepcopy(model)).save_pretrained(folder) writes plain weights, gossamer.save(model, file) the "

@@ -1,4 +1,4 @@
-"""NumPy's functions and operators with SparseTensors: those that torch has too become torch's, of tensors over the arrays.
+"""Runs NumPy's functions and operators with SparseTensors as torch's functions of the same meaning.
 
 a @ np.ones((8, 2)), np.multiply(x, a)      →      a @ torch.from_numpy(...), torch.multiply(torch.from_numpy(x), a)
 """
@@ -12,11 +12,11 @@ from gossamer.sparsity.tensor.extension import unsupported
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _OF_TORCH = {"power": "pow", "invert": "bitwise_not", "conjugate": "conj"}
-"""Where torch has another name."""
+"""Torch's names of functions, where they differ from NumPy's."""
 
 
 def array_ufunc(self: SparseTensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """What NumPy calls for a function of its own with a SparseTensor among the operands; arrays among them become tensors."""
+    """Implements NumPy's protocol: calls torch's function with arrays as tensors. NumPy calls it if an operand is sparse."""
     name = ufunc.__name__
     function = getattr(torch, _OF_TORCH.get(name, name), None)
     if method != "__call__" or kwargs or function is None:

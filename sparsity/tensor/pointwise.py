@@ -1,6 +1,6 @@
-"""aten's operators on SparseTensors, below autograd: copies, and the arithmetic of optimizers, on the stored values.
+"""Runs aten's operators below autograd, such as copies and the arithmetic of optimizers, on the stored values.
 
-Operands are SparseTensors of one pattern, and numbers. Everything else is refused, and says what to do.
+Operands are SparseTensors of one pattern, and numbers. All others are refused with a message that says what to do.
 """
 
 import sys
@@ -29,12 +29,12 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 
-# Operators on subclasses run below what counts writes to a tensor and has views share its count. The stored values are counted
-# too, for products with copies of them (see sliced_rows.py) and for autograd, which saves them.
+# Operators on subclasses run below the dispatch key that counts writes to tensors and lets views share the count. Writes to the
+# stored values must be counted, too: products keep copies of them (see sliced_rows.py), and autograd saves them.
 _COUNTING = torch.DispatchKey.ADInplaceOrView
 
-# Operators that can be applied to the stored values alone; with a number only where 0 stays 0, or in place, which is said to
-# work on stored values.
+# Operators that can be applied to the stored values alone. With a number, 0 must stay 0, except in place: in-place arithmetic
+# is documented to work on stored values.
 ON_VALUES = (
     "abs", "abs_", "add", "add_", "addcdiv_", "addcmul_", "alias", "cauchy_", "clone", "copy_", "detach", "div", "div_",
     "empty_like", "erfinv_", "exponential_", "fill_", "geometric_", "lerp_", "log_normal_", "maximum", "minimum", "mul", "mul_",
@@ -47,11 +47,11 @@ _ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
 class PatternError(GossamerError):
-    """An operator that the stored values alone do not say the result of."""
+    """The result of an operator does not follow from the stored values alone."""
 
 
 def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Apply an operator to the stored values of tensors of one pattern."""
+    """Applies an operator to the stored values of tensors of one pattern."""
     first = _pattern(func, args, kwargs)
     if kwargs.get("layout") not in (None, torch.strided):
         raise PatternError(f"{func._schema.name} of a SparseTensor in {kwargs['layout']}: use to_sparse(layout=) on the result")
@@ -67,18 +67,18 @@ def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 @cache
 def _aliases(func: Any) -> tuple[bool, bool]:
-    """Whether an operator writes to its first operand and returns it; whether its result shares memory with one at all."""
+    """Returns whether an operator writes to its first operand, and whether its result shares memory with an operand."""
     first = func._schema.arguments[0].alias_info
     return first is not None and first.is_write, any(each.alias_info is not None for each in func._schema.returns)
 
 
 def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Apply an operator on lists of tensors (torch._foreach_…, fused optimizers) to the stored values."""
+    """Applies an operator on lists of tensors (torch._foreach_…, fused optimizers) to the stored values."""
     lists = [each for each in args if isinstance(each, list | tuple)]
     patterns = [_pattern_of_several(func, operands) for operands in zip(*lists, strict=False)]
     results = func(*_values(args), **_values(kwargs))
     for argument, given in zip(func._schema.arguments, args, strict=False):
-        if argument.is_write and isinstance(given, list | tuple):  # which fused optimizers do not count themselves
+        if argument.is_write and isinstance(given, list | tuple):  # fused optimizers do not count their writes
             written = (each for each in given if isinstance(each, SparseTensor) and not _traced(each))
             torch.autograd.graph.increment_version(each._stored for each in written)
     if not isinstance(results, list | tuple):
@@ -87,7 +87,7 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """aten._to_copy: another dtype for the values, another device for all arrays."""
+    """Implements aten._to_copy: converts the dtype of the values, and the device of all arrays."""
     tensor: SparseTensor = args[0]
     *structure, _ = tensor.components
     values = _own_values(tensor)
@@ -98,18 +98,18 @@ def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def has_metadata(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """aten._assert_tensor_metadata, which exported programs hold: of the values; the shape is in a graph's guards."""
+    """Implements aten._assert_tensor_metadata of exported programs, for the values. Guards of the graph check the shape."""
     asked = {**dict(zip(("size", "stride", "dtype"), args[1:], strict=False)), **kwargs}
     func(_own_values(args[0]), **{**asked, "size": None, "stride": None})
 
 
 def conjugate(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """aten._conj, which marks a tensor as conjugated: down here nobody reads the mark."""
+    """Implements aten._conj by conjugating the values, because below autograd nothing reads the mark that it would set."""
     return on_values(aten._conj_physical.default, args, kwargs)
 
 
 def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What no table knows."""
+    """Handles operators that are in no table: applies those on lists, and refuses all others."""
     if func.namespace == "aten" and func._schema.name.startswith(_ON_LISTS):
         return on_lists(func, args, kwargs)
     if _is_being_wrapped():
@@ -126,7 +126,7 @@ def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_being_wrapped() -> bool:
-    """Whether DistributedDataParallel is being made, which looks at all parameters of a model."""
+    """Whether the constructor of DistributedDataParallel is the caller, which reads all parameters of a model."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not DistributedDataParallel.__init__.__code__:
         frame = frame.f_back  # type: ignore[assignment]
@@ -134,7 +134,7 @@ def _is_being_wrapped() -> bool:
 
 
 def _pattern(func: Any, args: Any, kwargs: Any) -> SparseTensor:
-    """The first SparseTensor; PatternError if another operand is no number and has no such pattern."""
+    """Returns the first SparseTensor. PatternError unless all other operands are numbers or have its pattern."""
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
     first = next(tensor for tensor in tensors if isinstance(tensor, SparseTensor))
     for tensor in tensors:
@@ -157,7 +157,7 @@ def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
     if left.format != right.format or left.shape != right.shape:
         return False
     pairs = list(zip(left.components[:-1], right.components[:-1], strict=True))
-    if _traced(left):  # in eager code the same expression was or would be checked; here the sizes become guards
+    if _traced(left):  # traced arrays have no values to compare, so the sizes become guards
         for a, b in pairs:
             torch._check(a.shape == b.shape)
         torch._check(left.components[-1].shape == right.components[-1].shape)
@@ -166,7 +166,7 @@ def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
 
 
 def _traced(tensor: SparseTensor) -> bool:
-    """Whether its arrays have no content."""
+    """Whether the arrays of a tensor are fake, without values."""
     return any(isinstance(component, FakeTensor | FunctionalTensor) for component in tensor.components)
 
 
@@ -181,7 +181,7 @@ def _of_values(operand: Any) -> Any:
 
 
 def _is_shared_number(operand: Any) -> bool:
-    """Whether it is a number of all processes, as the norm of gradients is some of which FSDP2 shards."""
+    """Whether an operand is a number as a DTensor, such as the norm of gradients if FSDP2 shards some of them."""
     distributed = sys.modules.get("torch.distributed.tensor")
     return distributed is not None and isinstance(operand, distributed.DTensor) and operand.dim() == 0
 
@@ -198,7 +198,7 @@ _BY_VALUES = (
 
 
 def _like(pattern: SparseTensor | None, made: Any) -> Any:
-    if pattern is None or made.shape != pattern._stored.shape:  # a norm is a number
+    if pattern is None or made.shape != pattern._stored.shape:  # such as a norm, which is a number
         return made
     return SparseTensor(pattern.format, pattern.shape, (*pattern.components[:-1], made))
 

@@ -1,4 +1,4 @@
-"""Products of SparseTensors, as torch spells them. All of them are einsums, or SDDMM."""
+"""torch's functions for products of SparseTensors. All of them are einsums, or SDDMM."""
 
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
@@ -23,7 +23,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like,
             torch.bmm, torch.Tensor.bmm, torch.dot, torch.Tensor.dot, torch.linalg.matmul, torch.smm, torch.Tensor.smm,
             torch.hspmm)  # fmt: skip
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right of any dimensions, one or both sparse; two sparse matrices give a sparse one."""
+    """Returns left @ right of any dimensions, one or both sparse. The product of two sparse matrices is sparse."""
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
         raise TypeError(f"matmul takes tensors, got {type(left).__name__} and {type(right).__name__}: see torch.as_tensor")
     if not torch.compiler.is_compiling() and (product := matmul_at_once(left, right)) is not None:
@@ -37,9 +37,9 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 @implements(torch.sparse.mm)
 def sparse_mm(left: Tensor, right: Tensor, reduce: str = "sum") -> Tensor:
-    """left @ right, or the means, largest or smallest of what its sums are of: the stored entries of a row times those of x.
+    """Returns left @ right, or means or extremes in place of its sums. The terms are products with the stored entries of a row.
 
-    reduce  "sum", "mean", "amax" or "amin", the latter with a sparse left and a dense right matrix; nothing gives 0
+    reduce  "sum"; or "mean", "amax" or "amin" with a sparse left and a dense right matrix. Rows without entries give 0
     """
     product = matmul(left, right) if reduce in ("sum", "mean") else None
     if product is not None and reduce == "sum":
@@ -58,13 +58,13 @@ def sparse_mm(left: Tensor, right: Tensor, reduce: str = "sum") -> Tensor:
 
 @implements(torch.Tensor.__rmatmul__)
 def rmatmul(right: Tensor, left: Tensor) -> Tensor:
-    """left @ right"""
+    """Returns left @ right."""
     return matmul(left, right)
 
 
 @implements(torch.addmm, torch.Tensor.addmm, torch.sparse.addmm)
 def addmm(addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * addend + alpha * (left @ right)"""
+    """Returns beta * addend + alpha * (left @ right)."""
     with sizes_stay_inside():
         product = matmul(left, right)
     return _plus(addend, beta, product, alpha)
@@ -72,13 +72,13 @@ def addmm(addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha
 
 @implements(torch.addmv, torch.Tensor.addmv)
 def addmv(addend: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * addend + alpha * (matrix @ vector)"""
+    """Returns beta * addend + alpha * (matrix @ vector)."""
     return _plus(addend, beta, matmul(matrix, vector), alpha)
 
 
 @implements(F.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """input @ weight.T + bias, with a sparse weight, a sparse input, or both"""
+    """Returns input @ weight.T + bias, for a sparse weight, a sparse input, or both."""
     input, weight = _autocast(input, weight)
     _check_product("linear", input, weight, summed=-1)
     rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
@@ -89,7 +89,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @implements(torch.sparse.sampled_addmm)
 def sampled_addmm(pattern: SparseTensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> SparseTensor:
-    """beta * pattern + alpha * (left @ right), at the entries of the pattern (SDDMM)"""
+    """Returns beta * pattern + alpha * (left @ right) at the entries of the pattern (SDDMM)."""
     batch = _LETTERS[: max(pattern.dim() - 2, 0)]
     matrix = bound_to(f"{batch}ij", pattern)
     for operand in (left, right):
@@ -101,7 +101,7 @@ def sampled_addmm(pattern: SparseTensor, left: Tensor, right: Tensor, *, beta: f
 
 
 def _batched(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, with batches that broadcast."""
+    """Returns left @ right, with batches that broadcast."""
     one, other = (each.dim() > 1 for each in (left, right))
     batches = "..." if max(left.dim(), right.dim()) > 2 else ""
     inputs = f"{batches if left.dim() > 2 else ''}{'i' * one}k,{batches if right.dim() > 2 else ''}k{'j' * other}"
@@ -109,13 +109,13 @@ def _batched(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _check_product(name: str, left: Tensor, right: Tensor, summed: int = -2) -> None:
-    """ArgumentError unless left @ right can be taken: it sums over the last dimension of the one and `summed` of the other."""
-    if problem := _problem(left, right, max(summed, -right.dim())):  # its text takes longer than a small product
+    """ArgumentError if left @ right is impossible. It sums over the last dimension of left and dimension `summed` of right."""
+    if problem := _problem(left, right, max(summed, -right.dim())):  # the full text would take longer than a small product
         raise ArgumentError(f"{name} of {_described(left)} and {_described(right)}: {problem}")
 
 
 def _problem(left: Tensor, right: Tensor, summed: int) -> str | None:
-    """Why a product cannot be taken; None if it can."""
+    """Returns why a product is impossible, None if it is possible."""
     if not left.dim() or not right.dim():
         return "both need dimensions; multiply by a number with *"
     if not agree(left.shape[-1], right.shape[summed]):
@@ -135,7 +135,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def _autocast(*factors: Tensor) -> list[Tensor]:
-    """The factors of a product, in the type that autocast wants if it is on."""
+    """Returns the factors of a product, in the dtype of autocast if it is on."""
     device = factors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(factors)
@@ -145,7 +145,7 @@ def _autocast(*factors: Tensor) -> list[Tensor]:
 
 def _plus(addend: Tensor, beta: float, product: Tensor, alpha: float) -> Tensor:
     if not product.is_floating_point() and not product.is_complex():
-        beta, alpha = int(beta), int(alpha)  # as torch has it for integers
+        beta, alpha = int(beta), int(alpha)  # as torch does for integers
     dtype = product.dtype
     product = product if alpha == 1 else product * alpha
     total = product if beta == 0 else product + (addend if beta == 1 else addend * beta)
@@ -154,7 +154,7 @@ def _plus(addend: Tensor, beta: float, product: Tensor, alpha: float) -> Tensor:
 
 @implements(torch.einsum)
 def torch_einsum(equation: Any, *operands: Any) -> Tensor:
-    """`gossamer.einsum`, as torch has it: operands one by one or in a list, or each followed by numbers for its letters."""
+    """Calls `gossamer.einsum` for torch.einsum: operands one by one, in a list, or each followed by numbers for its letters."""
     if isinstance(equation, Tensor):
         operands = equation, *operands
         numbers = [*operands[1::2], *operands[len(operands) // 2 * 2 :]]

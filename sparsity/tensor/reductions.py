@@ -1,4 +1,4 @@
-"""Reductions of SparseTensors to dense tensors. All elements count, also those that are not stored."""
+"""Reduces SparseTensors to dense tensors. All elements count, also those that are not stored."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,7 +26,7 @@ Dims = int | Sequence[int] | None
 
 @implements(torch.sum, torch.Tensor.sum, sparse_sum)
 def sum_(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Dense sums over all or some dimensions; of integers in int64."""
+    """Returns dense sums over all or some dimensions, in int64 for integers."""
     input, dims = _in(input, dtype), _dims(input, dim)
     letters = letters_of(input)
     out = einsum(f"{letters}->{''.join(c for n, c in enumerate(letters) if n not in dims)}", input, format="dense")
@@ -35,7 +35,7 @@ def sum_(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype:
 
 @implements(torch.mean, torch.Tensor.mean)
 def mean(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Dense means over all or some dimensions."""
+    """Returns dense means over all or some dimensions."""
     if not (dtype or input.dtype).is_floating_point and not (dtype or input.dtype).is_complex:
         raise RuntimeError(f"mean(): the result must be floating point or complex, not {dtype or input.dtype}: give a dtype")
     return sum_(input, dim, keepdim, dtype=dtype) / product_of(input.shape[each] for each in _dims(input, dim))
@@ -43,31 +43,31 @@ def mean(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype:
 
 @implements(torch.amax, torch.Tensor.amax)
 def amax(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """The largest elements over all or some dimensions."""
+    """Returns the largest elements over all or some dimensions."""
     return _reduced(input, "amax", dim, keepdim)
 
 
 @implements(torch.amin, torch.Tensor.amin)
 def amin(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """The smallest elements over all or some dimensions."""
+    """Returns the smallest elements over all or some dimensions."""
     return _reduced(input, "amin", dim, keepdim)
 
 
 @implements(torch.prod, torch.Tensor.prod)
 def prod(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Products over all or some dimensions; of integers in int64."""
+    """Returns products over all or some dimensions, in int64 for integers."""
     return _reduced(_in(input, dtype), "prod", dim, keepdim)
 
 
 @implements(torch.max, torch.Tensor.max)
 def max_(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """The largest element, or `maximum` of two tensors; with a dimension, whose indices are asked for too, dense."""
+    """Returns the largest element, or `maximum` of two tensors. With a dimension it runs dense, as it also returns indices."""
     return _extreme(torch.max, amax, maximum, input, args, kwargs)
 
 
 @implements(torch.min, torch.Tensor.min)
 def min_(input: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """The smallest element, or `minimum` of two tensors; with a dimension, whose indices are asked for too, dense."""
+    """Returns the smallest element, or `minimum` of two tensors. With a dimension it runs dense, as it also returns indices."""
     return _extreme(torch.min, amin, minimum, input, args, kwargs)
 
 
@@ -81,7 +81,7 @@ def norm(
     *,
     ord: Any = None,
 ) -> Tensor:
-    """The p-norm over all or some dimensions; those of positive p, of which stored values say all."""
+    """Returns the p-norm over all or some dimensions. Other p than positive ones are computed on all elements."""
     p = ord if ord is not None else 2 if p in (None, "fro") else p
     if isinstance(p, str) or p <= 0:
         out: Tensor = densified(torch.norm, (input, p, dim, keepdim), {"dtype": dtype})
@@ -92,7 +92,7 @@ def norm(
     if p == inf:
         return amax(like(input, size), dims, keepdim).to(size.dtype if wanted.is_complex else wanted)
     total = sum_(like(input, size**p), dims, keepdim)
-    nothing = total == 0  # where the root has no derivative
+    nothing = total == 0  # the root has no derivative at 0
     return torch.where(nothing, 0, torch.where(nothing, 1, total) ** (1 / p)).to(total.dtype if wanted.is_complex else wanted)
 
 
@@ -100,7 +100,7 @@ def norm(
 def linalg_norm(
     input: SparseTensor, ord: Any = None, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`norm`; what is said of matrices is computed on all elements."""
+    """Returns `norm`. Norms of matrices are computed on all elements."""
     if ord is None or (input.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 1:
         return norm(input, ord, dim, keepdim, dtype)
     out: Tensor = densified(torch.linalg.norm, (input, ord, dim, keepdim), {"dtype": dtype})
@@ -109,7 +109,7 @@ def linalg_norm(
 
 @implements(torch.any, torch.Tensor.any)
 def any_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Whether some element is not zero; over no dimensions, as torch has it, which elements those are."""
+    """Returns whether some element is not zero. For dim=() it returns which elements are not zero, as torch does."""
     if _no_dimensions(dim):
         return _each_truth(input)
     return _as_truth(input, _nonzeros(input, dim, keepdim) > 0)
@@ -117,7 +117,7 @@ def any_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor
 
 @implements(torch.all, torch.Tensor.all)
 def all_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Whether no element is zero; over no dimensions, as torch has it, which elements are not."""
+    """Returns whether no element is zero. For dim=() it returns which elements are not zero, as torch does."""
     if _no_dimensions(dim):
         return _each_truth(input)
     whole = product_of(input.shape[each] for each in _dims(input, dim))
@@ -126,7 +126,7 @@ def all_(input: SparseTensor, dim: Dims = None, keepdim: bool = False) -> Tensor
 
 @implements(torch.count_nonzero, torch.Tensor.count_nonzero)
 def count_nonzero(input: SparseTensor, dim: Dims = None) -> Tensor:
-    """How many elements are not zero."""
+    """Returns how many elements are not zero."""
     return _nonzeros(input, dim, False)
 
 
@@ -143,7 +143,7 @@ def _no_dimensions(dim: Dims) -> bool:
 
 
 def _as_truth(input: SparseTensor, truth: Tensor) -> Tensor:
-    return truth.to(torch.uint8) if input.dtype == torch.uint8 else truth  # as torch has it
+    return truth.to(torch.uint8) if input.dtype == torch.uint8 else truth  # as torch does
 
 
 def _extreme(function: Any, whole: Any, elementwise: Any, input: SparseTensor, args: Any, kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ def _reduced(input: SparseTensor, kind: str, dim: Dims, keepdim: bool) -> Tensor
 
 
 def _in(input: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
-    """The tensor in the type of a sum or product."""
+    """Returns the tensor in the dtype of a sum or product."""
     dtype = dtype or (input.dtype if input.dtype.is_floating_point or input.dtype.is_complex else torch.int64)
     return input if dtype == input.dtype else like(input, values_of(input).to(dtype))
 

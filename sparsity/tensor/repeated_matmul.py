@@ -1,8 +1,8 @@
-"""Products a @ x of a matrix that was multiplied before: what does not change from call to call is kept ready.
+"""Makes further products a @ x of a matrix faster: everything that does not change between calls is kept.
 
-A small product takes less time than finding out what it is. So the first one with a CSR matrix leaves a `Repeated` with it, and
-the next ones look only at what may have changed: where its arrays lie, whether its structure has
-been written to, and x. One whose matrix has changed is forgotten, and the next product leaves another behind.
+A small product takes less time than its checks. So the first product with a CSR matrix stores a `Repeated` in the matrix. The
+next products only check what may have changed: the addresses of its arrays, writes to its structure, and x. If the matrix has
+changed, its `Repeated` is dropped, and the next product stores another.
 """
 
 import weakref
@@ -26,20 +26,20 @@ class Repeated:
     __slots__ = ("_arrays", "_by_rows", "_calls", "_columns", "_dtype", "_form", "_identity", "_rows", "_use")
 
     def __init__(self, matrix: SparseTensor, calls: dict[int, Call]) -> None:
-        """`calls` are those of the products, by the dimensions of x.
+        """`calls` are the prepared calls of the product, by the number of dimensions of x.
 
-        The arrays of the matrix must be contiguous, and none made in inference mode, where torch counts no writes.
+        The arrays of the matrix must be contiguous. None may be made in inference mode, where torch counts no writes.
         """
         positions, coordinates, values = self._arrays = matrix.components
         self._identity = _identity(positions, coordinates, values)
         self._rows, self._columns = matrix.shape
         self._by_rows = ByRows(positions, coordinates, values, self._rows, self._columns)
         self._form, self._calls, self._dtype = RowForm(positions, coordinates, None), calls, values.dtype
-        self._use: Callable[[], Use | None] = lambda: None  # a weak reference, for only few are kept
+        self._use: Callable[[], Use | None] = lambda: None  # a weak reference, because only a few uses are kept
         matrix._repeated = self
 
     def times(self, matrix: SparseTensor, x: Tensor) -> Tensor | None:
-        """matrix @ x, None if something is not as it was, or not as this needs it. Nobody may want to see the operation."""
+        """Returns matrix @ x, None if the matrix has changed or x does not fit. Nothing may observe operations."""
         positions, coordinates, values = self._arrays
         if matrix._stored is not values or _identity(positions, coordinates, values) != self._identity:
             matrix._repeated = None
@@ -56,12 +56,12 @@ class Repeated:
         call = self._calls.get(len(shape))
         if call is None or shape[0] != self._columns:
             return None
-        with torch.DisableTorchFunctionSubclass():  # which every attribute of a subclass would go through
+        with torch.DisableTorchFunctionSubclass():  # else each attribute of a subclass calls __torch_function__
             if torch.is_grad_enabled() and (matrix.requires_grad or x.requires_grad):
                 return None
             written = None if matrix.is_inference() else matrix._version
         alike = self._rows == self._columns and x.nbytes < LEAST
-        out = torch.empty_like(x) if alike else empty_like(x, self._rows, *shape[1:])  # the first is the fastest way
+        out = torch.empty_like(x) if alike else empty_like(x, self._rows, *shape[1:])  # torch's empty_like is faster
         if len(shape) == 1 or shape[1] == 1:
             use = self._use()
             if use is None and (use := use_of(self._form, values)) is not None:
@@ -78,7 +78,7 @@ def _identity(positions: Tensor, coordinates: Tensor, values: Tensor) -> tuple[i
 
 
 def matmul_again(left: SparseTensor, right: Tensor) -> Tensor | None:
-    """left @ right by what an earlier product has left behind, None if that does not do."""
+    """Returns left @ right by the `Repeated` of an earlier product, None if there is none or it cannot be used."""
     found = left._repeated
     if found is None or watched() or torch.is_autocast_enabled("cpu"):
         return None

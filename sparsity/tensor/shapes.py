@@ -1,4 +1,4 @@
-"""Shapes of SparseTensors: what turns, reshapes and spells them out."""
+"""Functions of torch that transpose and reshape SparseTensors, or make them dense."""
 
 from collections.abc import Sequence
 from math import prod
@@ -17,7 +17,7 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
 
 @implements(torch.Tensor.to_dense)
 def to_dense(input: SparseTensor, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
-    """All elements."""
+    """Returns the dense tensor."""
     letters = letters_of(input)
     out = einsum(f"{letters}->{letters}", input, format="dense")
     return out if dtype is None else out.to(dtype)
@@ -25,19 +25,19 @@ def to_dense(input: SparseTensor, dtype: torch.dtype | None = None, *, masked_gr
 
 @implements(torch.Tensor.coalesce)
 def coalesce(input: SparseTensor) -> SparseTensor:
-    """The tensor itself: duplicates are summed when it is made."""
+    """Returns the tensor itself, because duplicates are summed when it is made."""
     return input
 
 
 @implements(torch.Tensor.T.__get__)  # type: ignore[attr-defined]
 def reversed_dimensions(input: SparseTensor) -> SparseTensor:
-    """The transpose: the same arrays, read as the permuted format."""
+    """Returns the transpose: the same arrays in the permuted format."""
     return transposed(input, range(input.dim() - 1, -1, -1))
 
 
 @implements(torch.t, torch.Tensor.t)
 def t(input: SparseTensor) -> SparseTensor:
-    """The transpose of a matrix; a vector stays as it is."""
+    """Returns the transpose of a matrix, or a vector itself."""
     if input.dim() > 2:
         raise ArgumentError(f"t() takes matrices and vectors, got {input.dim()} dimensions: see permute")
     return reversed_dimensions(input)
@@ -45,7 +45,7 @@ def t(input: SparseTensor) -> SparseTensor:
 
 @implements(torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes)
 def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
-    """Two dimensions exchanged, without a copy."""
+    """Exchanges two dimensions without a copy."""
     order = list(range(input.dim()))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return transposed(input, order)
@@ -53,7 +53,7 @@ def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
 
 @implements(torch.permute, torch.Tensor.permute)
 def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None) -> SparseTensor:
-    """The dimensions in another order, without a copy."""
+    """Puts the dimensions in another order without a copy."""
     wanted = as_list(order if dims is None else (dims,))
     if sorted(within(dim, input.dim()) for dim in wanted) != list(range(input.dim())):
         raise ArgumentError(f"permute of {input.dim()} dimensions takes each of them once, got {wanted}")
@@ -62,22 +62,22 @@ def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None)
 
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
 def m_t(input: SparseTensor) -> SparseTensor:
-    """The last two dimensions exchanged."""
+    """Exchanges the last two dimensions."""
     return transpose(input, -2, -1)
 
 
 @implements(torch.adjoint, torch.Tensor.adjoint, torch.Tensor.mH.__get__, torch.Tensor.H.__get__)  # type: ignore[attr-defined]
 def adjoint(input: SparseTensor) -> SparseTensor:
-    """The last two dimensions exchanged, of complex numbers the conjugates."""
+    """Exchanges the last two dimensions, and conjugates complex numbers."""
     turned = m_t(input)
     return like(turned, values_of(turned).conj().resolve_conj()) if input.is_complex() else turned
 
 
 @implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
 def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None) -> SparseTensor:
-    """The entries in another shape (one size may be -1): COO stays COO, other formats become CSR or CSF if they must.
+    """Returns the entries in another shape; one size may be -1. COO stays COO, other formats become CSR or CSF if necessary.
 
-    Without dimensions it is dense.
+    A result without dimensions is dense.
     """
     if given and isinstance(given[0], torch.dtype):
         raise unsupported("view as another dtype", "use to(), which converts the values")
@@ -107,20 +107,20 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
 
 @implements(torch.Tensor.reshape_as, torch.Tensor.view_as)
 def reshape_as(input: Tensor, other: Tensor) -> Tensor:
-    """`reshape` to the shape of another tensor; either may be sparse."""
+    """Does `reshape` to the shape of another tensor. Either may be sparse."""
     return reshape(input, *other.shape) if isinstance(input, SparseTensor) else input.reshape(other.shape)
 
 
 @implements(torch.flatten, torch.Tensor.flatten, torch.ravel, torch.Tensor.ravel)
 def flatten(input: SparseTensor, start_dim: int = 0, end_dim: int = -1) -> SparseTensor:
-    """Consecutive dimensions as one."""
+    """Joins consecutive dimensions to one."""
     start, end = within(start_dim, input.dim()), within(end_dim, input.dim())
     return reshape(input, *input.shape[:start], prod(input.shape[start : end + 1]), *input.shape[end + 1 :])
 
 
 @implements(torch.unflatten, torch.Tensor.unflatten)
 def unflatten(input: SparseTensor, dim: int, sizes: Sequence[int]) -> SparseTensor:
-    """One dimension as several, of which one size may be -1."""
+    """Splits one dimension into several; one size may be -1."""
     dim, inner = within(dim, input.dim()), list(sizes)
     if -1 in inner:
         inner[inner.index(-1)] = input.shape[dim] // max(-prod(inner), 1)
@@ -129,14 +129,14 @@ def unflatten(input: SparseTensor, dim: int, sizes: Sequence[int]) -> SparseTens
 
 @implements(torch.unsqueeze, torch.Tensor.unsqueeze)
 def unsqueeze(input: SparseTensor, dim: int) -> SparseTensor:
-    """A new dimension of size 1."""
+    """Inserts a dimension of size 1."""
     dim = within(dim, input.dim() + 1)
     return reshape(input, *input.shape[:dim], 1, *input.shape[dim:])
 
 
 @implements(torch.squeeze, torch.Tensor.squeeze)
 def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> SparseTensor:
-    """Without the dimensions of size 1, all or those named; dense if none is left."""
+    """Removes all dimensions of size 1, or those in `dim`. The result is dense if no dimension is left."""
     named = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {within(each, input.dim()) for each in named}
     shape = [extent for n, extent in enumerate(input.shape) if n not in gone or extent != 1]
@@ -144,12 +144,12 @@ def squeeze(input: SparseTensor, dim: int | Sequence[int] | None = None) -> Spar
 
 
 def within(dim: int, rank: int) -> int:
-    """A dimension, counted from the front; IndexError if there is none such."""
+    """Returns a dimension counted from the front. IndexError if it is out of range."""
     if not -rank <= dim < rank:
         raise IndexError(f"dimension {dim} is out of range for a SparseTensor of {rank} dimensions")
     return dim % rank
 
 
 def as_list(sizes: Sequence[Any]) -> list[int]:
-    """Numbers given one by one or as one sequence."""
+    """Returns numbers that were given one by one or as one sequence."""
     return list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int | torch.SymInt) else list(sizes)

@@ -1,4 +1,4 @@
-"""Parts of SparseTensors: slices, rows in any order, what a mask names."""
+"""Indexes SparseTensors: slices, rows in any order, and elements under a mask."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -21,10 +21,10 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 @implements(torch.index_select, torch.Tensor.index_select)
 def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
-    """The slices that `index` (integers) names along a dimension, in its order and as often as it names them."""
+    """Returns the slices of a dimension in the order of `index` (integers), which may repeat them."""
     if index.dtype not in (torch.int64, torch.int32) or index.dim() > 1:
         raise ArgumentError(f"index_select() takes a vector of int32 or int64, got {index.dtype} {list(index.shape)}")
-    dim, index = within(dim, input.dim()), index.reshape(-1)  # a number names one slice
+    dim, index = within(dim, input.dim()), index.reshape(-1)  # a 0-d index is one slice
     shape = list(input.shape)
     shape[dim] = index.shape[0]
     return CoordinateList.of(input).placed(dim, index, input.shape[dim]).assembled(input.format, shape)
@@ -32,7 +32,7 @@ def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
 
 @implements(torch.narrow, torch.Tensor.narrow)
 def narrow(input: SparseTensor, dim: int, start: int, length: int) -> SparseTensor:
-    """The slices from `start` on; a negative one counts from the end."""
+    """Returns `length` slices from `start` on; a negative start counts from the end."""
     dim = within(dim, input.dim())
     start = start + input.shape[dim] if start < 0 else start
     return index_select(input, dim, torch.arange(start, start + length, device=input.device))
@@ -40,14 +40,14 @@ def narrow(input: SparseTensor, dim: int, start: int, length: int) -> SparseTens
 
 @implements(torch.select, torch.Tensor.select)
 def select(input: SparseTensor, dim: int, index: int) -> Tensor:
-    """One slice, dense."""
+    """Returns one slice, dense."""
     dim = within(dim, input.dim())
     return getitem(input, (slice(None),) * dim + (index,))
 
 
 @implements(torch.masked_select, torch.Tensor.masked_select)
 def masked_select(input: SparseTensor, mask: Tensor) -> SparseTensor:
-    """The elements where a dense mask is set, in order, as a sparse vector; its length depends on the data."""
+    """Returns the elements where a dense mask is set, in order, as a sparse vector. Its length depends on the mask."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     with sizes_stay_inside():
         flat = input.expand(shape).reshape(-1) if shape != input.shape else reshape(input, input.numel())
@@ -57,9 +57,9 @@ def masked_select(input: SparseTensor, mask: Tensor) -> SparseTensor:
 
 @implements(torch.Tensor.__getitem__)
 def getitem(input: SparseTensor, index: Any) -> Tensor:
-    """Sparse for slices, new dimensions, and one tensor, list or mask; a number gives a dense slice.
+    """Returns a sparse part for slices, new dimensions, and one tensor, list or mask. A number gives a dense slice.
 
-    Tensors for all dimensions give the dense elements that they name together; other mixtures are looked up in all elements.
+    Index tensors for all dimensions give the elements at their coordinates, dense. Other combinations index the dense tensor.
     """
     indices = _spelled_out(input, index if isinstance(index, tuple) else (index,))
     if indices is None:
@@ -86,18 +86,18 @@ def getitem(input: SparseTensor, index: Any) -> Tensor:
 
 @implements(torch.unbind, torch.Tensor.unbind)
 def unbind(input: SparseTensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """The slices along a dimension, dense."""
+    """Returns the slices along a dimension, dense."""
     return to_dense(input).unbind(dim)
 
 
 @implements(torch.Tensor.__iter__)
 def iterate(input: SparseTensor) -> Iterator[Tensor]:
-    """The slices along the first dimension, dense."""
+    """Iterates over the slices along the first dimension, dense."""
     return iter(unbind(input))
 
 
 def _spelled_out(input: SparseTensor, given: tuple[Any, ...]) -> list[Any] | None:
-    """An index for each dimension, and None for each new one; None for what no sparse way is known for."""
+    """Returns an index for each dimension, and None for each new one. Returns None if it must be computed dense."""
     indices = [torch.tensor(each, dtype=None if each else torch.int64) if isinstance(each, list) else each for each in given]
     for each in indices:
         if isinstance(each, bool) or not (each is None or each is Ellipsis or isinstance(each, int | slice | Tensor)):
@@ -118,12 +118,12 @@ def _spelled_out(input: SparseTensor, given: tuple[Any, ...]) -> list[Any] | Non
 
 
 def _elements(input: SparseTensor, given: Sequence[Tensor]) -> Tensor:
-    """The elements at the places that index tensors name, one tensor a dimension, broadcast to one shape."""
+    """Returns the elements at the coordinates in index tensors, one tensor for each dimension, broadcast to one shape."""
     found: list[Any] = [_index(each, dim, input) for dim, each in enumerate(given)]
     each_shape = [each.shape if each.dtype != torch.bool else at.shape for each, at in zip(given, found, strict=True)]
     together = torch.broadcast_tensors(*(at.view(shape) for at, shape in zip(found, each_shape, strict=True)))
     first, *others = (at.flatten() for at in together)
-    # Taken from all coordinates, those that are out of bounds are refused.
+    # index_select refuses coordinates that are out of bounds.
     others = [
         torch.arange(extent, device=at.device).index_select(0, at) for at, extent in zip(others, input.shape[1:], strict=True)
     ]
@@ -131,17 +131,17 @@ def _elements(input: SparseTensor, given: Sequence[Tensor]) -> Tensor:
     there = torch.ones_like(rows.at[0], dtype=torch.bool)
     for crd, at in zip(rows.at[1:], others, strict=True):
         there = there & (crd == at.index_select(0, rows.at[0]))
-    values = torch.where(there, rows.values, rows.values.new_zeros(()))  # of its type: 0 would make integers of bools
+    values = torch.where(there, rows.values, rows.values.new_zeros(()))  # in its dtype: 0 would turn bools into integers
     return values.new_zeros(first.numel()).index_add(0, rows.at[0], values).view(together[0].shape)
 
 
 def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
-    """What index_select takes; None for the whole dimension."""
+    """Returns the index for index_select, None for the whole dimension."""
     extent = input.shape[dim]
     if isinstance(each, slice) and torch.compiler.is_compiling():
         to_the_end = each.stop is None or sizes.known_true(each.stop >= extent)
         whole = each.start in (None, 0) and to_the_end and each.step in (None, 1)
-        return None if whole else torch.arange(extent, device=input.device)[each]  # without a look at an extent that is open
+        return None if whole else torch.arange(extent, device=input.device)[each]  # it does not read an open extent
     if isinstance(each, slice):
         start, stop, step = each.indices(extent)
         if step <= 0:
@@ -151,11 +151,11 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
     if isinstance(each, int):
         if not (
             sizes.guard_or_true(each >= -extent) and sizes.guard_or_true(each < extent)
-        ):  # else the run of a graph refuses it
+        ):  # otherwise the graph checks it at run time
             raise IndexError(f"index {each} is out of bounds for dimension {dim} of size {extent}")
         start = each + extent if each < 0 else each
         return torch.arange(start, start + 1, device=input.device)
-    each = each.to(input.device).flatten()  # torch takes those of the CPU everywhere
+    each = each.to(input.device).flatten()  # torch accepts index tensors of the CPU for all devices
     if each.dtype in (torch.bool, torch.uint8):
         if each.shape[0] != extent:
             raise IndexError(f"the mask [{each.shape[0]}] does not match dimension {dim} of size {extent}")
@@ -163,6 +163,6 @@ def _index(each: Any, dim: int, input: SparseTensor) -> Tensor | None:
     if each.is_floating_point() or each.is_complex():
         raise IndexError(f"tensors used as indices must be integers or bools, got {each.dtype}")
     known = not (torch.compiler.is_compiling() or each.is_meta or is_fake(each))
-    if known and bool((each < -extent).any()):  # which would be another one below
+    if known and bool((each < -extent).any()):  # adding the extent would make it a valid one
         raise IndexError(f"index {int(each.min())} is out of bounds for dimension {dim} of size {extent}")
     return torch.where(each < 0, each + extent, each)

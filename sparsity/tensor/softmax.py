@@ -1,4 +1,4 @@
-"""Softmax of SparseTensors over their stored entries, as torch.sparse.softmax has it."""
+"""Softmax of SparseTensors over their stored entries, as torch.sparse.softmax computes it."""
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +11,17 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
 
 @implements(torch.softmax, torch.Tensor.softmax, torch.sparse.softmax, torch.special.softmax)
 def softmax(input: SparseTensor, dim: int, dtype: torch.dtype | None = None) -> SparseTensor:
-    """The softmax along a dimension, of the entries that are stored; the result has the same pattern.
+    """Returns the softmax of the stored entries along a dimension, in the same pattern.
 
-    What is not stored counts as minus infinity, not as 0, and stays away. Zeros that a format stores to fill up, in blocks,
-    N:M groups or by its `pack`, are entries: `to_format(Format.CSR)` drops them.
+    Elements that are not stored count as minus infinity, not as 0, and stay unstored. Zeros that pad blocks or N:M groups, or
+    that a format's `pack` adds, count as entries: `to_format(Format.CSR)` drops them.
     """
     return _softmax(input, dim, dtype, log=False)
 
 
 @implements(torch.log_softmax, torch.Tensor.log_softmax, torch.sparse.log_softmax, torch.special.log_softmax)
 def log_softmax(input: SparseTensor, dim: int, dtype: torch.dtype | None = None) -> SparseTensor:
-    """The logarithm of `softmax`."""
+    """Returns the logarithm of `softmax`."""
     return _softmax(input, dim, dtype, log=True)
 
 
@@ -29,7 +29,7 @@ def log_softmax(input: SparseTensor, dim: int, dtype: torch.dtype | None = None)
 def functional_softmax(
     input: SparseTensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> SparseTensor:
-    """`softmax`, as torch.nn.functional has it."""
+    """Implements torch.nn.functional.softmax."""
     return _softmax(input, dim, dtype, log=False)
 
 
@@ -37,7 +37,7 @@ def functional_softmax(
 def functional_log_softmax(
     input: SparseTensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> SparseTensor:
-    """`log_softmax`, as torch.nn.functional has it."""
+    """Implements torch.nn.functional.log_softmax."""
     return _softmax(input, dim, dtype, log=True)
 
 

@@ -1,7 +1,7 @@
-"""`gossamer.SparseTensor`: a tensor that stores what its `Format` says, and reads as a torch.Tensor.
+"""`gossamer.SparseTensor` is a torch.Tensor that stores its entries as its `Format` describes.
 
-To torch it is a wrapper subclass around plain tensors (positions, coordinates, values), so Dynamo and AOTAutograd trace
-through it: a compiled graph has its arrays as inputs and our opaque ops as nodes, whatever the number of nonzeros.
+It is a wrapper subclass around plain tensors (positions, coordinates, values), so Dynamo and AOTAutograd trace through it. A
+compiled graph has its arrays as inputs and our opaque ops as nodes, for any number of nonzeros.
 """
 
 import weakref
@@ -49,23 +49,23 @@ class SparseTensor(torch.Tensor):
     Make one by `from_dense`, `from_torch`, `from_scipy`, `from_edge_index` or `from_parts`, which check the structure. Do not
     write to its positions and coordinates afterwards. In-place arithmetic works on the stored values.
 
-    Products with vectors keep a copy of the values of a matrix that is used again. Writes that torch counts are noticed. If
+    Products with vectors keep a copy of the values of a matrix that is used again. They notice writes that torch counts. If
     another tensor, NumPy or SciPy shares the memory, every product compares all values; `clone()` avoids this cost. As in
-    autograd, writes may go unnoticed through a storage, `values().data`, DLPack, or `.data` in compiled code, if these are
-    gone before the next product.
+    autograd, a product may miss writes through a storage, `values().data`, DLPack, or `.data` in compiled code, if these
+    objects no longer exist at the product.
     """
 
-    functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's function → ours, see extension.py
-    call: ClassVar[Callable[..., Any]]  # what a function of torch does, see calling.py
-    operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operator → ours, see pointwise.py
-    matmul_again: ClassVar[Callable[..., Tensor | None]]  # the shortest way to a product, if any, see repeated_matmul.py
+    functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's functions and ours, see extension.py
+    call: ClassVar[Callable[..., Any]]  # calls our function for one of torch, see calling.py
+    operators: ClassVar[dict[Any, Callable[..., Any]]] = {}  # aten's operators and ours, see pointwise.py
+    matmul_again: ClassVar[Callable[..., Tensor | None]]  # a faster product, None if not possible, see repeated_matmul.py
 
     _format: Format
     _arrays: tuple[str, ...]
     _stored: Tensor
-    _repeated: Any = None  # what an earlier product has left behind, see repeated_matmul.py
-    _origin: "SparseTensor | None" = None  # the leaf that it was detached from, at first, see in_place.py
-    _detached: "weakref.ref[SparseTensor] | None" = None  # the one that it was detached from at last
+    _repeated: Any = None  # prepared by an earlier product, see repeated_matmul.py
+    _origin: "SparseTensor | None" = None  # the first tensor in its chain of detach(), see in_place.py
+    _detached: "weakref.ref[SparseTensor] | None" = None  # the last tensor in that chain before it
 
     @staticmethod
     def __new__(
@@ -73,18 +73,18 @@ class SparseTensor(torch.Tensor):
     ) -> "SparseTensor":
         values = constructor_arguments.arrays_of(format, components)[-1]
         self: SparseTensor = _make(cls, tuple(shape), dtype=values.dtype, device=values.device, requires_grad=requires_grad)
-        set_throw_on_mutable_data_ptr(self)  # it has no memory of its own: an address would be a null pointer
+        set_throw_on_mutable_data_ptr(self)  # it has no memory itself, so its address would be a null pointer
         return self
 
     def __init__(
         self, format: Format, shape: Sequence[int] = (), components: Sequence[Tensor] = (), requires_grad: bool = False
     ) -> None:
-        """The tensor of these arrays, in the order of `format.components()`; nothing is checked, see `from_parts`."""
-        self._format, self._arrays = format, _names(format)  # kept, for every call of a compiled function asks for them
+        """Makes the tensor of these arrays, in the order of `format.components()`, without checks; `from_parts` checks."""
+        self._format, self._arrays = format, _names(format)  # kept, because every call of a compiled function reads them
         for name, component in zip(self._arrays, components, strict=True):
             setattr(self, name, component)
 
-    # How it is made
+    # Constructors
 
     @classmethod
     def from_dense(cls, dense: Tensor, format: Format = Format.CSR) -> "SparseTensor":
@@ -145,35 +145,35 @@ class SparseTensor(torch.Tensor):
         *,
         check: bool = True,
     ) -> "SparseTensor":
-        """The tensor that these arrays store; they are not copied.
+        """Makes the tensor that these arrays store, without copying them.
 
         positions, coordinates  level by level, for the levels that have them (see `Format.components`): for CSR one each
         values                  of any shape with as many elements as the format stores; gradients flow to it
 
         Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. check=False promises that
-        the structure is well-formed: a kernel reads and writes wherever it points to.
+        the structure is well-formed: kernels read and write at its indices without checks.
         """
         return _checked(*constructor_arguments.parts_of(format, shape, positions, coordinates, values), check)
 
-    # What it is
+    # Properties
 
     @property
     def format(self) -> Format:
-        """How it is stored."""
+        """The format in which it is stored."""
         return self._format
 
     @property
     def components(self) -> tuple[Tensor, ...]:
-        """Its arrays, in the order of `format.components()`; the values are last and flat, and without gradient."""
+        """Its arrays, in the order of `format.components()`. The values are last, flat, and without gradient."""
         return tuple([getattr(self, name) for name in self._arrays])
 
     @property
     def nnz(self) -> int:
-        """The number of stored values, zeros that are stored included."""
+        """The number of stored values, including stored zeros."""
         return self._stored.numel()
 
     def values(self) -> Tensor:
-        """The stored values: [entries], or `[entries, *block]` if each entry is a dense block. Gradients flow through it."""
+        """Returns the stored values: [entries], or `[entries, *block]` for dense blocks. Gradients flow through it."""
         with torch.DisableTorchFunctionSubclass():
             shape = self.shape
         block = block_sizes(self._format, shape)
@@ -181,18 +181,18 @@ class SparseTensor(torch.Tensor):
         return values.view(values.shape[0] // max(prod(block), 1), *block) if block else values
 
     def with_values(self, values: Tensor) -> "SparseTensor":
-        """The same pattern with other values, of the shape of `values()` or flat, in any dtype; gradients flow to them."""
+        """Returns the same pattern with other values: shaped like `values()` or flat, in any dtype. Gradients flow to them."""
         values = tensor_of(values, "values")
         if not agree(values.numel(), self.nnz):
             raise FormatError(f"{self.nnz} values are stored, got {values.numel()}: give one for each")
         return like(self, values.flatten())
 
     def positions(self, level: int) -> Tensor:
-        """Where the entries below each coordinate of the level above start, of a compressed level."""
+        """Returns the positions of a compressed level: where the entries of each coordinate of the level above start."""
         return self._array(level, "positions")
 
     def coordinates(self, level: int) -> Tensor:
-        """The coordinates that a level stores, one an entry."""
+        """Returns the coordinates that a level stores, one for each entry."""
         return self._array(level, "coordinates")
 
     def _array(self, level: int, kind: str) -> Tensor:
@@ -212,12 +212,12 @@ class SparseTensor(torch.Tensor):
             details += ", requires_grad=True"
         return f"SparseTensor({self._format.name}, shape={tuple(self.shape)}, nnz={self.nnz}{details})"
 
-    # What it becomes
+    # Conversions
 
     def to_format(self, format: Format) -> "SparseTensor":
-        """The same tensor in another format (itself if it is the same one). FormatError if that cannot hold it.
+        """Converts to another format; returns itself if it has that format. FormatError if the format cannot hold it.
 
-        Zeros that were stored to fill up blocks are dropped; other stored zeros stay.
+        Zeros that pad blocks are dropped; other stored zeros stay.
         """
         format = format_of(format)
         if format == self._format:
@@ -227,22 +227,22 @@ class SparseTensor(torch.Tensor):
         return made_of(compress(bound_to(letters_of(self), self), format))
 
     def to_torch(self) -> Tensor:
-        """The same tensor in the torch.sparse layout of its format, sharing memory; other formats become COO (or dense, 0-d).
+        """Converts to the torch.sparse layout of its format, which shares memory. Other formats become COO.
 
-        Gradients do not flow through it.
+        Gradients do not flow through it. A tensor of no dimensions becomes dense.
         """
         return interchange.to_torch(self._format, tuple(self.shape), self.components)
 
     def to_scipy(self) -> Any:
-        """The same matrix as a SciPy array: csr, csc or bsr, sharing memory, and coo for all other formats."""
+        """Converts to a SciPy array: csr, csc or bsr, which share memory, or coo for all other formats."""
         return interchange.to_scipy(self._format, tuple(self.shape), self.components)
 
-    # How torch sees it
+    # Protocols of torch
 
     @untraced
     def __matmul__(self, other: Any) -> Tensor:
         product = None if torch.compiler.is_compiling() else self.matmul_again(self, other)
-        return super().__matmul__(other) if product is None else product  # which goes through torch's __torch_function__
+        return super().__matmul__(other) if product is None else product  # through torch's __torch_function__
 
     def __tensor_flatten__(self) -> tuple[list[str], Format]:
         return [*self._arrays], self._format
@@ -266,18 +266,18 @@ class SparseTensor(torch.Tensor):
         return ours(func, args, dict(kwargs or {}))
 
     def _stable_hash_for_caching(self) -> str:
-        """What AOTAutograd's cache tells tensors apart by, whose contents do not matter to it."""
+        """Returns the key of AOTAutograd's cache for a tensor. It depends on format, shapes and dtypes, not on contents."""
         arrays = [(tuple(array.shape), array.dtype, array.device) for array in self.components]
         return f"SparseTensor {self._format} {tuple(self.shape)} {arrays} {self.requires_grad}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         components = tuple(component.detach() for component in self.components)
-        parameter = getattr(self, "_is_param", False)  # as nn.Parameter marks a subclass
+        parameter = getattr(self, "_is_param", False)  # nn.Parameter marks subclasses so
         return _rebuild, (str(self._format), tuple(self.shape), components, self.requires_grad, parameter)
 
 
 def from_entries(format: Format, shape: Sequence[int], at: Sequence[Tensor], values: Tensor) -> SparseTensor:
-    """The tensor with these values at these coordinates (int64, in bounds, in any order; duplicates are summed)."""
+    """Returns the tensor with these values at these coordinates (int64, in bounds, any order; duplicates are summed)."""
     return made_of(stored(format, shape, at, values))
 
 
@@ -293,7 +293,7 @@ def _adjacency(edge_index: Tensor, weight: Tensor | None, size: int | tuple[int,
 
 
 def values_of(tensor: SparseTensor) -> Tensor:
-    """The stored values, flat and differentiable."""
+    """Returns the stored values, flat and differentiable."""
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor._stored
     if in_export():
@@ -306,7 +306,7 @@ def values_of(tensor: SparseTensor) -> Tensor:
 
 
 def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
-    """The tensor of these arrays; gradients flow to the values (flat)."""
+    """Returns the tensor of these arrays; gradients flow to the values (flat)."""
     if in_export():
         return exported(_made, str(format), tuple(shape), tuple(structure), values)
     return _made(format, shape, structure, values)
@@ -315,7 +315,7 @@ def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], valu
 def _made(format: Format | str, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
     format = Format.parse(format) if isinstance(format, str) else format
     if transformed(values):
-        return SparseTensor(format, shape, (*structure, values))  # its values are what carries their derivatives
+        return SparseTensor(format, shape, (*structure, values))  # its values carry their derivatives
     values = in_memory(values)
     if not (values.requires_grad and torch.is_grad_enabled()):
         return SparseTensor(format, shape, (*structure, values.detach()))
@@ -324,7 +324,7 @@ def _made(format: Format | str, shape: Sequence[int], structure: Sequence[Tensor
 
 
 def bound_to(letters: str, tensor: Tensor) -> Bound:
-    """A tensor, sparse or dense, as an operand; gradients flow through it."""
+    """Returns a tensor, sparse or dense, as an operand with these letters; gradients flow through it."""
     if not isinstance(tensor, SparseTensor):
         return dense(letters, tensor)
     arrays = (*tensor.components[:-1], values_of(tensor))
@@ -332,15 +332,15 @@ def bound_to(letters: str, tensor: Tensor) -> Bound:
 
 
 def made_of(result: Bound) -> SparseTensor:
-    """The inverse of `bound_to` for what is sparse."""
+    """Returns a sparse operand as a tensor, the inverse of `bound_to`."""
     assert result.format is not None
     *structure, values = result.arrays
     return wrap(result.format, result.shape, structure, values)
 
 
 def like(tensor: SparseTensor, values: Tensor) -> SparseTensor:
-    """A tensor of the same pattern with other values (flat); gradients flow to them."""
-    return wrap(tensor._format, tensor.shape, tensor.components[:-1], values.contiguous())  # real parts lie two apart
+    """Returns a tensor of the same pattern with other values (flat); gradients flow to them."""
+    return wrap(tensor._format, tensor.shape, tensor.components[:-1], values.contiguous())  # real parts have a stride of 2
 
 
 class _Values(torch.autograd.Function):
@@ -363,7 +363,7 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, format: Format, shape: Sequence[int], *structure: Tensor) -> SparseTensor:
-        ctx.set_materialize_grads(False)  # no gradient would become zeros, which are dense
+        ctx.set_materialize_grads(False)  # else a missing gradient becomes dense zeros
         ctx.structure = len(structure)
         return SparseTensor(format, shape, (*structure, values.detach()))
 
@@ -386,7 +386,7 @@ def _checked(format: Format, shape: Sequence[int], components: Sequence[Tensor],
 def _rebuild(
     format: str, shape: tuple[int, ...], components: tuple[Tensor, ...], requires_grad: bool, parameter: bool
 ) -> SparseTensor:
-    """What torch.load makes of a saved tensor; what comes from a file is checked."""
+    """Makes the tensor of saved parts, for torch.load. It checks them, because they may come from a file."""
     parsed = Format.parse(format)
     if not any(each.is_meta or is_fake(each) for each in components):  # torch.load(map_location="meta")
         check(parsed, shape, components)

@@ -1,1 +1,1 @@
-"""Calls of torch functions with SparseTensors: spellings, refusals, in-place methods, steps of optimizers."""
+"""Calls of torch functions with SparseTensors: argument spellings, torch's errors, in-place methods, steps of optimizers."""

@@ -28,7 +28,7 @@ def any_batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """torch.nn.functional.batch_norm [N, C, ...] in operations that no number of values stops.
+    """Computes torch.nn.functional.batch_norm [N, C, ...] by operations that work for any number of values.
 
     Without values the running statistics stay. ValueError in training if each channel has one value.
     """
@@ -59,7 +59,7 @@ def any_batch_norm(
 def _values_per_channel(x: Tensor) -> Tensor:
     count = prod((x.shape[0], *x.shape[2:]))
     if count == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")  # as torch says it
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")  # torch's message
     return x.new_full((), count)
 
 
@@ -69,7 +69,7 @@ values_per_channel = Operation(
 
 
 def trace_any_number() -> None:
-    """Has Dynamo, which is loaded by this, trace batch norms of any number of values."""
+    """Makes Dynamo trace batch norms of any number of values. It imports Dynamo."""
     from gossamer.runtime.torch_internals import (
         VariableTracker,
         free_unbacked_symbols,
@@ -95,7 +95,7 @@ def trace_any_number() -> None:
 
 
 def _sizes(variable: Any) -> Sequence[Any]:
-    """Those of a tensor, as Dynamo knows it."""
+    """Returns the sizes of a tensor that Dynamo knows."""
     from gossamer.runtime.torch_internals import TensorVariable
 
     value = variable.as_proxy().node.meta.get("example_value") if isinstance(variable, TensorVariable) else None

@@ -1,4 +1,7 @@
-"""A call of a function of torch with a SparseTensor among its arguments: what refuses, what computes, where the result goes."""
+"""Calls a function of torch with a SparseTensor among its arguments: finds our function, torch's errors, and writes `out`.
+
+`SparseTensor.__torch_function__` calls it. Our functions are registered by `implements` (tensor/extension.py).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +23,7 @@ from gossamer.sparsity.torch_functions.torch_refusals import check_ranks, refusa
 
 @untraced
 def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls it as torch would, with what is registered for SparseTensors if something is."""
+    """Calls the function that is registered for SparseTensors, or else torch's on the dense tensors or the stored values."""
     if not torch.compiler.is_compiling() and any(map(_foreign, args)):
         if _foreign(args[0]) and func is torch.Tensor.copy_ and len(args) > 1 and isinstance(args[1], SparseTensor):
             return into_torch_sparse(args[0], args[1])
@@ -43,7 +46,7 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         check_ranks(func, args)
         args, kwargs = specialised(ours, list(args), dict(kwargs))
     result = ours(*args, **kwargs)
-    if refused is not None:  # only now, for what we say ourselves knows of formats
+    if refused is not None:  # only now, because our own errors know formats and are better
         raise refused
     return result
 
@@ -53,7 +56,7 @@ def _has_sparse(given: Any) -> bool:
 
 
 def _foreign(argument: Any) -> bool:
-    """Whether an argument is a tensor in a layout of torch.sparse, or has one in it."""
+    """Whether an argument is a tensor in a layout of torch.sparse, or a list with one."""
     if isinstance(argument, list | tuple):
         return any(map(_foreign, argument))
     return type(argument) in PLAIN and argument.layout is not torch.strided

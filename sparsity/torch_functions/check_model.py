@@ -1,4 +1,4 @@
-"""What users give as a model."""
+"""Checks that the user's model is a module."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from gossamer.dialects.errors import OptionError
 
 
 def check_model(model: Any) -> None:
-    """OptionError unless it is a module."""
+    """OptionError unless the model is a module."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is {type(model).__qualname__}, must be a torch.nn.Module")

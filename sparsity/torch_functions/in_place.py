@@ -1,11 +1,11 @@
-"""Methods that write to a SparseTensor: what the same method gives out of place becomes its contents.
+"""Implements methods that write to a SparseTensor: the result of the method out of place becomes the tensor's contents.
 
-    a.add_(b), a += b, a.clamp_(-1, 1), a[0] = 0      →      a.add(b), …, and a has the pattern of the result from then on
+    a.add_(b), a += b, a.clamp_(-1, 1), a[0] = 0      →      a.add(b), …, and a gets the pattern of the result
 
-Where the pattern stays, the stored values are written to, in a graph too, and autograd sees it. Another pattern means other
-arrays, which no graph and no node of autograd would notice, so that there it is an error. Outside, what the tensor was taken of
-by `detach` or `.data` gets them too: `parameter.data.copy_(b)`. A result without a sparse way is stored again in the format of
-the tensor, with the one warning of densify.
+- If the pattern stays, the stored values are written to, also in a graph, and autograd records it.
+- Another pattern means other arrays, which graphs and autograd would not notice. So it is an error there. In other code it
+  works, and the tensor from which `detach` or `.data` made this one gets the arrays, too: `parameter.data.copy_(b)`.
+- A dense result is stored again in the format of the tensor, with the warning of densify.
 """
 
 import weakref
@@ -25,13 +25,13 @@ from gossamer.sparsity.torch_functions.optimizer_steps import at_entries_of, kee
 
 
 def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a method that nobody has registered and that computes no result: questions, copies, in-place methods."""
+    """Calls a method that is not registered and computes no result: queries of properties, copies, in-place methods."""
     try:
         with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     except PatternError:
         if func in (torch.autograd.grad, torch.autograd.backward):
-            raise  # a backward pass, whose nodes have given up what they saved
+            raise  # the nodes of a backward pass have already freed their saved tensors
         if writes_entries(func, args):
             return at_entries_of(func, args, kwargs)
         if is_of_lists(func):
@@ -42,14 +42,14 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         if plain is None or not args or not isinstance(args[0], Tensor):
             raise
     input, *others = args
-    kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what is read
+    kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what it reads
     result = plain(kept, *others, **kwargs)
     return overwrite(func.__name__, input, result) if isinstance(input, SparseTensor) else into(input, result)
 
 
 @implements(torch.Tensor.__setitem__)
 def setitem(input: SparseTensor, index: Any, value: Any) -> None:
-    """Elements written one way or the other, in all elements."""
+    """Writes elements by any index, through the dense tensor."""
 
     def written(dense: Tensor, index: Any, value: Any) -> Tensor:
         copy = dense.clone()
@@ -61,7 +61,7 @@ def setitem(input: SparseTensor, index: Any, value: Any) -> None:
 
 
 def into(out: Tensor, result: Tensor) -> Tensor:
-    """A dense tensor, with the elements of a result of its shape."""
+    """Writes the elements of a result of the same shape to a dense tensor, and returns the tensor."""
     if out.shape != result.shape:
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(result.shape)}")
     if not torch.can_cast(result.dtype, out.dtype):
@@ -70,20 +70,20 @@ def into(out: Tensor, result: Tensor) -> Tensor:
 
 
 def into_torch_sparse(out: Tensor, source: SparseTensor) -> Tensor:
-    """A torch.sparse tensor, with the elements of a SparseTensor: so checkpoints of a prepared model load into a plain one."""
+    """Writes a SparseTensor to a torch.sparse tensor, so that checkpoints of a prepared model load into a plain one."""
     if out.shape != source.shape:
         raise RuntimeError(f"output with shape {list(out.shape)} doesn't match the broadcast shape {list(source.shape)}")
     if torch.is_grad_enabled() and (out.requires_grad or source.requires_grad):
         raise unsupported("copy_ into a torch.sparse tensor, while autograd records it", "use it under torch.no_grad")
     converted: Any = source.detach().to(device=out.device, dtype=out.dtype)
     stored = in_layout_of(out, converted)
-    if out.layout is not torch.sparse_coo:  # whose copy_ takes any number of entries
+    if out.layout is not torch.sparse_coo:  # copy_ to COO takes any number of entries
         out.resize_as_sparse_(stored)
     return out.copy_(stored)
 
 
 def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
-    """The tensor, with the contents of a result."""
+    """Writes the contents of a result to a SparseTensor, and returns the tensor."""
     if result.shape != input.shape:
         raise unsupported(f"{name}, which would change the shape {list(input.shape)}", "use the same without the underscore")
     if not torch.can_cast(result.dtype, input.dtype):
@@ -110,19 +110,19 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
 
 @implements(torch.Tensor.detach, torch.detach)
 def detach(input: SparseTensor) -> SparseTensor:
-    """The tensor without its gradient, over the same arrays."""
+    """Returns the tensor without its gradient, over the same arrays."""
     return _alias(torch.Tensor.detach, input)
 
 
 @implements(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
 def data(input: SparseTensor) -> SparseTensor:
-    """`parameter.data`: what autograd does not look at, over the same arrays."""
+    """Implements `parameter.data`: a tensor over the same arrays that autograd does not track."""
     return _alias(torch.Tensor.data.__get__, input)  # type: ignore[attr-defined]
 
 
 @implements(torch.Tensor.requires_grad_)
 def requires_grad_(input: SparseTensor, requires_grad: bool = True) -> SparseTensor:
-    """As torch's; what is asked that has come to be a tensor of its own, as nn.Parameter makes one by detaching another."""
+    """Implements requires_grad_. The tensor becomes independent of the one it was detached from, as nn.Parameter needs."""
     with torch.DisableTorchFunctionSubclass():
         input.requires_grad_(requires_grad)
     if not torch.compiler.is_compiling():
@@ -132,20 +132,20 @@ def requires_grad_(input: SparseTensor, requires_grad: bool = True) -> SparseTen
 
 def _alias(func: Callable[[Tensor], Tensor], input: SparseTensor) -> SparseTensor:
     if torch.is_inference_mode_enabled() and not input.is_inference():
-        with torch.inference_mode(False):  # what is made within has no count of writes that it could share
+        with torch.inference_mode(False):  # tensors of inference mode share no count of writes
             return _alias(func, input)
     with torch.DisableTorchFunctionSubclass():
         alias: Any = func(input)
     if isinstance(alias, SparseTensor) and not torch.compiler.is_compiling() and input.is_leaf:
         if input._origin is None:
-            alias._origin = input  # no weak reference, with which `module.to` could not swap a parameter
-        else:  # nothing grows where what was detached is detached, again and again
+            alias._origin = input  # no weak reference, because `module.to` cannot swap parameters that have one
+        else:  # only two references, so that repeated detach() builds no chain
             alias._origin, alias._detached = input._origin, weakref.ref(input)
     return alias
 
 
 def _over_the_same_arrays(one: SparseTensor, other: SparseTensor) -> bool:
-    """Whether neither has got others since."""
+    """Whether both still have the same arrays."""
     if one.format != other.format:
         return False
     return all(a.data_ptr() == b.data_ptr() for a, b in zip(one.components, other.components, strict=True))
@@ -153,7 +153,7 @@ def _over_the_same_arrays(one: SparseTensor, other: SparseTensor) -> bool:
 
 @implements(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 def set_data(input: SparseTensor, data: Tensor) -> None:
-    """`parameter.data = ...`: a SparseTensor's own arrays, or what a dense tensor has, in the format of the parameter."""
+    """Implements `parameter.data = ...`: takes a SparseTensor's arrays, or stores a dense tensor, in the parameter's format."""
     if data.shape != input.shape or data.dtype != input.dtype or data.device != input.device:
         given = f"{data.dtype} {list(data.shape)} on {data.device}"
         raise unsupported(
@@ -166,7 +166,7 @@ def set_data(input: SparseTensor, data: Tensor) -> None:
 
 
 def _stored_as(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
-    """A tensor in the format of another, with its pattern where that holds all nonzeros."""
+    """Returns a tensor in the format of another, with its pattern if that has all nonzeros."""
     if isinstance(tensor, SparseTensor):
         return tensor.to_format(pattern.format)
     sampled = on_pattern(pattern, tensor)
@@ -176,13 +176,13 @@ def _stored_as(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
 
 
 def _adopt(input: SparseTensor, stored: SparseTensor) -> None:
-    """Has a tensor the arrays of another."""
+    """Gives a tensor the arrays of another."""
     SparseTensor.__init__(input, stored.format, input.shape, stored.components)
     input._repeated = None
 
 
 def _out_of_place(name: str) -> Callable[..., Tensor] | None:
-    """add for add_ and for __iadd__; None for what writes nothing, or nothing that depends on what was there."""
+    """Returns `add` for `add_` and for `__iadd__`, None for methods that write nothing, or have no such counterpart."""
     if name in _OUT_OF_PLACE:
         return _OUT_OF_PLACE[name]
     if name.startswith("__i"):
@@ -191,7 +191,7 @@ def _out_of_place(name: str) -> Callable[..., Tensor] | None:
 
 
 def _copy(input: SparseTensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return source.expand(input.shape).to(input.dtype).clone()  # arrays of its own, to write to
+    return source.expand(input.shape).to(input.dtype).clone()  # new arrays, which may be written to
 
 
 _OUT_OF_PLACE: dict[str, Callable[..., Tensor] | None] = {
@@ -201,4 +201,4 @@ _OUT_OF_PLACE: dict[str, Callable[..., Tensor] | None] = {
     "resize_as_": None,
     "addcdiv_": None,
 }
-"""Where the name does not say it; None for what has no such thing, and for addcdiv_, by which optimizers mean stored values."""
+"""Exceptions from the rule by names. None: no counterpart; addcdiv_ has None because optimizers use it on stored values."""

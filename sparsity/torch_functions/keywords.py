@@ -1,6 +1,6 @@
-"""The ways in which torch lets its functions be called: operands by keyword, `axis` for `dim`, `out`.
+"""Translates arguments of torch functions to ours: operands by keyword, `axis` for `dim`, `out`.
 
-Functions for SparseTensors name their operands as they like, for they get them by position here.
+Our functions for SparseTensors may name their operands freely, because they get them by position.
 """
 
 import inspect
@@ -23,7 +23,7 @@ _SAME = {"axis": "dim", "keepdims": "keepdim", "x": "input"}
 
 
 def spelled(ours: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments as a function of ours takes them."""
+    """Returns the arguments for our function."""
     named = {_SAME.get(name, name) if name not in _parameters(ours) else name: value for name, value in kwargs.items()}
     found = list(args)
     for name in _OPERANDS:
@@ -33,7 +33,7 @@ def spelled(ours: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def specialised(ours: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments in a graph, where a number that says which dimension is what it was when the graph was made."""
+    """Returns the arguments in a graph, with constant numbers of dimensions, specialised when the graph is made."""
     of_dims = [name.endswith(("dim", "dims", "dim0", "dim1")) for name in _ordered(ours)]
     args = [_fixed(each) if dim else each for each, dim in zip_longest(args, of_dims[: len(args)])]
     return args, {name: _fixed(value) if name in ("dim", "dims") else value for name, value in kwargs.items()}

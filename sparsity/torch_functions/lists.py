@@ -1,8 +1,8 @@
-"""Functions of lists of tensors, one after the other: where patterns differ, each is what the method of a tensor makes of it.
+"""Runs functions of lists of tensors one tensor at a time by the tensor's method, if patterns differ.
 
     torch._foreach_lerp_(averages, weights, 0.1)      →      average.lerp_(weight, 0.1) for each, whose pattern may grow
 
-So averages of weights whose nonzeros move hold whatever was there once (torch.optim.swa_utils).
+So averages of weights whose nonzeros move contain all past nonzeros (torch.optim.swa_utils).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +11,16 @@ from typing import Any
 from torch import Tensor
 
 _PREFIX = "_foreach_"
-_SCALED = ("addcmul", "addcmul_", "addcdiv", "addcdiv_")  # whose factor comes fourth, and has a name in methods
+_SCALED = ("addcmul", "addcmul_", "addcdiv", "addcdiv_")  # the factor is the fourth argument, and a keyword of methods
 
 
 def is_of_lists(func: Callable[..., Any]) -> bool:
-    """Whether it is a function of lists."""
+    """Whether a function takes lists of tensors."""
     return func.__name__.startswith(_PREFIX)
 
 
 def one_by_one(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What it gives."""
+    """Runs a function of lists by the method of each tensor. Returns the results."""
     name = func.__name__.removeprefix(_PREFIX)
     method = getattr(Tensor, name)
     results = []
@@ -34,5 +34,5 @@ def one_by_one(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _is_listed(given: Any, tensors: Sequence[Tensor]) -> bool:
-    """Whether there is one for each; factors may be the elements of a tensor."""
+    """Whether an argument has one value for each tensor. Factors may be the elements of a tensor."""
     return isinstance(given, list | tuple) or (isinstance(given, Tensor) and given.dim() == 1 and len(given) == len(tensors))

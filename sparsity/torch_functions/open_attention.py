@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` as linear layers that are called, which it is not: it reads their weights itself.
+"""Makes `nn.MultiheadAttention` call its projections as linear layers. Normally it reads their weights itself.
 
 in_proj_weight = [q_proj.weight; k_proj.weight; v_proj.weight]    y = out_proj(attention(q_proj(q), k_proj(k), v_proj(v)))
 """
@@ -17,10 +17,11 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 @contextmanager
 def open_attention(model: nn.Module) -> Iterator[None]:
-    """Inside, attention of torch.nn has its projections as linear layers, and calls them: hooks see what they are given, and
-    what becomes of their weights and biases becomes of the parameters that these are parts of. Attention whose parameters are
-    masked, computed or sharded, or whose `forward` is another, stays as it is. torch's fused path, which would pass them by, is
-    off.
+    """Gives attention of torch.nn its projections as linear layers within the context, and makes it call them.
+
+    Hooks see the inputs of these layers. Changes of their weights and biases reach the parameters that contain them. Attention
+    with masked, computed or sharded parameters, or with another `forward`, stays as it is. torch's fused path, which would skip
+    the layers, is off.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     made: dict[tuple[int, int], tuple[nn.Parameter, Tensor]] = {}
@@ -45,7 +46,7 @@ def open_attention(model: nn.Module) -> Iterator[None]:
 
 
 def is_open(module: nn.Module) -> bool:
-    """Whether a module is attention whose projections are layers of their own for now."""
+    """Whether a module is attention that `open_attention` has opened."""
     return isinstance(module, nn.MultiheadAttention) and PROJECTIONS[0] in module._modules
 
 
@@ -56,7 +57,7 @@ def _can_be_opened(module: nn.Module) -> bool:
 
 def _open(attention: nn.Module, made: dict[tuple[int, int], tuple[nn.Parameter, Tensor]]) -> None:
     def part(of: nn.Parameter, number: int, parts: int) -> nn.Parameter:
-        """A parameter in the memory of another, the same one where that is tied."""
+        """Returns a parameter over a part of another's memory; the same object for tied parameters."""
         if (id(of), number) not in made:
             view = of.detach().chunk(parts)[number]
             made[id(of), number] = nn.Parameter(view, of.requires_grad), view
@@ -76,7 +77,7 @@ def _forward(
     attention: Any, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
     need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """What nn.MultiheadAttention gives. torch's function does all between the projections: its own multiply by 1."""
+    """Computes nn.MultiheadAttention. torch's function does the work between the projections, with identities as its own."""
     q, k, v = attention.q_proj(query), attention.k_proj(key), attention.v_proj(value)
     swapped = attention.batch_first and q.dim() == 3
     if swapped:

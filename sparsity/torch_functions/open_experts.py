@@ -1,4 +1,4 @@
-"""Experts of transformers, whose weights are parts of one parameter, as linear layers that are called.
+"""Makes experts of transformers call linear layers. Normally the weights of all experts are parts of one parameter.
 
 gate_up_proj [experts, 2 hidden, columns]    →    experts.3.gate_up_proj, a linear layer with the weight gate_up_proj[3]
 """
@@ -16,8 +16,10 @@ _FIRST = ("gate_up_proj", "up_proj")
 
 
 def expert_weights(module: nn.Module) -> tuple[str, str] | tuple[()]:
-    """The names of the first and the second weight, [experts, rows, columns] each, of a module that has experts as transformers
-    has them; none of another, and of one that does something between or behind its products that nobody can tell."""
+    """Returns the names of the first and the second weight, [experts, rows, columns] each, of a module of experts.
+
+    Returns () for modules other than those of transformers, and for experts with other work between or after their products.
+    """
     known = all(hasattr(module, name) for name in ("_apply_gate", "has_gate", "has_bias", "is_transposed"))
     if not known or getattr(module, "has_post_expert_norm", False):
         return ()
@@ -28,9 +30,11 @@ def expert_weights(module: nn.Module) -> tuple[str, str] | tuple[()]:
 
 @contextmanager
 def open_experts(model: nn.Module) -> Iterator[None]:
-    """Inside, experts have their products as linear layers, and call them: hooks see what each expert is given, and what
-    becomes of their weights becomes of the parameters that these are parts of. Experts whose parameters are masked, computed or
-    sharded stay as they are."""
+    """Gives experts their products as linear layers within the context, and makes them call these.
+
+    Hooks see the inputs of each expert. Changes of the weights reach the parameters that contain them. Experts with masked,
+    computed or sharded parameters stay as they are.
+    """
     made: list[tuple[nn.Parameter, Tensor]] = []
     opened = {module: vars(module).get("forward") for module in model.modules() if _can_be_opened(module)}
     for experts in opened:
@@ -51,7 +55,7 @@ def open_experts(model: nn.Module) -> Iterator[None]:
 
 
 def are_open(module: nn.Module) -> bool:
-    """Whether a module is experts whose products are layers of their own for now."""
+    """Whether a module has experts that `open_experts` has opened."""
     return bool(expert_weights(module)) and "0" in module._modules
 
 
@@ -76,7 +80,7 @@ def _open(experts: nn.Module, made: list[tuple[nn.Parameter, Tensor]]) -> None:
 
 
 def _forward(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What the experts give, one after the other. Those that are not hit are given no rows."""
+    """Computes the experts one after the other. Experts without tokens get no rows."""
     out = torch.zeros_like(hidden_states)
     first, second = _FIRST[0 if experts.has_gate else 1], _DOWN
     for number in range(len(experts.get_parameter(second))):

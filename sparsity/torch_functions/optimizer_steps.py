@@ -1,9 +1,9 @@
-"""Within the step of an optimizer, what is elementwise acts on stored values: what a parameter does not store is no parameter.
+"""Applies elementwise functions to stored values within the step of an optimizer, because other elements are not trained.
 
-    denom = variance.sqrt() + eps; p.addcdiv_(grad, denom)      →      the same of `values()`, whose pattern all of them have
+    denom = variance.sqrt() + eps; p.addcdiv_(grad, denom)      →      the same on `values()`, as all have the same pattern
 
-Elsewhere `a + eps` is dense, for zeros become eps. Dense operands give their elements at the stored entries. This serves any
-optimizer that torch.optim.Optimizer is the base of, eager and in compiled steps.
+Outside of a step `a + eps` is dense, because zeros become eps. Dense operands give their elements at the stored entries. It
+serves any subclass of torch.optim.Optimizer, in eager and in compiled steps.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.shapes import to_dense
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
 
-# Of each element by itself, and not zero where all operands are, or not always.
+# Elementwise functions whose result may be nonzero where all operands are zero.
 _ELEMENTWISE = (
     "add", "sub", "subtract", "rsub", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod",
     "addcmul", "addcdiv", "lerp", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "fmax", "fmin", "pow",
@@ -43,13 +43,14 @@ _BY_ENTRY = frozenset(
     getattr(home, name) for names in (_ELEMENTWISE, [f"__{each}__" for each in _OPERATORS]) for name in names
     for home in (torch, torch.Tensor) if hasattr(home, name)
 )  # fmt: skip
-_AROUND = Optimizer.profile_hook_step(lambda: None).__code__  # what stands around every optimizer's step, and calls its hooks
+_AROUND = Optimizer.profile_hook_step(lambda: None).__code__  # torch's wrapper of every optimizer's step, which calls its hooks
 
 
 def in_step() -> bool:
-    """Whether the step of an optimizer is on the stack, on a trace's, or on that which a node of a graph was traced with.
+    """Whether an optimizer's step is on the stack: of Python, of Dynamo's trace, or of the traced node of a graph.
 
-    Hooks of the optimizer are not of the step: recipes change patterns there. Nor is a closure, which computes gradients.
+    Hooks of the optimizer are not part of the step, because recipes change patterns there. Nor is a closure, which computes
+    gradients.
     """
     if torch.is_grad_enabled():
         return False
@@ -67,7 +68,7 @@ def in_step() -> bool:
 
 
 def acts_on_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether this is a call in the step of an optimizer that means stored values alone."""
+    """Whether this is a call in an optimizer's step that shall act on stored values only."""
     sparse = [each for each in args if isinstance(each, SparseTensor)]
     masked = func in _INDEXED and isinstance(args[1], SparseTensor)
     if not sparse or not (masked or func in _BY_ENTRY) or (func.__name__ in _SUMS and _has_matrix(args, sparse[0])):
@@ -76,7 +77,7 @@ def acts_on_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
 
 
 def writes_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether this is a method that writes to SparseTensors, or a function of lists, in the step of an optimizer."""
+    """Whether this is a method that writes to SparseTensors, or a function of lists, in an optimizer's step."""
     name = func.__name__
     if not (name.startswith("_foreach_") or name.endswith("_")) or name.endswith("__"):
         return False
@@ -87,12 +88,12 @@ def writes_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
 
 
 def keeps_pattern(name: str) -> bool:
-    """Whether what a function writes to a SparseTensor concerns its stored values alone; products are of whole matrices."""
+    """Whether a function writes only stored values of a SparseTensor: in an optimizer's step, except products of matrices."""
     return name.rstrip("_") not in _PRODUCTS and in_step()
 
 
 def at_entries_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a function gives of stored values, as a SparseTensor where that is a value an entry; written to where it writes."""
+    """Runs a function on stored values, also in place. Returns a SparseTensor if the result has a value for each entry."""
     if func.__name__.startswith("_foreach_"):
         return _of_lists(func, args, kwargs)
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
@@ -106,18 +107,18 @@ def at_entries_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 
 
 def on_pattern(pattern: SparseTensor, tensor: Tensor) -> SparseTensor:
-    """What a tensor has where the pattern stores an entry."""
+    """Returns the elements of a tensor at the entries of a pattern, as a SparseTensor."""
     return like(pattern, _entries(pattern, tensor))
 
 
 def _has_matrix(args: Sequence[Any], sparse: SparseTensor) -> bool:
-    """Whether an operand is dense and as large: the sum of such matrices is one (the iterations of Muon, Shampoo)."""
+    """Whether an operand is dense and of the same size. Sums with such matrices are dense (iterations of Muon, Shampoo)."""
     dense = (each for each in args if isinstance(each, Tensor) and not isinstance(each, SparseTensor))
     return any(each.dim() == sparse.dim() and all(map(_same_size, each.shape, sparse.shape)) for each in dense)
 
 
 def _of_lists(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The same of lists of tensors, one after the other: some may be dense."""
+    """Runs a function of lists on stored values, one tensor at a time, because some tensors may be dense."""
     results = []
     for n in range(len(args[0])):
         each = [arg[n] if isinstance(arg, list | tuple) else arg for arg in args]
@@ -132,7 +133,7 @@ def _of_lists(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def _entries(pattern: SparseTensor, operand: Any) -> Any:
-    """The elements of an operand where the pattern stores one."""
+    """Returns the elements of an operand at the entries of a pattern, flat; numbers stay."""
     if not isinstance(operand, Tensor) or operand.dim() == 0:
         return operand
     if isinstance(operand, SparseTensor):
@@ -148,7 +149,7 @@ def _same_size(one: int, other: int) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    if torch.compiler.is_compiling():  # a pattern by its size: the same in every step
+    if torch.compiler.is_compiling():  # by sizes only, because the pattern is the same in every step
         return one.shape == other.shape
     return torch.equal(one, other)
 
@@ -159,6 +160,6 @@ def _is_step(name: str, file: str, line: int | None) -> bool:
 
 @cache
 def _line_of_step() -> int:
-    """Where the step itself is called."""
+    """Returns the line of torch's wrapper that calls the step itself."""
     lines, first = inspect.getsourcelines(_AROUND)
     return first + next(n for n, line in enumerate(lines) if "out = func(" in line)

@@ -1,4 +1,4 @@
-"""Models within what is wrapped around them: torch.compile's module, DataParallel, DistributedDataParallel."""
+"""Finds the model inside wrappers (torch.compile's module, DataParallel, DistributedDataParallel), and sets its modes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _COMPILED = "_orig_mod"
 
 
 def plain_model(model: nn.Module) -> nn.Module:
-    """The model that wrappers hold."""
+    """Returns the model inside wrappers."""
     while True:
         if isinstance(model, DataParallel | DistributedDataParallel):
             model = model.module
@@ -25,13 +25,13 @@ def plain_model(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """The name that a module or tensor has where nothing is compiled."""
+    """Returns the name of a module or tensor in the model without torch.compile."""
     return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Inside, all modules are in evaluation mode."""
+    """Sets all modules to evaluation mode within the context."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
         model.eval()
@@ -44,9 +44,13 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def called_openly(model: nn.Module) -> Iterator[None]:
-    """Inside, hooks see what each module of a model is given: nothing runs compiled, which may have forgotten to look for
-    hooks, TransformerEncoder makes no nested tensor of padded batches, which only its own kernels take, attention of
-    torch.nn calls its projections (open_attention.py), and experts of transformers their products (open_experts.py)."""
+    """Makes all modules of a model callable with hooks within the context.
+
+    - Nothing runs compiled, because compiled code may skip hooks.
+    - TransformerEncoder makes no nested tensors of padded batches, which only its own kernels take.
+    - Attention of torch.nn calls its projections (open_attention.py).
+    - Experts of transformers call their products (open_experts.py).
+    """
     changed: list[tuple[dict[str, Any], str, Any]] = []
 
     def change(module: nn.Module, name: str, value: Any) -> None:

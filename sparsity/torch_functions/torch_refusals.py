@@ -1,9 +1,9 @@
-"""What torch would say to dense tensors in place of SparseTensors: what it refuses, we refuse, in its words.
+"""Raises torch's own errors for SparseTensors: calls that torch refuses for dense tensors are refused with the same message.
 
     torch.permute(a, (0, 0))      →      torch.permute(torch.empty(a.shape, device="meta"), (0, 0))      →      RuntimeError
 
-A tensor on the device "meta" has a shape and a type, but no elements, so that asking costs no more than a call. Calls that have
-passed are known by the shapes and types of their arguments. What torch can only say with the elements at hand is not asked.
+A tensor on the device "meta" has a shape and a dtype, but no elements, so the check costs no more than a call. Calls that have
+passed are remembered by the shapes and dtypes of their arguments. Errors that depend on elements are not found.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 _KEPT = 4096
 _OF_META_TENSORS = (
-    "Storage size calculation overflowed",  # which SparseTensors of that shape need not
-    "is not on the expected device meta",  # a number as a tensor, which stays where it is
+    "Storage size calculation overflowed",  # SparseTensors of that shape may be small
+    "is not on the expected device meta",  # a 0-d tensor, which stays on its device
 )
 
 _RANKS = {"mm": (2, 2), "mv": (2, 1), "bmm": (3, 3), "dot": (1, 1), "smm": (2, 2), "hspmm": (2, 2)}
@@ -36,7 +36,7 @@ _OF_SPARSE_LAYOUTS = [
 
 
 def ask_about(functions: Sequence[Callable[..., Any]]) -> None:
-    """Has calls of these functions asked about from now on, except of those that dense tensors do not have."""
+    """Enables the check for these functions, except those that only sparse tensors have."""
     for function in functions:
         module = getattr(function, "__module__", None) or ""
         if not module.startswith("torch.sparse") and function.__name__ not in _OF_SPARSE_LAYOUTS:
@@ -44,7 +44,7 @@ def ask_about(functions: Sequence[Callable[..., Any]]) -> None:
 
 
 def check_ranks(func: Callable[..., Any], args: Sequence[Any]) -> None:
-    """What a graph that is being made cannot ask torch: whether the operands of a product have the dimensions it is for."""
+    """ArgumentError unless the operands of a product have its numbers of dimensions. Graphs cannot use the check on "meta"."""
     ranks = _RANKS.get(func.__name__)
     if ranks is not None and all(isinstance(each, Tensor) for each in args[:2]):
         found = tuple(each.dim() for each in args[:2])
@@ -53,7 +53,7 @@ def check_ranks(func: Callable[..., Any], args: Sequence[Any]) -> None:
 
 
 def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-    """What torch raises for dense tensors, if it does."""
+    """Returns the exception that torch raises for dense tensors, None if it raises none."""
     if func not in _asked:
         return None
     try:
@@ -61,7 +61,7 @@ def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
             key = func, _described(args), _described(kwargs) if kwargs else ()
         if key in _passed:
             return None
-    except TypeError:  # an argument that has no hash
+    except TypeError:  # an argument without a hash
         key = None
     if watched():
         return None
@@ -72,7 +72,7 @@ def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         with torch.no_grad():
             func(*_on_meta(func, args), **_on_meta(func, kwargs))
     except NotImplementedError:
-        pass  # meta tensors have no such function, or it depends on the elements
+        pass  # not available for meta tensors, or it depends on elements
     except Exception as refused:
         if not any(words in str(refused) for words in _OF_META_TENSORS):
             return refused
@@ -84,13 +84,13 @@ def refusal(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def _on_meta(func: Callable[..., Any], tree: Any) -> Any:
-    if func is torch.Tensor.__getitem__:  # whose index tensors say by their elements how many they pick
+    if func is torch.Tensor.__getitem__:  # the elements of index tensors decide the size of its result
         return (_empty(tree[0]), tree_map_only(Tensor, _mask, tree[1])) if tree else {}
     return tree_map_only(Tensor, _empty, list(tree) if isinstance(tree, Sequence) else dict(tree))
 
 
 def _mask(index: Tensor) -> Tensor:
-    """An index as meta tensors take it: their masks are bools alone."""
+    """Returns an index for meta tensors, which take only bools as masks."""
     return index.bool() if index.dtype == torch.uint8 else index
 
 
@@ -110,7 +110,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _described(argument: Any) -> Any:
-    """What tells calls apart. TypeError for what cannot."""
+    """Returns a hashable description of an argument, by which calls are remembered. TypeError for other arguments."""
     if isinstance(argument, Tensor):
         return argument.shape, argument.dtype
     if isinstance(argument, list | tuple):

@@ -12,7 +12,7 @@ from gossamer.sparsity.torchsparse.tensors import SparseTensor, cat
 
 
 class SparseConvBlock(nn.Sequential):
-    """A convolution, a batch norm, a ReLU."""
+    """A convolution, a batch norm, and a ReLU."""
 
     transposed = False
 
@@ -24,13 +24,13 @@ class SparseConvBlock(nn.Sequential):
 
 
 class SparseConvTransposeBlock(SparseConvBlock):
-    """The same back to finer sites."""
+    """A SparseConvBlock whose convolution leads back to finer sites."""
 
     transposed = True
 
 
 class SparseResBlock(nn.Module):
-    """Two convolutions beside a shortcut, which is a convolution of one tap where channels or sites change."""
+    """Two convolutions and a shortcut. The shortcut is a convolution of one tap if channels or sites change."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class SparseResBlock(nn.Module):
 
 
 class SparseResNet(nn.ModuleList):
-    """Stages of (number of blocks, channels, kernel size, stride); gives what each of them does."""
+    """Stages of (number of blocks, channels, kernel size, stride). It returns the results of all stages."""
 
     def __init__(
         self, blocks: Sequence[tuple[int, int, Size, Size]], *, in_channels: int = 4, width_multiplier: float = 1.0
@@ -74,7 +74,7 @@ class SparseResNet(nn.ModuleList):
 
 
 class SparseResNet21D(SparseResNet):
-    """Four stages of three blocks, and one along y."""
+    """Four stages of three blocks, and one block along y."""
 
     def __init__(self, **options: Any) -> None:
         stages: list[tuple[int, int, Size, Size]] = [
@@ -88,7 +88,7 @@ class SparseResNet21D(SparseResNet):
 
 
 class SparseResUNet(nn.Module):
-    """A stem, four stages down and four up; gives the results of all of them."""
+    """A stem, four stages down and four up. It returns the results of all of them."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class SparseResUNet(nn.Module):
 
 
 class SparseResUNet42(SparseResUNet):
-    """With the channels of MinkUNet."""
+    """SparseResUNet with the channels of MinkUNet."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(32, [32, 64, 128, 256], [256, 128, 96, 96], **options)

@@ -1,4 +1,4 @@
-"""From points to a batch, with TorchSparse's names: voxels of coordinates, and several SparseTensors as one."""
+"""TorchSparse's functions that make voxels of points, and a batch of several SparseTensors."""
 
 from collections.abc import Sequence
 from math import prod
@@ -21,13 +21,13 @@ def sparse_quantize(
     return_index: bool = False,
     return_inverse: bool = False,
 ) -> Any:
-    """int32 [M, D]: the voxels that points [N, D] fall into, each once and in order.
+    """Returns the voxels of points [N, D], each once and in order: int32 [M, D].
 
     voxel_size      a size, or one for each dimension
-    return_index    whether to give the first point of each voxel, [M], too
-    return_inverse  whether to give the voxel of each point, [N], too
+    return_index    whether to also return the first point of each voxel, [M]
+    return_inverse  whether to also return the voxel of each point, [N]
 
-    The result is a list if anything but the voxels is asked for.
+    The result is a list if it has more than the voxels.
     """
     points, size = np.asarray(coords), np.asarray(voxel_size, dtype=np.float64)
     if points.ndim != 2:
@@ -48,7 +48,7 @@ def sparse_quantize(
 
 
 def _first_of_each(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first row of each kind, in the order of the rows' contents, and the kind of each row."""
+    """Returns the first row of each distinct content, in the order of the contents, and the number of each row's content."""
     if not len(cells):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     shifted = cells.astype(np.int64) - cells.min(0)
@@ -59,7 +59,7 @@ def _first_of_each(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sparse_collate(inputs: Sequence[SparseTensor]) -> SparseTensor:
-    """Tensors of a grid each, coords [N, 3], as a batch: coords int32 [all N, 4] with the number in the batch first."""
+    """Makes a batch of tensors of one grid each: coords [N, 3] become int32 [all N, 4], with the number in the batch first."""
     for x in inputs:
         if x.coords.dim() != 2 or x.coords.shape[1] != 3:
             raise GossamerError(f"sparse_collate: coords are {list(x.coords.shape)}, must be [N, 3], those of a single grid")
@@ -70,8 +70,11 @@ def sparse_collate(inputs: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def sparse_collate_fn(inputs: Sequence[Any]) -> Any:
-    """`collate_fn` of a DataLoader whose samples are dictionaries: SparseTensors become a batch by `sparse_collate`, arrays and
-    tensors are stacked, dictionaries go on inside, and all else becomes a list."""
+    """The `collate_fn` of a DataLoader whose samples are dictionaries.
+
+    SparseTensors become a batch by `sparse_collate`, arrays and tensors are stacked, nested dictionaries are handled in the
+    same way, and all other values become a list.
+    """
     if not isinstance(inputs[0], dict):
         return inputs
     return {name: _collated([sample[name] for sample in inputs]) for name in inputs[0]}

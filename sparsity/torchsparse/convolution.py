@@ -1,8 +1,9 @@
 """TorchSparse's convolution: the module `Conv3d` and the function `conv3d`.
 
-A stride of 1 leads to the same sites. Others lead to those that the window reaches, whose coordinates are divided by the
-stride; `transposed` leads back. Odd kernels are centred whatever `padding` is, as there. Weights of TorchSparse fit, in its
-order of taps: [taps, in_channels, out_channels], or [in_channels, out_channels] of a single tap.
+With a stride of 1 the outputs are the same sites. With other strides they are all sites that the window reaches, with
+coordinates divided by the stride; `transposed` leads back. As in TorchSparse, odd kernels are centred whatever `padding` is.
+TorchSparse's weights can be loaded, in its order of taps: [taps, in_channels, out_channels], or [in_channels, out_channels] for
+a single tap.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from gossamer.sparsity.torchsparse.tensors import SparseTensor
 
 
 class Conv3d(nn.Module):
-    """TorchSparse's convolution; `config`, which chooses among its kernels, has no meaning."""
+    """TorchSparse's convolution. `config`, which chooses among its kernels, is ignored."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ def conv3d(
     generative: bool = False,
     training: bool = False,
 ) -> SparseTensor:
-    """What Conv3d computes, with a weight that is given; `config` and `training` have no meaning."""
+    """Computes Conv3d with a given weight. `config` and `training` are ignored."""
     window = _centred(kernel_size, stride, padding, dilation, generative)
     return _convolve(input, weight, bias, window, transposed)
 
@@ -94,7 +95,7 @@ def _convolve(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: 
 
 
 def _back(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: Window) -> SparseTensor:
-    """To the sites of the finer stride, by the window that led from there."""
+    """Convolves back to the sites of the finer stride, by the window that led from there."""
     sites, stride = input.sites, _each(floordiv, input.stride, window.stride)
     to = sites.passed.get(_key(stride))
     way = None if to is None else way_from(to, sites.level)
@@ -108,7 +109,7 @@ def _back(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: Wind
 
 
 def _centred(kernel: Size, stride: Size, padding: Size, dilation: Size, generative: bool) -> Window:
-    """As TorchSparse has its taps. GossamerError for what it does not have, or we do not."""
+    """Returns a window with TorchSparse's order of taps. GossamerError for options that it or we do not support."""
     if generative:
         raise GossamerError("Conv3d: generative=True is not supported. gossamer.nn.SparseConvTranspose3d makes new sites")
     window = window_of(3, kernel, stride, padding, dilation)
@@ -127,7 +128,7 @@ def _is_pointwise(window: Window) -> bool:
 
 
 def _taps(kernel: Tensor, window: Window) -> Tensor:
-    """The kernel with the last dimension's taps one after the other; there, those of odd kernels begin with the first."""
+    """Returns the kernel with the taps of the last dimension fastest. TorchSparse has the first fastest in odd kernels."""
     if kernel.shape[0] % 2 == 0:
         return kernel
     return kernel.unflatten(0, window.kernel[::-1]).permute(2, 1, 0, 3, 4).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""TorchSparse's layers on features: norms, activations, pooling over grids."""
+"""TorchSparse's layers on features: norms, activations, and pooling over grids."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gossamer.sparsity.torchsparse.tensors import GRIDS, SparseTensor
 
 
 class _OnFeatures(nn.Module):
-    """A layer of torch that takes the features [N, C]."""
+    """The base of layers of torch that get the features [N, C]."""
 
     def forward(self, input: Any) -> Any:
         return input.with_feats(super().forward(input.feats))
@@ -57,14 +57,14 @@ class GlobalAvgPool(nn.Module):
 
 
 class GlobalMaxPool(nn.Module):
-    """The largest of each channel over the sites of each grid, [batch, C]."""
+    """The maximum of each channel over the sites of each grid, [batch, C]."""
 
     def forward(self, inputs: SparseTensor) -> Tensor:
         return functional.global_max_pool(inputs)
 
 
 def _normalized(norm: Any, input: SparseTensor, groups: int) -> SparseTensor:
-    """With mean 0 and variance 1 in each grid and group of channels, then scaled by the layer's weight and bias."""
+    """Normalizes each grid and group of channels to mean 0 and variance 1, then applies the layer's weight and bias."""
     given = input.feats
     x = (given if given.dtype == torch.float64 else given.float()).unflatten(1, (groups, -1))
     grid = input.coords[:, 0].long()

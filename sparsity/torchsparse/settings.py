@@ -1,4 +1,4 @@
-"""TorchSparse's settings of its kernels, which have no meaning here, and its way to find the sites that a stride leads to."""
+"""TorchSparse's settings. Those of its kernels are stored but ignored; `downsample_mode` is checked."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,32 +9,32 @@ _switches = {"conv_mode": 0, "kmap_mode": "hashmap_on_the_fly", "downsample_mode
 
 
 def get_conv_mode() -> Any:
-    """What `set_conv_mode` was given."""
+    """Returns the argument of `set_conv_mode`."""
     return _switches["conv_mode"]
 
 
 def set_conv_mode(conv_mode: Any) -> None:
-    """Chooses among TorchSparse's kernels: no meaning here."""
+    """Stores TorchSparse's choice of kernels, which is ignored."""
     _switches["conv_mode"] = conv_mode
 
 
 def get_kmap_mode() -> Any:
-    """What `set_kmap_mode` was given."""
+    """Returns the argument of `set_kmap_mode`."""
     return _switches["kmap_mode"]
 
 
 def set_kmap_mode(kmap_mode: str) -> None:
-    """Chooses how TorchSparse finds neighbours: no meaning here."""
+    """Stores TorchSparse's way to find neighbours, which is ignored."""
     _switches["kmap_mode"] = kmap_mode
 
 
 def get_downsample_mode() -> Any:
-    """ "spconv"."""
+    """Returns "spconv", the only mode."""
     return _switches["downsample_mode"]
 
 
 def set_downsample_mode(downsample_mode: str) -> None:
-    """Sites that a stride leads to: "spconv", all that the window reaches. OptionError for "minkowski"."""
+    """Accepts "spconv": a stride leads to all sites that the window reaches. OptionError for "minkowski"."""
     if downsample_mode != "spconv":
         raise OptionError(
             f"downsample_mode is {downsample_mode!r}, must be 'spconv': a stride leads to all sites that its window reaches"
@@ -42,7 +42,7 @@ def set_downsample_mode(downsample_mode: str) -> None:
 
 
 def get_default_conv_config(conv_mode: Any = None, training: bool = False) -> SimpleNamespace:
-    """TorchSparse's default settings of its kernels: no meaning here."""
+    """Returns TorchSparse's default settings of its kernels, which are ignored."""
     return SimpleNamespace(kmap_mode="hashmap_on_the_fly", downsample_mode="spconv", ifsort=False, split_mask_num=1)
 
 
@@ -50,16 +50,16 @@ _global_config: list[Any] = [None]
 
 
 def get_global_conv_config() -> Any:
-    """What `set_global_conv_config` was given."""
+    """Returns the argument of `set_global_conv_config`."""
     return _global_config[0]
 
 
 def set_global_conv_config(conv_config: Any) -> None:
-    """Settings of TorchSparse's kernels: no meaning here, but for the downsample_mode."""
+    """Stores settings of TorchSparse's kernels, which are ignored, except for the downsample_mode."""
     set_downsample_mode(getattr(conv_config, "downsample_mode", "spconv"))
     _global_config[0] = conv_config
 
 
 def clear_global_conv_config() -> None:
-    """As if none had been set."""
+    """Clears the argument of `set_global_conv_config`."""
     _global_config[0] = None

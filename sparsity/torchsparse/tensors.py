@@ -1,4 +1,4 @@
-"""TorchSparse's SparseTensor: features at int32 coordinates, the number in the batch first."""
+"""TorchSparse's SparseTensor: features at int32 coordinates, whose first column is the number in the batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from gossamer.sparsity.nn.sparse_conv_tensor import SparseConvTensor
 from gossamer.sparsity.nn.windows import Sizes
 
 GRIDS = 1 << 12
-"""The number of grids in a batch, as TorchSparse does not ask for it."""
-_GRID = 1 << 16  # their size
+"""The assumed number of grids in a batch, because TorchSparse's users do not give it."""
+_GRID = 1 << 16  # the assumed size of a grid in each dimension
 
 
 class SparseTensor:
@@ -21,10 +21,10 @@ class SparseTensor:
 
     feats          [N, C], float32, float64, bfloat16 or float16; a tensor or an array of NumPy
     coords         int32 [N, 4], the number in the batch first; no row twice, none negative or above 65535
-    stride         how far apart places are on the grid that the first tensor had
+    stride         the distance of places in units of the first tensor's grid
     spatial_range  (batch, x, y, z), which `dense` needs
 
-    Labels and points of one grid (integers as features, coordinates [N, 3]) can be held for `sparse_collate`. The first
+    It can also have labels and points of one grid (integers as features, coordinates [N, 3]), for `sparse_collate`. The first
     convolution checks types and shapes.
     """
 
@@ -36,7 +36,7 @@ class SparseTensor:
 
     @property
     def sites(self) -> SparseConvTensor:
-        """The same as the layers of `gossamer.nn` take it. GossamerError if types or shapes do not fit."""
+        """The tensor for layers of `gossamer.nn`. GossamerError if types or shapes do not fit."""
         if self._sites is None:
             if self._coords.dim() == 2 and self._coords.shape[1] == 3:
                 raise GossamerError(
@@ -48,7 +48,7 @@ class SparseTensor:
 
     @property
     def feats(self) -> Tensor:
-        """[N, C]"""
+        """The features, [N, C]."""
         return self._feats
 
     @feats.setter
@@ -58,7 +58,7 @@ class SparseTensor:
 
     @property
     def coords(self) -> Tensor:
-        """int32 [N, 4]"""
+        """The coordinates, int32 [N, 4]."""
         return self._coords
 
     @coords.setter
@@ -82,14 +82,14 @@ class SparseTensor:
         return self.ranges.get(self.stride)
 
     def at(self, sites: SparseConvTensor, stride: Sizes) -> "SparseTensor":
-        """What a layer makes of it."""
+        """Returns a tensor at other sites of the same network, with another stride. Layers call it."""
         made = object.__new__(SparseTensor)
         made._feats, made._coords, made._sites = sites.features, sites.indices, sites
         made.stride, made.ranges = stride, self.ranges
         return made
 
     def with_feats(self, feats: Tensor) -> "SparseTensor":
-        """Other features at the same places."""
+        """Returns other features at the same places."""
         made = object.__new__(SparseTensor)
         made._feats, made._coords, made.stride, made.ranges = feats, self._coords, self.stride, self.ranges
         made._sites = None if self._sites is None else self._sites.replace_feature(feats)
@@ -99,7 +99,7 @@ class SparseTensor:
         return self.with_feats(self.feats + other.feats)
 
     def to(self, *arguments: Any, **named: Any) -> "SparseTensor":
-        """`torch.Tensor.to` of the features; on another device with the coordinates, and nothing leads back from there."""
+        """Converts the features by `torch.Tensor.to`. To another device it also moves the coordinates, but no earlier sites."""
         feats = self.feats.to(*arguments, **named)
         if feats.device == self.coords.device:
             return self.with_feats(feats)
@@ -108,23 +108,23 @@ class SparseTensor:
         return moved
 
     def half(self) -> "SparseTensor":
-        """In float16."""
+        """Returns the tensor in float16."""
         return self.to(torch.float16)
 
     def cpu(self) -> "SparseTensor":
-        """On the CPU."""
+        """Returns the tensor on the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: Any = "cuda") -> "SparseTensor":
-        """On a GPU."""
+        """Returns the tensor on a GPU."""
         return self.to(device)
 
     def detach(self) -> "SparseTensor":
-        """Without the graph of the features."""
+        """Returns the tensor without the autograd graph of the features."""
         return self.with_feats(self.feats.detach())
 
     def dense(self) -> Tensor:
-        """[batch, C, x, y, z], zeros elsewhere. GossamerError without a spatial_range."""
+        """Returns a dense tensor [batch, C, x, y, z], zeros elsewhere. GossamerError without a spatial_range."""
         if self.spatial_range is None:
             raise GossamerError("SparseTensor.dense: spatial_range is None, give it (batch, x, y, z) when it is made")
         batch, *sizes = self.spatial_range
@@ -132,12 +132,12 @@ class SparseTensor:
 
 
 def cat(inputs: Sequence[SparseTensor]) -> SparseTensor:
-    """Features at the same places, one after the other."""
+    """Concatenates the features of tensors at the same places."""
     return inputs[0].with_feats(torch.cat([each.feats for each in inputs], 1))
 
 
 def three(name: str, value: Any) -> Sizes:
-    """A number, or three of them, as three. GossamerError."""
+    """Returns a number, or three numbers, as three. GossamerError for other values."""
     sizes = (value,) * 3 if isinstance(value, int) else tuple(value)
     if len(sizes) != 3:
         raise GossamerError(f"{name} is {value}, must be a number or three")

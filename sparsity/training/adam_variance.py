@@ -1,9 +1,10 @@
-"""STEP: Adam, whose variance is frozen once it has settled (Lu et al., 2023).
+"""STEP: freezes the variance of Adam once it has settled (Lu et al., 2023).
 
 Z_t = mean |v_t - v_(t-1)|,   switch when its mean over 1 / (1 - beta2) steps is below eps     (AutoSwitch, section 5)
 from there on                 w -= lr m / sqrt(v* + eps)                                       (algorithm 1)
 
-With eps beneath the root, as there, elements that had no gradient before the switch move by 1e4 lr m, beside it by 1e8 lr m.
+eps is under the root, as in the paper. So elements without a gradient before the switch move by 1e4 lr m; with eps beside the
+root it would be 1e8 lr m.
 """
 
 from collections import deque
@@ -16,11 +17,11 @@ from torch.optim import Optimizer
 from gossamer.dialects.errors import OptionError
 
 _SETTLED = (1e18, 1 - 1e-15)
-"""A step and a beta2 by which Adam corrects no bias, and adds nothing to its variance."""
+"""A step number so large that Adam corrects no bias, and a beta2 so near 1 that Adam adds nothing to its variance."""
 
 
 class FrozenVariance:
-    """The variance of an optimizer's parameters: watched until it has settled, then the same for ever."""
+    """Watches the variance of an optimizer's parameters until it has settled, and then keeps it constant."""
 
     def __init__(self, optimizer: Optimizer, parameters: list[Tensor], earliest: int, latest: int) -> None:
         if any("betas" not in group or len(group["betas"]) != 2 for group in optimizer.param_groups):
@@ -48,7 +49,7 @@ class FrozenVariance:
                     step.fill_(_SETTLED[0])
 
     def after_step(self, step: int) -> bool:
-        """Whether the variance froze at this step, and Adam's own numbers are as they were, one step on."""
+        """Restores Adam's step numbers, one step further, and its beta2. Returns whether the variance froze at this step."""
         states = [self.optimizer.state[parameter] for parameter in self.parameters]
         if self.since is not None:
             for group, (betas, steps) in zip(self.optimizer.param_groups, self._kept, strict=True):
@@ -67,22 +68,22 @@ class FrozenVariance:
         full = len(self.changes) == self.changes.maxlen
         settled = full and sum(self.changes) / len(self.changes) < self.optimizer.param_groups[0]["eps"]
         late = step >= self.latest or (self.earliest <= step and settled)
-        if not late or len(now) < len(states):  # a weight without a gradient so far has no variance to freeze
+        if not late or len(now) < len(states):  # a weight that had no gradient yet has no variance to freeze
             return False
         self.since, self._seen = step, []
         for group in self.optimizer.param_groups:
-            for parameter in group["params"]:  # biases: their variance is frozen, too
+            for parameter in group["params"]:  # also those without masks, such as biases
                 if "exp_avg_sq" in (state := self.optimizer.state[parameter]):
                     state["exp_avg_sq"].div_(1 - group["betas"][1] ** float(state["step"])).add_(group["eps"])
         self.variances = [state["exp_avg_sq"].clone() for state in states]
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on."""
+        """Returns the state that training needs to go on."""
         return {"since": self.since, "variances": self.variances, "changes": list(self.changes), "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Goes on from a state."""
         self.since = state["since"]
         self.variances, self._seen = ([each.clone() for each in state[key]] for key in ("variances", "seen"))
         self.changes.clear()

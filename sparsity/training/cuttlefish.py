@@ -1,16 +1,16 @@
-"""`gossamer.Cuttlefish`: train dense first, then as factors of a low rank, each layer once its rank has settled.
+"""`gossamer.Cuttlefish` trains layers dense first. Once the rank of a layer has settled, it trains two factors of that rank.
 
     factors = gossamer.Cuttlefish(model, optimizer)
     for epoch in range(epochs):
         train(model, data, optimizer)
         factors.epoch()                 # layers that have settled become two, in the model and in the optimizer
 
-How much rank a weight needs is told by its stable rank, the squares of all singular values over that of the largest. It changes
-in the first epochs, and hardly afterwards (Wang et al., Cuttlefish, MLSys 2023, sections 3.2 to 3.4):
+The stable rank of a weight tells how much rank it needs: the sum of the squares of all singular values over that of the
+largest. It changes in the first epochs, and hardly afterwards (Wang et al., Cuttlefish, MLSys 2023, sections 3.2 to 3.4):
 
     rank of W at epoch t = stable rank of W_t * smaller size of W / stable rank of W_0
     settled              = it has changed by less than a share of that size in each of the last epochs
-    switched             = W -> (U sqrt(S)) (sqrt(S) V) with so many singular values, if that makes it smaller
+    switched             = W -> (U sqrt(S)) (sqrt(S) V) of that rank, if the factors are smaller than W
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from gossamer.sparsity.torch_functions.plain_model import plain_model
 
 @dataclass
 class _Watched:
-    """A layer that is dense yet: the stable rank that it began with, and the ranks of the last epochs."""
+    """A layer that is still dense, its stable rank at the start (`first`), and its rank after each epoch."""
 
     name: str
     layer: nn.Linear
@@ -39,10 +39,10 @@ class _Watched:
 class Cuttlefish:
     """Replaces linear layers of a model by two of a low rank each, once their ranks have settled.
 
-    optimizer   gets the factors in place of the weights, in the same group; its state of them begins anew. None: make one
-                from `model.parameters()` after each epoch that has switched a layer
+    optimizer   gets the factors in place of the weights, in the same group, without state. None: make a new optimizer from
+                `model.parameters()` after each epoch that has switched a layer
     change      a rank has settled if it changes by less than this in an epoch, as a share of the weight's smaller size
-    patience    number of consecutive epochs in which it must change so little
+    patience    number of consecutive epochs in which the rank must change by less than that
     only, skip  which linear layers, as for `gossamer.sparsify`
     """
 
@@ -64,11 +64,11 @@ class Cuttlefish:
 
     @property
     def dense(self) -> list[str]:
-        """The layers that have not been switched."""
+        """The names of the layers that have not been switched."""
         return [each.name for each in self._watched]
 
     def epoch(self) -> dict[str, int]:
-        """To be called after each epoch: the ranks of the layers that it has switched, by their names."""
+        """Switches layers that have settled; call it after each epoch. Returns the ranks of the switched layers by name."""
         switched = {}
         for each in list(self._watched):
             size = min(each.layer.weight.shape)
@@ -97,14 +97,14 @@ class Cuttlefish:
 
 
 def stable_rank(weight: Tensor) -> float:
-    """The sum of the squares of all singular values over the square of the largest; 0 for zeros."""
+    """Returns the sum of the squares of all singular values over the square of the largest; 0 for a weight of zeros."""
     values = torch.linalg.svdvals(weight.float())
     largest = float(values[0])
     return float(values.square().sum()) / largest**2 if largest else 0.0
 
 
 class FactoredLinear(nn.Sequential):
-    """Two linear layers in the place of one. Code that reads the attributes of that one finds them."""
+    """Two linear layers in place of one. It has the attributes of that one, for code that reads them."""
 
     @property
     def in_features(self) -> int:
@@ -116,7 +116,7 @@ class FactoredLinear(nn.Sequential):
 
     @property
     def weight(self) -> Tensor:
-        """The product of both, computed when it is asked for; torch's encoder layers in inference and T5 read it."""
+        """The product of both weights, computed at each access. torch's encoder layers in inference and T5 read it."""
         product: Tensor = self[1].weight @ self[0].weight  # type: ignore[operator]
         return product
 
@@ -126,7 +126,7 @@ class FactoredLinear(nn.Sequential):
 
 
 def factored(layer: nn.Linear, rank: int) -> FactoredLinear:
-    """Two linear layers for one, of the nearest weight of this rank; the second has its bias, the same object."""
+    """Returns two linear layers for one: factors of the nearest weight of this rank. The second has the same bias object."""
     u, s, vh = torch.linalg.svd(layer.weight.detach().float(), full_matrices=False)
     roots = s[:rank].sqrt()
     made = {"device": layer.weight.device, "dtype": layer.weight.dtype}

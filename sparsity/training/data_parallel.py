@@ -1,4 +1,4 @@
-"""`gossamer.distributed.data_parallel`: DistributedDataParallel for models whose weights store their nonzeros alone.
+"""`gossamer.distributed.data_parallel`: DistributedDataParallel for models whose weights store only their nonzeros.
 
 model = gossamer.distributed.data_parallel(gossamer.store_sparse(model))   before the optimizer is made and before torch.compile
 """
@@ -21,8 +21,8 @@ def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
     """Returns `DistributedDataParallel(model, **options)` that also averages the gradients of stored weights.
 
     DistributedDataParallel itself needs flat arrays of all elements, and a SparseTensor has none. Here every process gets the
-    values of the first process. The gradients of stored values (4 bytes for each nonzero in f32) are averaged as soon as they
-    are computed, but not within `no_sync()`. `train_sparse` takes the returned model.
+    values of the first process. Hooks average the gradients of stored values (4 bytes for each nonzero in f32) as soon as they
+    are computed, except within `no_sync()`. `train_sparse` takes the returned model.
 
     OptionError if a process stores other elements than the first one.
     """
@@ -36,13 +36,13 @@ def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 class Averaging:
-    """A hook of a stored weight that averages its gradient over the processes of some groups, by the stored values."""
+    """A hook of a stored weight that averages the stored values of its gradient over the processes of some groups."""
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], wanted: Callable[[], bool]) -> None:
         self.groups, self._wanted = groups, wanted
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing, ()  # copies of the model are nobody's
+        return _nothing, ()  # copies of the model belong to no group
 
     def __call__(self, weight: Tensor) -> None:
         if self._wanted():
@@ -58,8 +58,10 @@ class Averaging:
 
 
 def average(name: str, weight: SparseTensor, groups: Sequence[dist.ProcessGroup], wanted: Callable[[], bool]) -> None:
-    """Gives all processes the values of the first, and averages gradients from now on, when `wanted`. OptionError where
-    processes store other elements."""
+    """Gives all processes the values of the first, and averages later gradients whenever `wanted()` is true.
+
+    OptionError if a process stores other elements than the first one.
+    """
     for group in groups:
         _take_from_the_first(name, weight, group)
     if weight.requires_grad:
@@ -67,7 +69,7 @@ def average(name: str, weight: SparseTensor, groups: Sequence[dist.ProcessGroup]
 
 
 def averaging_of(weight: Tensor) -> Averaging | None:
-    """The hook that averages the gradients of a weight, if it has one."""
+    """Returns the hook that averages the gradients of a weight, None if it has none."""
     hooks = (weight._post_accumulate_grad_hooks or {}).values()
     return next((hook for hook in hooks if isinstance(hook, Averaging)), None)
 
@@ -83,7 +85,7 @@ def _take_from_the_first(name: str, weight: SparseTensor, group: dist.ProcessGro
     _broadcast(size, group)
     same = torch.tensor([int(size.item() == weight.nnz)])
     dist.all_reduce(same, dist.ReduceOp.MIN, group=group)
-    if same.item():  # so that all can send and receive their arrays
+    if same.item():  # else their arrays have different sizes
         for array in structure:
             first = array.clone()
             _broadcast(first, group)

@@ -1,9 +1,9 @@
-"""`gossamer.distill`: a pruned model learns from the dense one that it was made of, and may become sparser meanwhile.
+"""`gossamer.distill` trains a pruned model toward the outputs of its dense original. It may also raise the sparsity.
 
     loss = logits * T^2 KL(t | s)  +  hidden * mean over layers of |s - t|^2 / |t|^2  +  embeddings * (1 - cos(s, t))
 
-Softened logits: Hinton et al., 2015. Hidden states by the size of the teacher's: SquareHead, Kurtic et al., 2023. s and t are
-what student and teacher give for the same batch.
+s and t are the outputs of student and teacher for the same batch. Softened logits: Hinton et al., 2015. Hidden states relative
+to the size of the teacher's: SquareHead, Kurtic et al., 2023.
 """
 
 import inspect
@@ -30,14 +30,14 @@ _WARM_UP = 20
 
 @dataclass(frozen=True)
 class DistillationLoss:
-    """The weights of the parts of a distillation loss. At least one of `logits`, `hidden` and `embeddings` must be above 0.
+    """A distillation loss. Its fields weight its parts; one of `logits`, `hidden` and `embeddings` must be above 0.
 
     logits, temperature  compares the field `logits` of the outputs, or the tensor that the model returns
     hidden               compares `hidden_states` of models of Hugging Face, of the encoder and of the decoder
     embeddings           compares the tensors that `embed` makes of an output and its call; by default the first tensor
 
-    Tokens that the attention mask of a batch hides do not count. OptionError if the outputs have no such part, or if student
-    and teacher have other sizes.
+    Tokens that the attention mask of a batch hides do not count. OptionError if the outputs lack such a part, or if its sizes
+    differ between student and teacher.
     """
 
     logits: float = 0.0
@@ -51,7 +51,7 @@ class DistillationLoss:
             raise OptionError("logits, hidden and embeddings are weights: none may be negative, and one must be positive")
 
     def __call__(self, student: nn.Module, teacher: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch (as `prune` takes them), with gradients for the student."""
+        """Returns the loss of a batch (as for `prune`), with gradients for the student."""
         call = batch if isinstance(batch, Call) else call_of(student, batch)
         if self.hidden and not _takes_hidden_states(student):
             raise OptionError(
@@ -98,14 +98,14 @@ def distill(
     skip: Layers = (),
     on_step: Callable[[int, float], None] | None = None,
 ) -> Model:
-    """Trains a sparse model toward its dense teacher, in place. Zeros stay zeros. Returns the model, in the modes that it had.
+    """Trains a sparse model toward its dense teacher in place, and returns it. Zeros stay zeros. All modules keep their modes.
 
     data           batches as for `prune`; they are repeated until `steps` are done
     sparsity       the share of zeros to reach, by a cubic schedule. None keeps the zeros of the model
-    learning_rate  of AdamW without weight decay. It rises for 20 steps, then falls linearly to 0
+    learning_rate  the largest rate of AdamW without weight decay. It rises for 20 steps, then falls linearly to 0
     on_step        a function that is called with the number and the loss of each step
 
-    Dropout is off, because the teacher has none. OptionError if the loss is NaN or infinite, before the model learns from it.
+    Dropout is off, because the teacher has none. OptionError if a loss is NaN or infinite, before the optimizer's step.
 
     In a loop of your own, use `DistillationLoss`, and `gossamer.recipes.GradualMasks`: call its `step()` after each step
     of the optimizer, or give its `callback()` to transformers.Trainer.
@@ -140,7 +140,7 @@ def distill(
 
 
 def _counted(tensor: Tensor, call: Call) -> Tensor:
-    """[samples, features] without padding."""
+    """Returns [samples, features] without padding."""
     rows = tensor.reshape(-1, tensor.shape[-1])
     if call.tokens is None or call.tokens.numel() != len(rows):
         return rows
@@ -159,7 +159,7 @@ def _logits(output: Any) -> Tensor:
 
 
 def _hidden_states(output: Any) -> list[Tensor]:
-    """Behind each layer."""
+    """Returns the hidden states after each layer."""
     names = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
     states = [s for name in names for s in (getattr(output, name, None) or ())[1:]]
     if not states:

@@ -1,9 +1,9 @@
-"""Distributions: how dense each layer is, so that all of them together have a share of nonzeros.
+"""Distributions say how dense each layer is, so that all layers together have a given density.
 
-"uniform"              every layer the same
-"global"               what the saliency of all layers' elements, sorted together, leaves of each (Frankle and Carbin, 2019)
+"uniform"              all layers are equally dense
+"global"               the most salient elements of all layers together are kept (Frankle and Carbin, 2019)
 "erdos-renyi"          in proportion to (n_in + n_out) / (n_in n_out) (Mocanu et al., 2018)
-"erdos-renyi-kernel"   the same with the sides of a convolution's kernel among the sizes (Evci et al., 2020, section 3 (1))
+"erdos-renyi-kernel"   the same, with the sides of a convolution's kernel in sum and product (Evci et al., 2020, section 3 (1))
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ DISTRIBUTIONS = ("uniform", "global", "erdos-renyi", "erdos-renyi-kernel")
 
 
 def densities(how: str, shapes: Sequence[tuple[int, ...]], density: float, scores: Sequence[Tensor] = ()) -> list[float]:
-    """The density of each layer.
+    """Returns the density of each layer.
 
-    shapes  of the weights, outputs x inputs x sides of the kernel
-    scores  of their elements, which "global" sorts together; below 0 for those that are out of the question
+    shapes  the shapes of the weights, outputs x inputs x sides of the kernel
+    scores  for "global": the scores of all elements, below 0 for elements that cannot be kept
     """
     if how == "uniform":
         return [density] * len(shapes)
@@ -36,7 +36,7 @@ def densities(how: str, shapes: Sequence[tuple[int, ...]], density: float, score
 
 
 def _in_proportion(shares: Sequence[float], sizes: Sequence[int], density: float) -> list[float]:
-    """epsilon * share, where the largest become whole layers until epsilon leaves none above 1."""
+    """Returns epsilon * share for each layer. Layers that would be above 1, the largest first, become dense instead."""
     full: set[int] = set()
     while True:
         rest = [i for i in range(len(sizes)) if i not in full]

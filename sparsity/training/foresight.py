@@ -1,9 +1,9 @@
-"""When what is compiled takes the layers of a recipe as sparse, and what for: for what they will be when it is through.
+"""Decides when compiled code treats the layers of a recipe as sparse, and for which mask it is planned: the final one.
 
-all layers 50 %, 25 %, 12.5 %, … dense, or the schedule at its end     →    layers at most 50 % dense by then are ripe
+all layers together 50 %, 25 %, 12.5 %, … dense, or the schedule ends     →    layers of at most 50 % density become ripe
 
-Until then a layer is compiled as the dense one that it is. Once it is ripe it is compiled anew, for its last mask as far as
-that can be told: what becomes sparser still needs no other code. So there are a few compilations in a training.
+Before that, a layer is compiled as a dense one. Once it is ripe it is compiled anew, for its final mask as far as that can be
+predicted. It needs no other code when it becomes sparser. So a training has only a few compilations.
 """
 
 import sys
@@ -23,30 +23,30 @@ from gossamer.sparsity.training.stored_weight import StoredWeight
 
 
 class Foresight:
-    """Of the layers under a recipe.
+    """Which layers of a recipe are ripe, and their predicted final weights.
 
-    densities  what layers are to have at a step, by the scores of their elements
+    densities  a function of a step and the elements' scores that returns the density of each layer
     """
 
     def __init__(
         self, recipe: Recipe, layers: Sequence[Masked], densities: Callable[[int, Sequence[Tensor]], list[float]]
     ) -> None:
         self._recipe, self._layers, self._densities = recipe, layers, densities
-        self._ripe: set[Masked] = set()  # as they are, or were before they were stored
+        self._ripe: set[Masked] = set()  # the plain layers, also of layers that are stored meanwhile
         self._halvings, self._step = 0, 0
-        self._final: list[float] | None = None  # for plans of this step
+        self._final: list[float] | None = None  # final densities, computed once per step
         self.advance(0, changed=True, anew=False)
         at_work.add(self)
 
     def is_ripe(self, layer: Masked) -> bool:
-        """Whether it is taken as sparse."""
+        """Whether compiled code treats a layer as sparse."""
         return _plain(layer) in self._ripe
 
     def advance(self, step: int, changed: bool, anew: bool = True) -> None:
-        """After masks were made for a step, or not; `anew` where what is compiled has seen them denser."""
+        """Finds layers that have become ripe after a step. `changed`: masks are new; `anew`: compile the ripe layers again."""
         self._step, self._final = step, None
         ends = step >= self._recipe.schedule.end
-        is_dense = self._recipe.sparsifier.pruned in ("fade", "return") and not ends  # whatever its mask is
+        is_dense = self._recipe.sparsifier.pruned in ("fade", "return") and not ends  # its weights are not zero yet
         if is_dense or not changed:
             return
         elements = sum(layer.mask.numel() for layer in self._layers)
@@ -63,29 +63,29 @@ class Foresight:
                 _compile_anew(layer.parameter if layer.latent is None else layer.latent.mask)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` goes on from."""
+        """Returns the state for `load_state_dict`."""
         return {"ripe": [layer.name for layer in self._layers if self.is_ripe(layer)], "halvings": self._halvings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the layers for ripe that were so then."""
+        """Makes the layers ripe that were ripe in the state."""
         self._ripe, self._halvings, self._final = set(), state["halvings"], None
         self._ripen((layer for layer in self._layers if layer.name in state["ripe"]), anew=True)
 
     def end(self) -> None:
-        """Plans are made for tensors as they are."""
+        """Ends it: later plans are made for the tensors as they are."""
         at_work.discard(self)
 
     def foresee(self, tensor: Tensor) -> Tensor | None:
-        """See `foreseen`."""
+        """Returns the tensor to plan for in place of a layer's tensor, None for other tensors. See `foreseen`."""
         for layer in self._layers:
             if tensor is (layer.parameter if layer.latent is None else layer.latent.mask):
                 falls = self._step < self._recipe.schedule.end and self._recipe.sparsifier.grows is None
-                known = not any(isinstance(each, ShardedWeight) for each in self._layers)  # whose parts no compiler gathers
+                known = not any(isinstance(each, ShardedWeight) for each in self._layers)  # no compiler gathers their parts
                 return self._at_the_end(layer) if falls and known and self.is_ripe(layer) else tensor
         return None
 
     def _at_the_end(self, layer: Masked) -> Tensor:
-        """The weight of a layer then, or what multiplies it."""
+        """Returns the predicted final weight of a layer, or its final mask if the mask is a parametrization."""
         if self._final is None:
             scores = [_sizes(each) for each in self._layers] if self._recipe.distribution == "global" else ()
             self._final = self._densities(self._recipe.schedule.end, scores)
@@ -106,7 +106,7 @@ def _sizes(layer: Masked) -> Tensor:
 
 
 def _compile_anew(tensor: Tensor) -> None:
-    """Has Dynamo compile what uses a tensor once more: it goes by the marks that it has."""
+    """Makes Dynamo compile code that uses a tensor again. It guards on the marks of tensors, so a new mark is enough."""
     if "torch._dynamo" in sys.modules:
         from gossamer.runtime.torch_internals import mark_static
 

@@ -1,4 +1,4 @@
-"""`gossamer.distributed.fully_shard`: FSDP2 for models some of whose weights store their nonzeros alone.
+"""`gossamer.distributed.fully_shard`: FSDP2 for models in which some weights store only their nonzeros.
 
 for block in model.blocks:
     gossamer.distributed.fully_shard(block, mesh=mesh)
@@ -25,8 +25,8 @@ def fully_shard(module: Module, *, mesh: DeviceMesh | None = None, **options: An
 
     FSDP2 itself needs flat arrays of all elements, and a stored weight has none. Here every process holds all nonzeros. It
     starts with the values of the first process, and gets the mean of the gradients (4 bytes for each nonzero in f32) after each
-    backward pass. All other parameters are sharded. An optimizer with `fused=True` or `foreach=True` needs stored weights in a
-    parameter group of their own, because torch has no operation on both kinds.
+    backward pass. All other parameters are sharded. For an optimizer with `fused=True` or `foreach=True`, put stored weights in
+    a separate parameter group, because torch has no operation on both kinds.
 
     OptionError if a process stores other elements than the first one, or if a policy computes in another type than that of the
     stored weights.

@@ -1,4 +1,4 @@
-"""Masks for loops that call for each step themselves: zeros stay, and may become more (Zhu and Gupta, 2017)."""
+"""`GradualMasks` keeps and adds zeros in training loops that call each of its steps (Zhu and Gupta, 2017)."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from gossamer.sparsity.training.schedules import once
 class GradualMasks:
     """Masks that keep the zeros of a model's layers, for a training loop that calls `step()` after each step of the optimizer.
 
-    `train_sparse` does the same without such calls; prefer it where the loop is yours.
+    `train_sparse` does the same without such calls. Prefer it if you can pass it the optimizer.
 
     model      its zeros stay. Weights of `store_sparse` need no mask and are left out
     sparsity   None keeps the zeros as they are. Otherwise each layer goes to this share of zeros by magnitude, over the first
@@ -39,13 +39,13 @@ class GradualMasks:
         self._masks, self._step = Masks([layer for layer in layers if not is_stored(layer.module)], recipe), 0
 
     def step(self) -> None:
-        """Puts the masks on the weights, after they have become sparser where it is time."""
+        """Computes sparser masks if the step is due, and applies the masks to the weights."""
         self._step += 1
         self._masks.advance(self._step)
         self._masks.apply(self._step)
 
     def callback(self) -> Any:
-        """A `transformers.TrainerCallback` that steps after each step of the optimizer."""
+        """Returns a `transformers.TrainerCallback` that calls `step()` after each step of the optimizer."""
         from transformers import TrainerCallback
 
         masks = self

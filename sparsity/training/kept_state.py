@@ -1,8 +1,8 @@
-"""What an optimizer remembers of a parameter under a mask: of the entries that the mask keeps, until somebody looks.
+"""The state of an optimizer for a masked parameter. It holds vectors of the kept entries until somebody reads it.
 
-state["exp_avg"]    →    a dense tensor, as torch has it; a step after that begins from it
+state["exp_avg"]    →    a dense tensor, as in torch; the next step starts from it
 
-Steps read and write vectors of the kept entries. Whoever reads the dictionary, copies it or saves it finds dense tensors.
+Steps read and write vectors of the kept entries. Code that reads the dictionary, copies it or saves it gets dense tensors.
 """
 
 import sys
@@ -20,7 +20,7 @@ from gossamer.sparsity.compiler.kept_entries import KeptEntries
 class KeptState(dict[str, Any]):
     """The entry of one parameter in the state of an optimizer.
 
-    Where a vector is ahead of a dense tensor, the dictionary itself has that tensor as it was, or None.
+    While a vector is newer than its dense tensor, the dictionary itself has the old tensor, or None if there is none yet.
     """
 
     __slots__ = ("_kept", "_shape", "_vectors")
@@ -30,7 +30,7 @@ class KeptState(dict[str, Any]):
         self._kept, self._shape, self._vectors = kept, shape, dict[str, Tensor]()
 
     def taken(self, kept: KeptEntries) -> dict[str, Any]:
-        """What an optimizer needs for a step on the vector of some kept entries."""
+        """Returns the state for a step on the vector of some kept entries."""
         if kept is not self._kept:
             self._settle()
             self._kept = kept
@@ -41,7 +41,7 @@ class KeptState(dict[str, Any]):
         return found
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Takes over what a step has left. Dense tensors that others hold are written at once."""
+        """Takes over the state after a step. Dense tensors that others also reference are written at once."""
         self._vectors = {}
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.shape != self._kept.coordinates.shape:
@@ -53,7 +53,7 @@ class KeptState(dict[str, Any]):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether vectors have what dense tensors lack."""
+        """Whether vectors are newer than dense tensors."""
         return bool(self._vectors)
 
     def _settle(self) -> None:
@@ -67,14 +67,14 @@ class KeptState(dict[str, Any]):
                     super().__setitem__(key, dense)
                 self._kept.put(vector, dense)
 
-    def __iter__(self) -> Iterator[str]:  # which tells dict(state) to ask for items, too
+    def __iter__(self) -> Iterator[str]:  # an own __iter__ makes dict(state) read items through __getitem__
         return super().__iter__()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
     def copy(self) -> dict[str, Any]:
-        """A plain dictionary."""
+        """Returns a plain dictionary."""
         return dict(self)
 
 
@@ -96,12 +96,12 @@ for _name in (
 
 
 def _references(state: dict[Any, Any], key: Any) -> tuple[int, ...]:
-    """How many references there are to a tensor of a dictionary, from Python and from C++, and to its memory."""
+    """Returns the numbers of references to a tensor of a dictionary: from Python, from C++, and to its memory."""
     tensor = dict.__getitem__(state, key)
     return sys.getrefcount(tensor), tensor_references(tensor), storage_references(tensor.untyped_storage()._cdata)
 
 
 @cache
 def _alone() -> tuple[int, ...]:
-    """The same for a tensor that nobody else has."""
+    """Returns these numbers for a tensor that only the dictionary references."""
     return _references({0: torch.empty(1)}, 0)

@@ -1,12 +1,12 @@
-"""Steps of optimizers for the entries that masks keep: the user's own optimizer takes them, on vectors of these entries.
+"""Makes the user's optimizers step masked parameters by the entries that masks keep, as vectors of these entries.
 
     loss.backward()         the gradient of a weight under a mask is 0 where the mask is
     optimizer.step()        parameter, gradient and state of the kept entries → vectors → the step of its class → back
 
 For Adam and AdamW, one kernel does all of that (see one_pass.py).
 
-What the mask hides is left as it is, in the parameter and in the state. A parameter is stepped as a whole, as torch does, where
-its gradient has anything that the mask hides, where the mask keeps much of it, and by other optimizers.
+Hidden entries stay as they are, in the parameter and in the state. torch steps the whole parameter if its gradient has nonzeros
+at hidden entries, if the mask keeps much of it, or if the optimizer is of another class.
 
 Stored weights are such vectors already. Steps of both are one loop where torch has one (see one_loop.py).
 """
@@ -40,20 +40,20 @@ log = logging.getLogger("gossamer")
 _ELEMENTWISE = {
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.RMSprop, optim.Adagrad, optim.Adadelta,
 }  # fmt: skip
-"""Optimizers whose step of an element depends on that element, and on nothing for an element that never has a gradient."""
+"""Optimizers whose step of an element depends on that element alone, and which need no step for elements without gradients."""
 
 _TYPES = (torch.float32, torch.float64)
-_FEWEST = 1 << 14  # elements: the dozen operations of a step take as long as getting vectors ready
-_DENSEST = 0.4  # share of kept entries above which vectors take as long as all elements
-_DENSEST_FUSED = 0.03  # the same where one loop goes over all elements
-_DENSEST_IN_ONE_PASS = 0.3  # the same if kept entries are stepped in one pass
+_FEWEST = 1 << 14  # elements; with fewer, collecting the vectors takes as long as the dozen operations of a step
+_DENSEST = 0.4  # share of kept entries; above, a step on vectors takes as long as one on all elements
+_DENSEST_FUSED = 0.03  # the same, against torch's fused loop over all elements
+_DENSEST_IN_ONE_PASS = 0.3  # the same, for our one pass over kept entries against that fused loop
 
 _masks: WeakKeyDictionary[torch.UntypedStorage, Tensor] = WeakKeyDictionary()
-"""By the memory of a parameter, the mask under which it was used last."""
+"""The mask with which a parameter was last used, by the memory of the parameter."""
 
 
 def note_mask(parameter: Tensor, mask: Tensor) -> None:
-    """Takes note that a parameter is used under a mask, of the same shape, which may change. Steps look at both."""
+    """Remembers that a parameter is used with a mask of its shape. Steps read the mask again, because it may change."""
     large = parameter.numel() >= _FEWEST and parameter.dim() > 1
     if large and parameter.is_cpu and parameter.dtype in _TYPES and mask.is_contiguous():
         watch_optimizers()
@@ -62,7 +62,7 @@ def note_mask(parameter: Tensor, mask: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """A parameter, its gradient, what a mask keeps, and the gradient of that. A stored weight has no `kept`."""
+    """A parameter, its gradient, the entries that its mask keeps, and their gradient. A stored weight has no `kept`."""
 
     parameter: Tensor
     gradient: Tensor
@@ -79,7 +79,7 @@ class _Taken:
         return vector
 
     def step_alone(self, optimizer: Optimizer, group: dict[str, Any], state: dict[str, Any]) -> bool:
-        """Does the step in one pass over the parameter, if there is a kernel for that; whether it is done."""
+        """Does the step in one pass over the parameter if a kernel can. Returns whether it did."""
         if self.kept is None or self.values is None or not can_be_one_pass(optimizer, group, state):
             return False
         step_in_one_pass(group, state, self.kept, self.parameter, self.values)
@@ -87,15 +87,15 @@ class _Taken:
         return True
 
     def state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What an optimizer remembers of it, for a step on the vector."""
+        """Returns the optimizer's state of the parameter, for a step on the vector."""
         known = optimizer.state.get(self.parameter, {})
         return known if self.kept is None else self._kept_state(optimizer, self.kept).taken(self.kept)
 
     def take_over(self, state: dict[str, Any], optimizer: Optimizer) -> None:
-        """Takes over what a step of the vector has left."""
+        """Takes over vector and state after a step on the vector."""
         if self.kept is None:
             optimizer.state[self.parameter] = state
-            increment_version(self.parameter)  # no loop counts its writes
+            increment_version(self.parameter)  # torch's loop does not count writes to it
             return
         self._kept_state(optimizer, self.kept).take_over(state)
         self.kept.put(self.vector, self.parameter)
@@ -111,14 +111,14 @@ class _Taken:
 
 
 class _Step:
-    """The steps of one optimizer: they begin when its own hooks have run, and end before those that run afterwards."""
+    """The steps of one optimizer. They run after the optimizer's own pre-hooks and before its post-hooks."""
 
     def __init__(self) -> None:
         self._taken: list[_Taken] = []
         self._hooks: list[RemovableHandle] = []
 
     def announce(self, optimizer: Optimizer) -> None:
-        """Has the next step begin here, whatever became of the one before."""
+        """Registers hooks for the next step. An exception may have left those of the step before."""
         self.end()
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
         hooks: Any = self._hooks[1].hooks_dict_ref()
@@ -126,7 +126,7 @@ class _Step:
 
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Steps kept entries, and takes the gradients of these parameters away until torch has done the others."""
+        """Steps kept entries, and hides the gradients of these parameters until torch has stepped the other parameters."""
         changed = _evaluated(args, kwargs)
         groups = [(group, list(self._takes(optimizer, group))) for group in optimizer.param_groups]
         if self._taken:
@@ -147,14 +147,14 @@ class _Step:
             each.parameter.grad = each.gradient
 
     def end(self) -> None:
-        """After all hooks."""
+        """Removes the hooks of the step. It runs after all other hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._taken = [], []
 
 
 def _step(optimizer: Optimizer, groups: list[tuple[dict[str, Any], list[_Taken]]], taken: list[_Taken]) -> None:
-    """The step of an optimizer: in one pass where there is a kernel for it, the others on vectors of kept entries."""
+    """Does the step of an optimizer: in one pass where a kernel can, otherwise on vectors of kept entries."""
     states = {each: each.state(optimizer) for each in taken}
     left = [(group, [each for each in own if not each.step_alone(optimizer, group, states[each])]) for group, own in groups]
     _step_vectors(optimizer, left, states)
@@ -164,7 +164,7 @@ def _step(optimizer: Optimizer, groups: list[tuple[dict[str, Any], list[_Taken]]
 def _step_vectors(
     optimizer: Optimizer, groups: list[tuple[dict[str, Any], list[_Taken]]], states: dict[_Taken, dict[str, Any]]
 ) -> None:
-    """The step of an optimizer's class, for vectors of kept entries."""
+    """Runs `step` of the optimizer's class on vectors of kept entries, through a copy of the optimizer."""
     taken = [each for _, own in groups for each in own]
     if not taken:
         return
@@ -182,7 +182,7 @@ def _step_vectors(
 
 
 def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    """The arguments of a step whose closure was called, which these optimizers do once, before all else."""
+    """Calls the closure of a step, which these optimizers do once, at the start. Returns arguments with its loss as closure."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         return None
@@ -193,7 +193,7 @@ def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
 
 
 def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _Taken | None:
-    """A parameter that steps by its kept entries, None if it steps as a whole."""
+    """Returns what a step by kept entries needs of a parameter, None if the parameter is stepped as a whole."""
     mask, gradient = _mask_of(parameter), parameter.grad
     if type(parameter) is SparseTensor and type(gradient) is SparseTensor:
         return _Taken(parameter, gradient, None, None) if _takes_stored(optimizer, group, parameter, gradient) else None
@@ -201,28 +201,28 @@ def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _T
         return None
     if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
         return None
-    from gossamer.sparsity.compiler.kept_entries import KeptEntries  # which needs the compiler
+    from gossamer.sparsity.compiler.kept_entries import KeptEntries  # imported here, because it needs the compiler
 
     kept = KeptEntries.of(mask.flatten(1))
     if kept.coordinates.numel() > _densest(optimizer, group) * parameter.numel():
         return None
     values = kept.collected_alone(gradient)
     if values is None:
-        if bool(gradient.isfinite().all()):  # it is used without the mask, too: what that hides is trained
+        if bool(gradient.isfinite().all()):  # the model also uses it without the mask, so hidden entries train
             del _masks[parameter.untyped_storage()]
         return None
     return _Taken(parameter, gradient, kept, values)
 
 
 def _densest(optimizer: Optimizer, group: dict[str, Any]) -> float:
-    """The share of kept entries up to which they are stepped alone."""
+    """Returns the share of kept entries up to which only these are stepped."""
     if not group.get("fused"):
         return _DENSEST
     return _DENSEST_IN_ONE_PASS if has_one_pass(optimizer, group) else _DENSEST_FUSED
 
 
 def _takes_stored(optimizer: Optimizer, group: dict[str, Any], parameter: SparseTensor, gradient: SparseTensor) -> bool:
-    """Whether one loop steps a stored weight that would take several."""
+    """Whether to step a stored weight here, in one loop, because the user's flags would take several loops."""
     if group.get("fused") or not holds(parameter, gradient):
         return False
     known = optimizer.state.get(parameter, {})
@@ -242,7 +242,7 @@ _told: set[type[Optimizer]] = set()
 
 
 def _announce(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Before all hooks of an optimizer."""
+    """Runs before all hooks of an optimizer."""
     if torch.compiler.is_compiling():
         return
     given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -262,13 +262,13 @@ def _announce(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """After all hooks of an optimizer."""
+    """Runs after all hooks of an optimizer."""
     if not torch.compiler.is_compiling() and (step := _steps.get(optimizer)) is not None:
         step.end()
 
 
 def _give_plain_states(optimizer: Optimizer) -> None:
-    """Has `state_dict` of an optimizer hold dictionaries of torch."""
+    """Makes `state_dict` of an optimizer return plain dictionaries, as torch does."""
     if optimizer not in _with_hook:
         _with_hook.add(optimizer)
         optimizer.register_state_dict_post_hook(_plain_states)
@@ -280,6 +280,6 @@ def _plain_states(optimizer: Optimizer, found: dict[str, Any]) -> None:
 
 @cache
 def watch_optimizers() -> None:
-    """Has all optimizers step masked and stored weights by kept entries, from now on."""
+    """Makes all optimizers step masked and stored weights by kept entries from now on."""
     register_optimizer_step_pre_hook(_announce)
     register_optimizer_step_post_hook(_end)

@@ -1,8 +1,8 @@
-"""Weights that train on beneath their masks, as parametrizations, and linear layers with another mask on the way back.
+"""Parametrizations whose hidden weights train on, and linear layers with another mask in the backward pass.
 
-forward    weight * mask                       the mask is 1 where a weight is kept, 0 or what is left of it elsewhere
+forward    weight * mask                       the mask is 1 for kept weights, 0 for pruned and between for fading ones
 backward   d original = d weight               straight through (Bengio et al., 2013), or
-           d original = d weight * mask        as autograd has it
+           d original = d weight * mask        the derivative
 """
 
 from typing import Any
@@ -30,14 +30,14 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class LatentWeight(Mask):
-    """A mask that changes, and lets gradients pass as they are, or as autograd has them."""
+    """A mask that changes. Gradients pass it straight through, or are multiplied by it."""
 
     def __init__(self, weight: Tensor, straight_through: bool) -> None:
         super().__init__(torch.ones_like(weight))
         self.straight_through = straight_through
 
     def forward(self, original: Tensor) -> Tensor:
-        """original * mask"""
+        """Returns original * mask."""
         if self.straight_through:
             product: Tensor = _StraightThrough.apply(original, self.mask)
             return product
@@ -61,10 +61,10 @@ class _TwoMasks(torch.autograd.Function):
 
 
 class BackwardMask:
-    """A linear layer's forward with another N:M mask on the way back: Bi-Mask (Zhang et al., 2023, section 3).
+    """A linear layer's forward with another N:M mask in the backward pass: Bi-Mask (Zhang et al., 2023, section 3).
 
-    The gradient of the input is dy ((weight) * back), where back keeps n of every m rows in a column after rows have changed
-    places: of `candidates` random orders the one with the most groups that have n nonzeros or fewer already.
+    The gradient of the input is dy (weight * back). `back` keeps n of every m rows in a column, in another order of the rows.
+    Of `candidates` random orders it takes the one with the most groups that already have at most n nonzeros.
     """
 
     def __init__(self, layer: nn.Linear, pattern: NM, candidates: int = 100) -> None:
@@ -73,7 +73,7 @@ class BackwardMask:
         layer.forward = self.forward  # type: ignore[method-assign, assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer computes."""
+        """Computes the layer's result."""
         layer: Any = self.layer
         weight, back = layer.weight, layer.backward_mask
         if x.dim() == 1:
@@ -86,7 +86,7 @@ class BackwardMask:
 
     @torch.no_grad()
     def choose(self, weight: Tensor, generator: torch.Generator) -> None:
-        """Makes the mask anew, of a weight under the forward mask, [outputs, inputs]."""
+        """Computes the backward mask anew, from a weight under its forward mask [outputs, inputs]."""
         sizes, best, order = weight.abs(), -1, torch.arange(len(weight))
         for _ in range(self.candidates):
             tried = torch.randperm(len(weight), generator=generator)
@@ -98,21 +98,21 @@ class BackwardMask:
         self.layer.backward_mask.copy_(mask)  # type: ignore[operator]
 
     def eligible(self, weight: Tensor) -> int:
-        """The groups of m rows in a column with n nonzeros or fewer."""
+        """Returns the number of groups of m rows in a column that have at most n nonzeros."""
         groups = F.pad((weight != 0).to(torch.uint8), (0, 0, 0, -len(weight) % self.pattern.m)).unflatten(
             0, (-1, self.pattern.m)
         )
         return int((groups.sum(1) <= self.pattern.n).sum())
 
     def remove(self) -> None:
-        """Gives the layer its own forward back."""
+        """Restores the layer's own forward."""
         self.layer.__dict__.pop("forward", None)
         self.layer._buffers.pop("backward_mask", None)
         self.layer._non_persistent_buffers_set.discard("backward_mask")
 
 
 def remove_backward_mask(module: nn.Module) -> None:
-    """Gives a module, maybe the copy of one in training, its own forward back."""
+    """Restores a module's own forward. The module may be a copy of one that trains with a BackwardMask."""
     own = getattr(vars(module).get("forward"), "__self__", None)
     if isinstance(own, BackwardMask):
         own.remove()

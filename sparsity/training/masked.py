@@ -1,4 +1,4 @@
-"""A layer and its mask, while a recipe is at work."""
+"""`Masked` is a layer and its mask under a recipe. Masks (masks.py) has one for each layer."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 
 @dataclass(eq=False)
 class Masked:
-    """A layer and its mask; tensors are of the weight's shape.
+    """A layer and its mask. Tensors have the weight's shape.
 
-    parameter  what trains: the weight, or what is beneath its mask
-    first      the sparsity it came with
-    squares    the mean over steps of (w g)^2 or g^2, where the recipe asks for it
-    dense      the gradient of all elements, pruned ones too, where they are about to grow
+    parameter  the trained parameter: the weight, or the parameter under its mask
+    first      the sparsity of the weight when training starts
+    squares    the mean over steps of (w g)^2 or g^2, if the recipe needs it
+    dense      the gradient of all elements, also of pruned ones, in steps before nonzeros grow
     """
 
     name: str
@@ -38,44 +38,44 @@ class Masked:
         return count_nonzeros(self.mask) / self.mask.numel()
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """[outputs, inputs] of a tensor of the weight's shape; of experts [experts x outputs, inputs]."""
+        """Returns a tensor of the weight's shape as a matrix [outputs, inputs], or [experts x outputs, inputs] for experts."""
         if expert_weights(self.module):
             return (tensor.mT if self.module.is_transposed else tensor).flatten(0, 1)
         return tensor.t() if is_transposed(self.module) else tensor.flatten(1)
 
     def unfolded(self, matrix: Tensor) -> Tensor:
-        """The tensor of the weight's shape of a matrix."""
+        """Returns a matrix as a tensor of the weight's shape, the inverse of `matrix`."""
         if expert_weights(self.module) and self.module.is_transposed:
             return matrix.view(len(self.parameter), -1, matrix.shape[1]).mT
         return matrix.t() if is_transposed(self.module) else matrix.view(self.parameter.shape)
 
     def weight(self) -> Tensor:
-        """The weight, pruned elements too."""
+        """Returns the weight with its pruned elements."""
         return self.parameter.detach()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor of the weight's shape, of which this process may have a part."""
+        """Returns the whole of a tensor, of which this process may have only a part."""
         return tensor
 
     def set_to_zero(self) -> None:
-        """Makes what is pruned zero."""
+        """Sets pruned weights to zero."""
         self.restrict(self.parameter)
 
     def restrict(self, tensor: Tensor) -> None:
-        """Makes a tensor of the weight's shape zero where the weight is pruned."""
+        """Sets a tensor of the weight's shape to zero where the weight is pruned."""
         tensor.mul_(self.mask)
 
     def keep(self, squares: Tensor | None) -> None:
-        """Takes over squares that were saved."""
+        """Takes over saved squares."""
         self.squares = squares
 
     def see(self, gradient: Tensor) -> None:
-        """Takes note of a gradient of all elements: it is added to those of the same step."""
+        """Adds a gradient of all elements to the others of the same step."""
         fresh = self.dense is None or self.parameter.grad is None or not bool(self.dense.isfinite().all())
         self.dense = gradient.detach().clone() if fresh or self.dense is None else self.dense.add_(gradient)
 
     def seen(self) -> Tensor:
-        """The gradient of which it took note; zeros where none has come."""
+        """Returns the sum of the gradients that `see` got; zeros if it got none."""
         return torch.zeros_like(self.mask, dtype=self.parameter.dtype) if self.dense is None else self.dense
 
     @property

@@ -1,4 +1,4 @@
-"""The masks of a model's layers in training: made by a recipe, step after step; `train_sparse` hangs them on an optimizer."""
+"""Computes the masks of a model's layers by a recipe, step after step. `train_sparse` calls it from hooks of the optimizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,14 +23,15 @@ from gossamer.sparsity.training.sharded_weight import ShardedWeight
 from gossamer.sparsity.training.stored_weight import StoredWeight
 
 _MEMORY = 0.9
-"""Share of the mean of squared gradients that a step leaves."""
+"""The factor of the old mean of squared gradients at each step; the new squares get the rest."""
 
 
 class Masks:
-    """Masks by a recipe. `advance` makes them anew where it is time, `apply` puts them on the weights.
+    """The masks of a recipe. `advance` computes them anew at due steps, and `apply` sets pruned weights to zero.
 
-    together  what sums a tensor over all processes that train the model, so that masks stay in step; stored weights know it
-    kept      what masks of layers have kept so far, by name, instead of what is not zero
+    together  a function that sums a tensor over all processes that train the model, so that all make the same masks. Stored
+              weights have their own
+    kept      by the name of a layer, the elements that its masks kept before; other layers keep their nonzeros
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Masks:
 
     @torch.no_grad()
     def advance(self, step: int) -> bool:
-        """Whether the masks are new after a step, made where it is time."""
+        """Computes new masks if a step is due. Returns whether it was."""
         schedule, sparsifier = self.recipe.schedule, self.recipe.sparsifier
         due = schedule.is_due(step) and sparsifier.saliency != "zeros"
         if due and (moved := schedule.exchanged(step)):
@@ -88,12 +89,12 @@ class Masks:
 
     def _new_mask(self, layer: Masked, scores: Tensor, density: float, step: int) -> Tensor:
         if isinstance(layer, StoredWeight) and isinstance(self.recipe.schedule, Exchange):
-            return layer.matrix(layer.mask)  # there are no values anywhere else
+            return layer.matrix(layer.mask)  # only stored elements have values
         mask = self.recipe.at(step).mask(scores, density)
         return mask & layer.matrix(layer.mask) if self._stays else mask
 
     def _exchange(self, layer: Masked, density: float, moved: float, step: int) -> None:
-        """Moves a share of the nonzeros; none of a layer that is frozen, or to which no gradient came."""
+        """Moves a share of a layer's nonzeros; none if the layer is frozen or got no gradient."""
         pattern = self.recipe.at(step)
         if not layer.parameter.requires_grad:
             return
@@ -120,11 +121,11 @@ class Masks:
 
     @property
     def _stays(self) -> bool:
-        """Whether a zero is one for ever."""
+        """Whether a zero stays zero for ever."""
         return self.recipe.sparsifier.pruned == "stay" and self.recipe.sparsifier.grows is None
 
     def _scores(self, layer: Masked, step: int) -> Tensor:
-        """Of all elements, [outputs, inputs], below 0 for those that cannot be kept."""
+        """Returns the scores of all elements [outputs, inputs], below 0 for elements that cannot be kept."""
         saliency, grows = self.recipe.sparsifier.saliency, self.recipe.sparsifier.grows
         weight = layer.matrix(layer.weight())
         if saliency == "random" or (grows and not step):
@@ -148,7 +149,7 @@ class Masks:
         return scores.to(layer.parameter.device)
 
     def _densities(self, step: int, scores: Sequence[Tensor] = ()) -> list[float]:
-        """What each layer is to have at a step."""
+        """Returns the density that each layer shall have at a step."""
         recipe = self.recipe
         final = 0.0 if recipe.sparsity is None else recipe.sparsity
         if recipe.distribution == "global":
@@ -157,7 +158,7 @@ class Masks:
             sparsity = max(first, recipe.schedule.sparsity(step, first, final))
             return densities("global", [layer.sizes for layer in self.layers], 1 - sparsity, scores)
         wanted = densities(recipe.distribution, [layer.sizes for layer in self.layers], 1 - final)
-        if isinstance(recipe.schedule, Exchange):  # a stored weight has as many nonzeros as it came with
+        if isinstance(recipe.schedule, Exchange):  # the number of nonzeros of a stored weight is fixed
             wanted = [
                 layer.density if isinstance(layer, StoredWeight) and layer.plain is None else each
                 for layer, each in zip(self.layers, wanted, strict=True)
@@ -169,7 +170,7 @@ class Masks:
 
     @torch.no_grad()
     def apply(self, step: int) -> None:
-        """Makes pruned weights zero, where they are to be after a step."""
+        """Sets pruned weights to zero, if they shall be zero after this step."""
         pruned, schedule = self.recipe.sparsifier.pruned, self.recipe.schedule
         if pruned == "stay" or (pruned == "return" and (schedule.is_due(step) or step >= schedule.end)):
             for layer in self.layers:
@@ -177,7 +178,7 @@ class Masks:
 
     @torch.no_grad()
     def observe(self, scale: float) -> None:
-        """Sees the gradients of a step, divided by `scale`."""
+        """Updates the saliencies by the gradients of a step, divided by `scale`."""
         saliency = self.recipe.sparsifier.saliency
         if saliency not in ("first-order", "second-order"):
             return
@@ -189,7 +190,7 @@ class Masks:
             layer.squares = squares if layer.squares is None else layer.squares.lerp(squares, 1 - _MEMORY)
 
     def remove(self) -> None:
-        """Leaves plain weights with zeros."""
+        """Removes all masks, and leaves plain weights with zeros."""
         self.foresight.end()
         for layer in self.layers:
             if layer.latent is not None:
@@ -204,7 +205,7 @@ class Masks:
                 layer.back.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on, with the model's and the optimizer's state."""
+        """Returns the state that training needs to go on, besides those of the model and the optimizer."""
         layers = {
             layer.name: {
                 "mask": layer.mask.clone(),
@@ -219,7 +220,7 @@ class Masks:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there. OptionError if it is the state of another recipe or of other layers."""
+        """Goes on from a state. OptionError if it is of another recipe or of other layers."""
         if state["recipe"] != repr(self.recipe):
             raise OptionError(f"the state is of {state['recipe']}, this is {self.recipe!r}: attach the same recipe")
         shapes = {layer.name: layer.mask.shape for layer in self.layers}

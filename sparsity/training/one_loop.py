@@ -1,4 +1,4 @@
-"""Has torch's optimizers step a parameter and its state in one loop, whatever flags the user gave.
+"""Makes torch's optimizers step a parameter and its state in one loop, whatever flags the user gave.
 
     AdamW(...), by default      a dozen operations, each of which reads and writes whole tensors
     AdamW(..., fused=True)      one loop, with the same results up to rounding
@@ -18,7 +18,7 @@ _TYPES = (torch.float32, torch.float64)
 
 
 def can_be_one_loop(kind: type, group: Mapping[str, Any], states: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether torch has one loop for the parameters of a group, all of f32 or f64 on CPUs, with these states."""
+    """Whether torch has one loop for a group with these states. The caller checks that all are f32 or f64 on CPUs."""
     if kind not in _FUSED or group.get("capturable") or group.get("differentiable"):
         return False
     if any(isinstance(each, Tensor) for each in (group["lr"], *group.get("betas", ()))):
@@ -31,10 +31,10 @@ def can_be_one_loop(kind: type, group: Mapping[str, Any], states: Iterable[Mappi
 
 
 def in_one_loop(group: dict[str, Any]) -> dict[str, Any]:
-    """The group with the flags that ask for it."""
+    """Returns the group with the flags that ask for one loop."""
     return {**group, "fused": True, "foreach": False}
 
 
 def holds(*tensors: Tensor) -> bool:
-    """Whether the loop takes such tensors."""
+    """Whether the loop takes these tensors: f32 or f64, on CPUs."""
     return all(each.is_cpu and each.dtype in _TYPES for each in tensors)

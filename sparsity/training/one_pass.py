@@ -1,8 +1,8 @@
-"""Steps of Adam and AdamW for the entries that a mask keeps, in one pass over the parameter.
+"""Does steps of Adam and AdamW for the entries that a mask keeps, in one pass over the parameter.
 
     each row: its entries → the step → its entries
 
-A step of vectors of these entries would read all of the parameter, and then read it again to write to it.
+A step on vectors of these entries would read the whole parameter to collect them, and again to write them back.
 """
 
 import math
@@ -22,13 +22,13 @@ _KINDS = (optim.Adam, optim.AdamW)
 
 
 def has_one_pass(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether there is a kernel for the steps of these parameters, after the first one, which torch makes."""
+    """Whether a kernel does the steps of these parameters. torch does the first step, which creates the state."""
     scaled = any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
     return type(optimizer) in _KINDS and not group["amsgrad"] and not scaled
 
 
 def can_be_one_pass(optimizer: Optimizer, group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Whether the kernel does the next step of a parameter with this state, as torch's loop does it."""
+    """Whether the kernel can do the next step of a parameter with this state, with the results of torch's loop."""
     begun = all(name in state for name in ("step", "exp_avg", "exp_avg_sq"))
     return has_one_pass(optimizer, group) and begun and can_be_one_loop(type(optimizer), group, [state])
 

@@ -1,8 +1,8 @@
-"""Stored weights that lose nonzeros in training: the sizes of their arrays are open in what is compiled, so that it stays.
+"""Leaves the sizes of stored weights open in compiled code, so that weights which lose nonzeros need no new compilation.
 
 L['self'].fc.weight._stored        [5000] → [s40]      code for any number of nonzeros: 5000, then 4200, …
 
-Dynamo holds a parameter to have one size for ever, but where `torch.compiler.config.dynamic_sources` names it.
+Dynamo assumes that a parameter never changes its size, unless `torch.compiler.config.dynamic_sources` names it.
 """
 
 import torch
@@ -11,7 +11,7 @@ _SOURCES = r".*\bweight('\])?\._(stored|coordinates\d+)$"
 
 
 class OpenSizes:
-    """From now on, until `close`."""
+    """Sizes are open from its creation until `close`."""
 
     _used = 0
 
@@ -23,7 +23,7 @@ class OpenSizes:
             torch.compiler.config.dynamic_sources = f"{given},{_SOURCES}" if given else _SOURCES
 
     def close(self) -> None:
-        """Sizes are as Dynamo has them."""
+        """Restores Dynamo's setting, if no other object still needs open sizes."""
         OpenSizes._used -= self._is_open
         self._is_open = False
         if OpenSizes._used == 0:

@@ -1,4 +1,4 @@
-"""A recipe: what to keep (Sparsifier), when (Schedule), where (a distribution), in which pattern; legal or refused.
+"""`Recipe`: which weights to keep (Sparsifier), when masks change (Schedule), how dense each layer is, and in which pattern.
 
 Recipe(Sparsifier(grows="gradient"), Exchange(0, 7500, 100), "erdos-renyi-kernel", "unstructured", 0.9)       RigL
 """
@@ -25,16 +25,16 @@ class Sparsifier:
               "first-order"   the mean of (w g)^2 over steps (Molchanov et al., 2019, section 3.1, formula 8)
               "second-order"  w^2 / 2 times the mean of g^2, Fisher's diagonal (LeCun et al., 1990; Theis et al., 2018)
               "random"        a random number
-              "zeros"         keeps what is not zero when training starts
+              "zeros"         no score: keeps the elements that are not zero when training starts
     grows     where new nonzeros appear: "gradient" (Evci et al., 2020), "random" (Mocanu et al., 2018), or None for nowhere
-    pruned    what pruned weights do:
+    pruned    what happens to pruned weights:
               "stay"    they stay zero
               "return"  they are set to zero once, then train on (He et al., 2018)
               "train"   they train on under a mask; gradients go straight through it
               "fade"    they train on under a mask that fades; gradients are scaled by it
     decay     decay * w is added to the gradient of pruned weights (Zhou et al., 2021)
     frozen_variance  the first and the last step at which masks may begin, once Adam's variance has settled (recipe "step")
-    backward_mask    the N:M mask of the backward pass is computed every so many steps (recipe "bi-mask"); 0 for no such mask
+    backward_mask    the number of steps between new N:M masks of the backward pass (recipe "bi-mask"); 0 for no such mask
     """
 
     saliency: str = "magnitude"
@@ -46,13 +46,13 @@ class Sparsifier:
 
     @property
     def is_latent(self) -> bool:
-        """Whether pruned weights live on beneath a mask."""
+        """Whether pruned weights keep their values under a mask."""
         return self.pruned in ("train", "fade")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A sparsifier, a schedule, a distribution, a pattern, and a share of zeros: what `train_sparse` follows.
+    """A sparsifier, a schedule, a distribution, a pattern, and a share of zeros, which `train_sparse` follows.
 
     pattern       "unstructured", "rows" (equally many in each row), "2:4", "32x1" (blocks), "64:2:8" (V:N:M)
     distribution  "uniform", "global", "erdos-renyi", "erdos-renyi-kernel"
@@ -88,7 +88,7 @@ class Recipe:
                 raise OptionError(reason)
 
     def at(self, step: int) -> Pattern:
-        """The pattern at a step: that of an N:M may still be on its way."""
+        """Returns the pattern at a step. The N of N:M may still be larger than in the end."""
         rule = self.rule
         return replace(rule, n=self.schedule.kept(step, rule.n, rule.m)) if isinstance(rule, NM) else rule
 

@@ -1,6 +1,6 @@
-"""The recipes of the literature by their names, for `gossamer.train_sparse`.
+"""The recipes of the literature for `gossamer.train_sparse`, by their names.
 
-Each is a function of the steps that training takes, which says when masks change, and of what its options are.
+Each is a function of the number of training steps, which sets when masks change, and of the recipe's options.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from gossamer.sparsity.training.schedules import Cubic, Exchange, Fading, Schedu
 
 
 def recipe_of(name: str, steps: int, **options: Any) -> Recipe:
-    """The recipe of a name. OptionError if there is none, or it does not have such an option."""
+    """Returns the recipe with a name. OptionError for an unknown name or option."""
     check_name("recipe", name, RECIPES)
     if name not in _ONCE or steps:
         _check_steps(name, steps)
@@ -30,7 +30,7 @@ def recipe_of(name: str, steps: int, **options: Any) -> Recipe:
 
 
 def _check_steps(name: str, steps: int) -> None:
-    """OptionError unless it is known how long training takes."""
+    """OptionError unless the number of training steps is known."""
     if steps == 0:
         raise OptionError(
             f"recipe '{name}' needs steps, the number of calls of optimizer.step() in all of training: give "
@@ -40,7 +40,7 @@ def _check_steps(name: str, steps: int) -> None:
 
 
 def fixed(steps: int) -> Recipe:
-    """The zeros that are there stay: after `gossamer.prune`, `sparsify` and `finalize`, or a checkpoint."""
+    """Keeps the zeros that the model has: from `gossamer.prune`, from `sparsify` and `finalize`, or from a checkpoint."""
     return Recipe(Sparsifier("zeros"), once())
 
 
@@ -48,7 +48,7 @@ def one_shot(
     steps: int, sparsity: float | None = None, at: int = 0, saliency: str = "magnitude", pattern: str = "unstructured",
     distribution: str = "uniform",
 ) -> Recipe:  # fmt: skip
-    """The least salient elements are dropped at step `at`, by gradients 1 or later: Han et al., 2015, section 3."""
+    """Drops the least salient elements at step `at`: Han et al., 2015, section 3. Saliency by gradients needs `at` >= 1."""
     return Recipe(Sparsifier(saliency), once(at), distribution, pattern, sparsity)
 
 
@@ -56,12 +56,12 @@ def gradual(
     steps: int, sparsity: float, begin: int = 0, end: int | None = None, every: int = 10, saliency: str = "magnitude",
     pattern: str = "unstructured", distribution: str = "uniform",
 ) -> Recipe:  # fmt: skip
-    """Sparsity rises by a cubic to its share at step `end`, by default 70 % of the steps: Zhu and Gupta, 2017, section 3."""
+    """Raises the sparsity by a cubic until step `end` (default: 70 % of the steps): Zhu and Gupta, 2017, section 3."""
     return Recipe(Sparsifier(saliency), Cubic(begin, _end(end, steps, 0.7), every), distribution, pattern, sparsity)
 
 
 def random(steps: int, sparsity: float, pattern: str = "unstructured", distribution: str = "erdos-renyi-kernel") -> Recipe:
-    """Random nonzeros from the start, which never move: the baseline "static" of Evci et al., 2020, section 4."""
+    """Keeps random nonzeros, which never move: the baseline "static" of Evci et al., 2020, section 4."""
     return Recipe(Sparsifier("random"), once(), distribution, pattern, sparsity)
 
 
@@ -69,9 +69,9 @@ def set_(
     steps: int, sparsity: float, every: int = 100, fraction: float = 0.3, until: int | None = None,
     pattern: str = "unstructured", distribution: str = "erdos-renyi",
 ) -> Recipe:  # fmt: skip
-    """SET: the smallest nonzeros move to random places, a `fraction` of them every so many steps: Mocanu et al., 2018, methods.
+    """SET: moves the smallest nonzeros, a `fraction`, to random places every `every` steps: Mocanu et al., 2018, methods.
 
-    They start there as zeros, as in Evci et al., 2020.
+    The moved ones start as zeros, as in Evci et al., 2020.
     """
     schedule = Exchange(0, _end(until, steps, 0.75), every, fraction, anneal=False)
     return Recipe(Sparsifier(grows="random"), schedule, distribution, pattern, sparsity)
@@ -81,17 +81,17 @@ def rigl(
     steps: int, sparsity: float, every: int = 100, fraction: float = 0.3, until: int | None = None,
     pattern: str = "unstructured", distribution: str = "erdos-renyi-kernel",
 ) -> Recipe:  # fmt: skip
-    """RigL: the smallest nonzeros move to where the gradient is largest: Evci et al., 2020, section 3, algorithm 1.
+    """RigL: moves the smallest nonzeros to the places with the largest gradients: Evci et al., 2020, section 3, algorithm 1.
 
-    Every `every` steps until 75 % of them, a fraction that a cosine lowers. The gradient of pruned weights is looked at in
-    those steps alone; nonzeros move after the optimizer's step, where the paper's algorithm leaves that one out.
+    They move every `every` steps in the first 75 % of the steps. A cosine lowers their `fraction`. Only these steps compute the
+    gradient of pruned weights. Nonzeros move after the optimizer's step; the paper's algorithm skips that step.
     """
     schedule = Exchange(0, _end(until, steps, 0.75), every, fraction)
     return Recipe(Sparsifier(grows="gradient"), schedule, distribution, pattern, sparsity)
 
 
 def sr_ste(steps: int, pattern: str = "2:4", decay: float = 2e-4, begin: int = 0) -> Recipe:
-    """SR-STE: N:M masks of the moment, gradients straight through, pruned weights decay: Zhou et al., 2021, section 4.2.
+    """SR-STE: new N:M masks at each step, straight-through gradients, decay of pruned weights: Zhou et al., 2021, section 4.2.
 
     w <- w - lr (g + decay * (1 - mask) * w)
     """
@@ -99,9 +99,9 @@ def sr_ste(steps: int, pattern: str = "2:4", decay: float = 2e-4, begin: int = 0
 
 
 def structure_decay(steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None) -> Recipe:
-    """N falls from M - 1 over M / 2, M / 4, … to the one asked for: Kao et al., 2022, "structure decay".
+    """Lowers N from M - 1 over M / 2, M / 4, … to that of the pattern: Kao et al., 2022, "structure decay".
 
-    "SdGf-Stepwise" of Bambhaniya et al., 2024.
+    Bambhaniya et al., 2024, call it "SdGf-Stepwise".
     """
     return _straight_through(pattern, Stepwise(begin, max(begin, steps), settled=_end(end, steps, 0.5)))
 
@@ -109,41 +109,41 @@ def structure_decay(steps: int, pattern: str = "2:4", begin: int = 0, end: int |
 def step(
     steps: int, pattern: str = "2:4", earliest: int | None = None, latest: int | None = None, decay: float = 0.0
 ) -> Recipe:
-    """STEP: dense Adam until its variance has settled; then it is frozen, and masks are learned.
+    """STEP: dense Adam until its variance has settled, then a frozen variance and learned masks: Lu et al., 2023, algorithm 1.
 
-    Lu et al., 2023, algorithm 1. The switch comes by itself (section 5, AutoSwitch), but not before `earliest` nor after
-    `latest`: 10 % and 50 % of the steps.
+    AutoSwitch (section 5) chooses the step of the switch, between `earliest` and `latest` (defaults: 10 % and 50 % of the
+    steps).
     """
     first, last = _end(earliest, steps, 0.1), _end(latest, steps, 0.5)
     return _straight_through(pattern, Schedule(0, steps), decay=decay, frozen_variance=(first, max(first, last)))
 
 
 def bi_mask(steps: int, pattern: str = "2:4", decay: float = 2e-4, every: int = 100) -> Recipe:
-    """Bi-Mask: the gradient of a layer's input has an N:M mask of its own, down columns: Zhang et al., 2023, section 3.
+    """Bi-Mask: the backward pass has another N:M mask, along columns: Zhang et al., 2023, section 3.
 
-    It is chosen every so many steps among random orders of the rows. Linear layers only.
+    It is chosen among random orders of the rows, every `every` steps. Linear layers only.
     """
     return _straight_through(pattern, Schedule(0, steps), decay=decay, backward_mask=every)
 
 
 def _straight_through(pattern: str, schedule: Schedule, **how: Any) -> Recipe:
-    """Masks are those of the moment, and gradients go straight through them."""
+    """Returns a recipe with new masks at each due step, and gradients that go straight through them."""
     return Recipe(Sparsifier(pruned="train", **how), schedule, pattern=pattern)
 
 
 def progressive_gradient_flow(
     steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None, rate: float | None = 5.0
 ) -> Recipe:
-    """Mask decay by an exponential: Bambhaniya et al., 2024, "MdGf-Exponential".
+    """Fades pruned weights by an exponential: Bambhaniya et al., 2024, "MdGf-Exponential".
 
-    Where weights are pruned, the mask falls from 1 at step `begin` to 0 at `end`, by default after 75 % of the steps. Their
-    gradients fade alike.
+    The mask of pruned weights falls from 1 at step `begin` to 0 at `end` (default: 75 % of the steps). It multiplies their
+    gradients, too.
     """
     return Recipe(Sparsifier(pruned="fade"), Fading(begin, _end(end, steps, 0.75), rate=rate), pattern=pattern)
 
 
 def mask_decay(steps: int, pattern: str = "2:4", begin: int = 0, end: int | None = None) -> Recipe:
-    """The same in a straight line: Kao et al., 2022, "mask decay", linear."""
+    """Fades pruned weights linearly: Kao et al., 2022, "mask decay", linear."""
     return progressive_gradient_flow(steps, pattern, begin, end, rate=None)
 
 
@@ -151,7 +151,7 @@ def soft(
     steps: int, sparsity: float | None = None, every: int = 10, end: int | None = None, pattern: str = "unstructured",
     distribution: str = "uniform",
 ) -> Recipe:  # fmt: skip
-    """The least are set to zero every so many steps and train on, until step `end` (75 %): He et al., 2018, section 3.2."""
+    """Sets the smallest weights to zero every `every` steps until `end` (75 %); they train on: He et al., 2018, section 3.2."""
     return Recipe(Sparsifier(pruned="return"), Schedule(0, _end(end, steps, 0.75), every), distribution, pattern, sparsity)
 
 
@@ -173,7 +173,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 
 
 _ONCE = ("fixed", "one-shot", "random")
-"""Recipes that make their masks once, however long training takes."""
+"""Recipes that make their masks once, and so need no number of steps."""
 
 
 def _end(given: int | None, steps: int, share: float) -> int:

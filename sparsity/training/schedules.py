@@ -1,9 +1,10 @@
-"""Schedules: when masks change in training, and how dense a model is by then. Steps are those of the optimizer, from 1.
+"""Schedules say when masks change in training, and how dense the model is then. Steps of the optimizer count from 1.
 
-Once(at)                     at one step; 0 is when training starts
-Cubic(begin, end, every)     denser than asked for first, by the cube of what is left (Zhu and Gupta, 2017)
-Exchange(until, every)       as dense as asked for always; a share of the elements changes places (Evci et al., 2020)
-Fading(begin, end, every)    what is pruned fades instead of vanishing (Kao et al., 2022)
+once(at)                       at one step; 0 is before the first
+Cubic(begin, end, every)       sparsity rises, by the cube of the remaining steps (Zhu and Gupta, 2017)
+Exchange(begin, end, every)    sparsity is constant; a share of the nonzeros changes places (Evci et al., 2020)
+Fading(begin, end, every)      pruned weights fade before they vanish (Kao et al., 2022)
+Stepwise(begin, end, every)    N of N:M falls in steps (Kao et al., 2022)
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from gossamer.dialects.option_check import check_share
 
 @dataclass(frozen=True)
 class Schedule:
-    """Says when masks are computed anew: at step `begin`, then every `every` steps until `end`."""
+    """Says when masks are computed anew: at step `begin`, then every `every` steps until `end`, and at `end`."""
 
     begin: int = 0
     end: int = 0
@@ -28,28 +29,28 @@ class Schedule:
             )
 
     def is_due(self, step: int) -> bool:
-        """Whether masks are made anew after a step."""
+        """Whether masks are computed anew after a step."""
         return self.begin <= step <= self.end and ((step - self.begin) % self.every == 0 or step == self.end)
 
     def sparsity(self, step: int, first: float, final: float) -> float:
-        """The share of zeros from this step on, between the first and the final share."""
+        """Returns the share of zeros from this step on, between the first and the final share."""
         return final if step >= self.begin else first
 
     def exchanged(self, step: int) -> float:
-        """The share of the nonzeros that move at this step."""
+        """Returns the share of the nonzeros that move at this step."""
         return 0.0
 
     def fading(self, step: int) -> float:
-        """The factor of pruned weights at this step, from 1 (dense) to 0."""
+        """Returns the factor of pruned weights at this step, from 1 (dense) to 0."""
         return 0.0 if step >= self.begin else 1.0
 
     def kept(self, step: int, n: int, m: int) -> int:
-        """How many of every m neighbours are kept at this step, on the way to n."""
+        """Returns how many of every m neighbours the mask keeps at this step, on the way to n."""
         return n if step >= self.begin else m
 
 
 def once(at: int = 0) -> Schedule:
-    """At one step only; 0 is before the first."""
+    """Returns a schedule of one step; 0 is before the first."""
     return Schedule(at, at)
 
 

@@ -1,9 +1,10 @@
-"""A layer under a recipe whose weight is a DTensor: each process has a part of it (FSDP2, tensor parallelism) and of its mask.
+"""`ShardedWeight` is a layer under a recipe whose weight is a DTensor: each process has a part of weight and mask.
 
-layer.mask = mask    →    every process keeps its part, without a message
-layer.mask           →    the whole one, gathered from all
+layer.mask = mask    →    every process keeps its part, without communication
+layer.mask           →    the whole mask, gathered from all processes
 
-Masks are made of whole weights and gradients, gathered a layer at a time, so that they are those of a single process.
+FSDP2 and tensor parallelism make such weights. Masks are computed from whole weights and gradients, gathered one layer at a
+time, so they equal those of a single process.
 """
 
 import torch
@@ -15,7 +16,7 @@ from gossamer.sparsity.training.masked import Masked
 
 
 class ShardedWeight(Masked):
-    """A layer, its weight in parts, and its mask in the same parts."""
+    """A layer whose weight and mask are in the same parts."""
 
     parameter: DTensor  # type: ignore[assignment]
     _part: DTensor
@@ -27,7 +28,7 @@ class ShardedWeight(Masked):
 
     @property
     def mask(self) -> Tensor:
-        """Of the whole weight, on every process."""
+        """The mask of the whole weight, on every process."""
         return self.whole(self._part)
 
     @mask.setter
@@ -38,7 +39,7 @@ class ShardedWeight(Masked):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def part(self, tensor: Tensor) -> DTensor:
-        """A tensor that all processes have, in the parts of the weight."""
+        """Returns a tensor that all processes have, distributed like the weight."""
         return distribute_tensor(tensor, self.parameter.device_mesh, self.parameter.placements, src_data_rank=None)
 
     def weight(self) -> Tensor:
@@ -51,7 +52,7 @@ class ShardedWeight(Masked):
         self.squares = None if squares is None else self.part(squares)
 
     def see(self, gradient: Tensor) -> None:
-        """Takes note of a gradient that has been accumulated, of what is pruned that of the last pass alone."""
+        """Takes an accumulated gradient. At pruned elements it holds only the last pass, so these are added up here."""
         if self.dense is None or not bool(self.whole(self.dense).isfinite().all()):
             self.dense = gradient.clone()
         else:

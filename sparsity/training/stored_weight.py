@@ -1,10 +1,11 @@
-"""A layer under a recipe whose weight stores its nonzeros alone (see store_sparse.py): its mask is the pattern of the weight.
+"""`StoredWeight` is a layer under a recipe whose weight stores only its nonzeros (store_sparse.py). Their pattern is its mask.
 
-layer.mask = mask    →    weight, gradient and what the optimizer remembers have that pattern; nonzeros that are new are 0
+layer.mask = mask    →    weight, gradient and the optimizer's state have that pattern; new nonzeros are 0
 
-The gradient of what is not stored is needed in single steps. There a linear layer computes as ever, and the gradient of all
-elements beside it, for a weight of zeros that take no memory. A module with a forward of its own computes with a dense weight:
-by a copy that has one, which hands over its gradient. Optimizers and state dicts see the stored weight meanwhile.
+Steps before nonzeros move need the gradient of elements that are not stored:
+- A linear layer computes as usual. Beside it, a weight of zeros without memory gets the gradient of all elements.
+- A module with its own forward is computed by a copy with a dense weight, which hands over its gradient.
+Optimizers and state dicts always see the stored weight.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from gossamer.sparsity.training.masked import Masked
 
 
 class _Beside(torch.autograd.Function):
-    """y as it is; on the way back the gradient of the weight that x was multiplied with, all its elements."""
+    """Returns y unchanged. Its backward computes the gradient of all elements of the weight that x was multiplied with."""
 
     @staticmethod
     def forward(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class _Beside(torch.autograd.Function):
 
 
 class _Watched:
-    """The forward of a linear layer, with the gradient of a dense weight beside it, which goes to `see`."""
+    """The forward function of a linear layer that also computes the gradient of a dense weight, and passes it to `see`."""
 
     def __init__(self, module: nn.Linear, weight: Tensor, see: Callable[[Tensor], None]) -> None:
         zeros = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
@@ -67,7 +68,7 @@ class _Watched:
 
 
 class _Lent:
-    """The forward of a module, computed with another weight."""
+    """The forward function of a module, computed with another weight."""
 
     def __init__(self, module: nn.Module, weight: nn.Parameter) -> None:
         self.module, self._other = module, copy(module)
@@ -81,14 +82,14 @@ class _Lent:
 
 
 def _own_forward(module: nn.Module) -> tuple[Any, ...]:
-    """What copies and pickles have in place of such a forward: they compute, and have no recipe."""
+    """Returns what copies and pickles get in place of such a forward: the module's own, because they have no recipe."""
     return getattr, (module, "forward")
 
 
 class StoredWeight(Masked):
-    """A layer, its stored weight, and the optimizer that remembers something of it.
+    """A layer, its stored weight, and the optimizer with state of it.
 
-    plain  the layer with a plain weight, whose place this one has, if it did not come as it is
+    plain  the layer with its plain weight, if `store_weight` made this one of it
     """
 
     parameter: SparseTensor  # type: ignore[assignment]
@@ -98,11 +99,11 @@ class StoredWeight(Masked):
         super().__init__(name, module, self.parameter, self.mask)  # type: ignore[arg-type]
         self.first = 1 - self.density if plain is None else plain.first
         self.optimizer, self.plain = optimizer, plain
-        self._watched: _Watched | None = None  # the same one always: compiled code knows it
+        self._watched: _Watched | None = None  # always the same object, because compiled code guards on it
 
     @property
     def mask(self) -> Tensor:
-        """Where something is stored."""
+        """Where elements are stored."""
         weight = self.parameter
         kept = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
         kept[self._places()[1]] = True
@@ -118,34 +119,35 @@ class StoredWeight(Masked):
             return
         entry = torch.full((weight.numel(),), -1, dtype=torch.int32, device=weight.device)
         entry[places] = entries.int()
-        source = entry[new]  # which value each is, -1 for a new one
+        source = entry[new]  # the number of each value, -1 for a new one
         numbers = torch.arange(1, len(new) + 1, dtype=torch.float64, device=weight.device)
         pattern = from_entries(weight.format, tuple(weight.shape), divided(new, weight.shape[1]), numbers)
         *structure, order = pattern.components
-        source = torch.cat([source.new_full((1,), -1), source]).index_select(0, order.long())  # 0 is what fills up blocks
+        source = torch.cat([source.new_full((1,), -1), source]).index_select(0, order.long())  # 0 marks padding of blocks
         for tensor in self._of_its_pattern():
             values = tensor.components[-1].new_empty(len(source))
             take(tensor.components[-1].detach(), source, values)
             overwrite("mask", tensor, SparseTensor(weight.format, weight.shape, (*structure, values)))
 
     def kept(self, mask: Tensor) -> SparseTensor:
-        """A weight of this one's elements where `mask` is."""
+        """Returns a weight with the elements of this one that `mask` keeps."""
         at = mask.nonzero().unbind(1)
         return from_entries(self.parameter.format, tuple(self.parameter.shape), at, self.weight()[at])
 
     def exchange(self, kept: float, grown: Tensor) -> None:
-        """Keeps the largest, a share of all elements, and moves the others to where `grown`, [rows, columns], is largest; uses
-        that up.
+        """Keeps the largest nonzeros, a share `kept` of all elements, and moves the others to the largest of `grown`.
+
+        grown  scores [rows, columns]; they are overwritten
         """
         values, (entries, places) = self.parameter.components[-1].detach(), self._places()
         stay = Unstructured().mask(values[entries].abs()[None], kept * grown.numel() / max(1, len(entries)))[0]
         scores = grown.flatten().index_fill_(0, places[stay], -1.0)
-        mask = Unstructured().mask(scores[None], count_nonzeros(~stay) / len(scores))[0]  # what is dropped may come back
+        mask = Unstructured().mask(scores[None], count_nonzeros(~stay) / len(scores))[0]  # dropped ones may grow at once
         mask[places[stay]] = True
         self.mask = mask.view(grown.shape)
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Which values are elements of the weight, and where these are in it, flat; others fill up blocks at its edge."""
+        """Returns which values are elements of the weight, and their flat places. Other values pad blocks at its edge."""
         weight = self.parameter
         (rows, columns), (height, width) = coordinates(weight.format, weight.shape, weight.components), weight.shape
         places = rows * width + columns
@@ -174,10 +176,10 @@ class StoredWeight(Masked):
         return self.parameter.detach().to_dense()
 
     def set_to_zero(self) -> None:
-        """Nothing: what is pruned is not there."""
+        """Does nothing, because pruned elements are not stored."""
 
     def look_at_all(self) -> None:
-        """Has the module give the gradient of all elements, until `look_no_more`."""
+        """Makes the module compute the gradient of all elements until `look_no_more`."""
         if isinstance(self.module, nn.Linear) and type(self.module).forward is nn.Linear.forward:
             if self._watched is None:
                 self._watched = _Watched(self.module, self.parameter, self.see)
@@ -186,7 +188,7 @@ class StoredWeight(Masked):
             self._lend()
 
     def look_no_more(self) -> None:
-        """Has it compute as ever."""
+        """Makes the module compute as usual again."""
         self.module.__dict__.pop("forward", None)
 
     def _lend(self) -> None:

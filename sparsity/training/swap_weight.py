@@ -1,6 +1,6 @@
-"""A plain weight under a recipe is swapped for one that stores its nonzeros alone, in its module and in its optimizer.
+"""Swaps a plain weight under a recipe for one that stores only its nonzeros, in its module and its optimizer, and back.
 
-layer.weight = Parameter(dense), mask      →    layer.weight = Parameter(SparseTensor), with what the optimizer remembers of it
+layer.weight = Parameter(dense), mask      →    layer.weight = Parameter(SparseTensor), with the optimizer's state
                                            ←    when training ends: the plain parameter is the same object as before
 """
 
@@ -18,7 +18,7 @@ from gossamer.sparsity.training.stored_weight import StoredWeight
 
 @torch.no_grad()
 def store_weight(layer: Masked, optimizer: Optimizer) -> StoredWeight:
-    """Has module and optimizer train what the mask of a layer keeps; the plain parameter has no elements meanwhile."""
+    """Makes module and optimizer train a stored weight of the kept elements. The plain parameter is empty meanwhile."""
     plain, at = layer.parameter, layer.mask.nonzero().unbind(1)
     made = nn.Parameter(from_entries(FORMAT, tuple(plain.shape), at, plain.detach()[at]), plain.requires_grad)
     pattern, shape = made.detach(), plain.shape
@@ -33,7 +33,7 @@ def store_weight(layer: Masked, optimizer: Optimizer) -> StoredWeight:
 
 @torch.no_grad()
 def unstore_weight(layer: StoredWeight) -> Masked:
-    """Has them train the plain parameter again, with zeros."""
+    """Makes module and optimizer train the plain parameter again, with zeros."""
     masked, stored = layer.plain, layer.parameter
     assert masked is not None, "it came as a stored one"
     masked.mask, plain = layer.mask, masked.parameter
@@ -54,7 +54,7 @@ def _put(module: nn.Module, optimizer: Optimizer, old: Tensor, new: Tensor) -> N
 
 
 def _pass_on(optimizer: Optimizer, parameter: Tensor, shape: torch.Size, through: Callable[[Tensor], Tensor]) -> None:
-    """Passes what an optimizer remembers of each element through a function."""
+    """Applies a function to the tensors of an optimizer's state that have the weight's shape."""
     state = optimizer.state.get(parameter, {})
     for name, value in state.items():
         if isinstance(value, Tensor) and value.shape == shape:

@@ -1,8 +1,10 @@
-"""`gossamer.train_sparse`: a recipe, hung on a model and its optimizer.
+"""`gossamer.train_sparse` attaches a recipe to a model and its optimizer.
 
 training = gossamer.train_sparse(model, optimizer, "rigl", sparsity=0.9, steps=len(data) * epochs)
-...                                                   the loop as it was; optimizer.step() does the rest
+...                                                   the training loop stays the same; hooks of the optimizer change masks
 training.detach()                                     plain weights with zeros
+
+The hooks call `Masks` (masks.py), which holds a `Masked` for each layer.
 """
 
 import weakref
@@ -40,21 +42,21 @@ def train_sparse(
     model: nn.Module, optimizer: Optimizer, recipe: str | Recipe, *, steps: int = 0, only: Layers | None = None,
     skip: Layers = (), seed: int = 0, store: bool = False, **options: Any,
 ) -> "SparseTraining":  # fmt: skip
-    """Makes each `optimizer.step()` follow a recipe from now on, so that the model becomes or stays sparse.
+    """Makes each further `optimizer.step()` follow a recipe, so that the model becomes or stays sparse.
 
     Returns a `SparseTraining`, whose `detach()` ends it.
 
     recipe   "fixed", "one-shot", "gradual", "random", "set", "rigl", "soft", "sr-ste", "mask-decay",
              "progressive-gradient-flow", "structure-decay", "step" or "bi-mask", with its `options`; or a `Recipe`.
              `help(gossamer.sparsity.training.recipes)` has their papers and defaults
-    steps    the number of steps that the training takes in all; "fixed", "one-shot" and "random" do not need it
+    steps    the number of steps of the whole training; "fixed", "one-shot" and "random" do not need it
     only, skip  which layers, as for `sparsify`. Without `only`: all linear layers, Conv2d and nn.MultiheadAttention
-    seed     of random choices; it must be the same on all processes
-    store    linear layers store only their nonzeros until `detach`, from when half of all their elements are zeros
+    seed     the seed of random choices; it must be the same on all processes
+    store    linear layers store only their nonzeros until `detach`, as soon as half of all their elements are zeros
 
     - Call it before or after torch.compile. Gradient scaling, accumulation and clipping work.
-    - If pruned weights stay zero, weights stay plain parameters, and gradients are masked when they are computed. Recipes whose
-      pruned weights train on put a parametrization on the weight; its parameter stays the same object.
+    - In recipes whose pruned weights stay zero, weights stay plain parameters, and their gradients are masked as soon as they
+      are computed. Other recipes put a parametrization on the weight; its parameter stays the same object.
     - With DistributedDataParallel, pass the wrapped model. Attach recipes with parametrizations before you wrap it.
     - "fixed" takes over the masks of `gossamer.sparsify` and `gossamer.prepare`.
 
@@ -76,12 +78,12 @@ def train_sparse(
 
 
 class SparseTraining:
-    """A recipe at work, as `train_sparse` returns it.
+    """A recipe that is attached to a model and an optimizer. `train_sparse` returns it.
 
     `step` counts the optimizer's steps, and `masks` has the layers with their masks.
 
-    `state_dict()` has what the states of model and optimizer lack. To go on later, attach the same recipe and load all three:
-    training continues bit for bit.
+    `state_dict()` has the state that those of model and optimizer lack. To go on later, attach the same recipe and load all
+    three: training continues bit for bit.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class SparseTraining:
         self._swap()
 
     def _opened(self) -> OpenSizes | None:
-        """Has graphs leave the numbers of nonzeros open, where steps change those of stored weights."""
+        """Makes compiled graphs leave the number of nonzeros open if steps change that of stored weights."""
         stored = self._storable or any(isinstance(layer, StoredWeight) for layer in self.masks.layers)
         if not stored or self.recipe.sparsifier.grows is not None or not self.recipe.schedule.end:
             return None
@@ -124,7 +126,7 @@ class SparseTraining:
         return found
 
     def densities(self) -> dict[str, float]:
-        """The share of elements that each layer keeps."""
+        """Returns the share of elements that each layer keeps."""
         return {layer.name: layer.density for layer in self.masks.layers}
 
     def detach(self) -> None:
@@ -141,7 +143,7 @@ class SparseTraining:
         self._hooks = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, the masks, and what else the recipe remembers. torch.load(weights_only=True) reads it."""
+        """Returns the step, the masks and other state of the recipe. torch.load(weights_only=True) reads it."""
         variance = None if self._variance is None else self._variance.state_dict()
         return {"step": self.step, "variance": variance, **self.masks.state_dict()}
 
@@ -177,7 +179,7 @@ class SparseTraining:
 
     @torch.compiler.disable
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Before a step of the optimizer. GradScaler leaves what is fused to skip and to unscale by itself."""
+        """Runs before a step of the optimizer. With GradScaler, a fused optimizer itself skips steps and unscales gradients."""
         found: Tensor | None = getattr(optimizer, "found_inf", None)
         scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
         self._skipped = found is not None and bool(found)
@@ -190,11 +192,11 @@ class SparseTraining:
         if at is None:
             self._see_gradients(scale)
             return None
-        arguments[at] = self._seen_by(arguments[at])  # the gradients are those of the step before still, or none
+        arguments[at] = self._seen_by(arguments[at])  # gradients exist only after the closure
         return tuple(arguments[n] for n in range(len(args))), {key: arguments[key] for key in kwargs}
 
     def _seen_by(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure of a step, which may be called several times."""
+        """Returns the closure of a step with `_see_gradients` after each call. The optimizer may call it several times."""
         calls = 0
 
         def evaluated() -> Any:
@@ -208,7 +210,7 @@ class SparseTraining:
 
     @torch.compiler.disable
     def _see_gradients(self, scale: float, first: bool = True) -> None:
-        """Sees the gradients of a step, for saliency those at its first weights, and adds the decay of what is pruned."""
+        """Updates the saliency by the gradients of a step's `first` evaluation, and adds the decay of pruned weights."""
         if first:
             self.masks.observe(scale)
         if decay := self.recipe.sparsifier.decay:
@@ -228,7 +230,7 @@ class SparseTraining:
         self._advance()
 
     def _advance(self) -> None:
-        """Masks of the step that was made, once they have begun."""
+        """Makes the masks for the step that was done, if the recipe has begun with masks."""
         if self._variance is not None and self._variance.since is None:
             return
         changed = self.masks.advance(self.step)
@@ -242,7 +244,7 @@ class SparseTraining:
                     layer.look_at_all()
 
     def _swap(self) -> None:
-        """Has layers that may be stored and are sparse enough stored weights, and others plain ones."""
+        """Stores the weights of layers that may be stored and are sparse enough, and makes other weights plain."""
         layers = self.masks.layers
         for n, layer in enumerate(layers):
             wanted = self.masks.foresight.is_ripe(layer)
@@ -258,21 +260,23 @@ class SparseTraining:
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
-        """Of weights that were dropped, so that they start anew where they grow again."""
-        if isinstance(self.optimizer, LBFGS):  # which remembers whole steps: with other weights the function is another one
+        """Sets the optimizer's state of dropped weights to zero, so that they start anew when they grow again."""
+        if isinstance(self.optimizer, LBFGS):  # its state is past steps of another function, as other weights are zero now
             self.optimizer.state.clear()
             return
         for layer in self.masks.layers:
             if isinstance(layer, StoredWeight):
-                continue  # what moved its nonzeros has moved that, too
+                continue  # moving its nonzeros has moved their state, too
             for value in self.optimizer.state.get(layer.parameter, {}).values():
                 if isinstance(value, Tensor) and value.shape == layer.parameter.shape:
                     layer.restrict(value)
 
 
 def _of_this_process(model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Callable[[Tensor], Any] | None]:
-    """The model that DistributedDataParallel wraps, and what sums a tensor over all processes; a model that is not wrapped, and
-    None. OptionError for a recipe that would change the module."""
+    """Returns the model that DistributedDataParallel wraps and a function that sums a tensor over processes, or model and None.
+
+    OptionError for a wrapped model and a recipe that would change its modules.
+    """
     if not isinstance(model, DistributedDataParallel):
         return model, None
     if recipe.sparsifier.is_latent:
@@ -292,7 +296,7 @@ def _check_trained(layers: Sequence[Layer], optimizer: Optimizer) -> None:
 
 
 def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
-    """The layer as one whose weight is in parts, if it is one. OptionError for a recipe that would change the module."""
+    """Returns a ShardedWeight if the layer's weight is a DTensor. OptionError for a recipe that would change the module."""
     if not isinstance(layer.parameter, DTensor):
         return None
     if recipe.sparsifier.is_latent:
@@ -304,7 +308,7 @@ def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
 
 
 def _take_masks(layer: Layer) -> Tensor:
-    """Makes a weight under masks a plain one, and returns what they keep."""
+    """Makes a masked weight plain, and returns the elements that its masks keep."""
     kept = kept_by_masks(layer.module, layer.weight_name)
     make_plain(layer.module, layer.weight_name)
     return kept
@@ -324,7 +328,7 @@ def _check_storable(model: nn.Module, recipe: Recipe) -> None:
 
 
 def _storable(masks: Masks, model: nn.Module) -> set[Masked]:
-    """The linear layers whose plain weight nothing else has."""
+    """Returns the linear layers with plain weights that no other module shares."""
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     return {
         layer for layer in masks.layers
@@ -337,7 +341,7 @@ def _lives_on_nonzeros(recipe: Recipe) -> bool:
 
 
 def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight | None:
-    """The layer as one whose weight stores its nonzeros alone, if it is one. OptionError for a recipe that needs the others."""
+    """Returns a StoredWeight if the layer's weight is stored. OptionError for a recipe that needs the zeros, too."""
     if not is_stored(layer.module):
         return None
     if isinstance(layer.module, StoredExperts):

@@ -1,4 +1,4 @@
-"""From points to a batch."""
+"""TorchSparse's functions that make voxels of points, and batches of samples."""
 
 from gossamer.torchsparse.utils import collate, quantize
 
