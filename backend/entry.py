@@ -1,6 +1,6 @@
 """The entry point of the backend: Dynamo calls `sparse` for each graph under `torch.compile(model, backend="sparse")`.
 
-    sparse → Compiler.compile (compile_module.py) → SparseRewrite (rewrite.py) → compile_graph (compile_graph.py)
+sparse → Compiler.compile (compile_module.py) → SparseRewrite (rewrite.py) → compile_graph (compile_graph.py)
 """
 
 from collections.abc import Callable, Mapping, Sequence

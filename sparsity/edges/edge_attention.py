@@ -259,6 +259,7 @@ def _run_side(attention: Attention, side: str, writes: tuple[str, ...], by: RowF
 
 # Shapes for tracing
 
+
 def attend_fake(positions: Tensor, coordinates: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Returns empty results of attention, for tracing."""
     values = rest[0]
