@@ -63,6 +63,8 @@ GRAPH_PASSES = {
     "masked-gradients": "weights.masked_gradients:MaskedGradients",
     # joins the operations that `convolutions` made
     "convolutions-in-a-row": "convolution.convolutions_in_a_row:ConvolutionsInARow",
+    # after `convolutions`, which makes images planar
+    "max-pools": "convolution.max_pools:MaxPools",
     # takes attention that is in no chain; before `masked-attention`, which would take it with its mask
     "cached-attention": "attention.cached_attention:CachedAttention",
     # the last that takes attention: all that remains and has a mask

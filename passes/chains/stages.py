@@ -195,7 +195,7 @@ def _finish(
     epilogue: Epilogue, frame: Frame, product: ChainProduct, result: ir.Value, target: Tiled, sums_of: ir.VectorType,
     low: ir.Value, high: ir.Value,
 ) -> None:  # fmt: skip
-    """Puts the sums of rows [low, high) through an epilogue with dense products, several rows at once to share loads of tokens."""
+    """Puts sums of rows [low, high) through an epilogue with dense products. Several rows at once share loads of tokens."""
     together = features_at_once(frame)
     with loop(low, high, index(together)) as several:
         rows = [arith.addi(several.induction_variable, index(r)) for r in range(together)]

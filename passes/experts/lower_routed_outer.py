@@ -62,7 +62,7 @@ class LowerRoutedOuter:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the result for an expert, which a thread computes: rows [row, row + rows), columns [column, column + columns)."""
+    """A part of an expert's result that a thread computes: rows [row, row + rows), columns [column, column + columns)."""
 
     expert: ir.Value
     row: ir.Value

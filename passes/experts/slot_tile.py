@@ -21,7 +21,7 @@ class WeightRows:
         self._line, self._scales = _line(weight), _line(scales)
 
     def read(self, row: ir.Value, column: ir.Value, left: ir.Value | None = None) -> list[ir.Value]:
-        """Reads vectors of a row from a column on, of which only `left` columns exist if it is given. Applies scales of groups."""
+        """Reads vectors of a row from a column on; if `left` is given, only so many columns exist. Applies scales of groups."""
         scale = None
         if self.stored.group:
             group = arith.addi(arith.muli(row, self._groups), arith.divui(column, index(self.stored.group)))

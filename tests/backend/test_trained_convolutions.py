@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import gossamer
+from gossamer.backend.run import masked_filters
+from gossamer.backend.run.compiled_region import CompiledRegion
 from gossamer.sparsity.prepare import Mask
 from tests.backend.harness import Run, assert_same, compile_and_run
 
@@ -244,3 +246,41 @@ def test_gradients_that_stay_with_torch_say_why() -> None:
     model(x).square().sum().backward()
     assert found is not None and x.grad is not None
     assert_same(found, x.grad)
+
+
+class Between(nn.Module):
+    """Two layers under masks, and between them a convolution with a kernel that is an input, which stays torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3)
+        for layer in (self.first, self.last):
+            prune.random_unstructured(layer, "weight", 0.8)
+
+    def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        y: Tensor = self.last(F.relu(F.conv2d(F.relu(self.first(x)), kernel, padding=1)))
+        return y
+
+
+def test_steps_pack_nothing_anew_beside_dense_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor would put channels innermost around the dense layer, and copy all weights and masks at every step."""
+    model, twin, x = Between(), Between(), (torch.randn(2, 4, 12, 12), torch.randn(8, 8, 3, 3))
+    run = compile_and_run(model, *x, grad=True, dense="inductor", regions=5)
+    made: list[object] = []
+
+    def step(call: nn.Module, each: nn.Module) -> Tensor:
+        each.zero_grad()
+        loss = call(*x).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in each.parameters():
+                parameter.sub_(parameter.grad)  # type: ignore[arg-type]
+        return loss
+
+    for number in range(4):
+        assert_same(step(run.function, model), step(twin, twin))  # type: ignore[arg-type]
+        if number == 0:
+            monkeypatch.setattr(masked_filters._Kept, "of", lambda *given: made.append(given))
+            monkeypatch.setattr(CompiledRegion, "dense", lambda *given: made.append(given))
+    assert made == []

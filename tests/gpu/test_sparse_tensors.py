@@ -61,7 +61,7 @@ def test_samples_at_the_entries(gpu: EmulatedDevice) -> None:
 
 FOR_CPUS = [f"attend_{what}{backward}" for what in ("masked", "tiles", "under") for backward in ("", "_backward")]
 FOR_CPUS += ["chain", "attend_flex", "attend_flex_backward", "attend_masked_scores", "masked_gradient"]
-FOR_CPUS += ["exported", "masked_filter_gradient"]
+FOR_CPUS += ["exported", "masked_filter_gradient", "max_pool"]
 FOR_CPUS += ["attend_cached", "attend_appended"]
 FOR_CPUS += ["bags_gradient", "max_bags", "max_bags_gradient"]
 FOR_CPUS += ["coarse_sites", "convolve_sites", "convolve_sites_weight", "largest_sites", "sum_sites"]
