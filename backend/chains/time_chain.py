@@ -96,7 +96,7 @@ def _input(operand: Extra, chain: Chain, batch: int, length: int) -> torch.Tenso
     value, tokens = operand.node.meta["val"], batch * length
     if operand.kind == "mask":
         rows = batch if chain.attention is not None and chain.attention.key_mask else batch * length
-        return torch.full((rows, length), value.dtype is torch.bool, dtype=value.dtype)
+        return torch.zeros((rows, length), dtype=value.dtype)
     if operand.kind == "factor":
         return random(*value.shape, dtype=value.dtype)
     width = hint(value.shape[-1]) or 1 if value.dim() else 1

@@ -87,8 +87,10 @@ PUBLIC int MODEL_run(MODEL *model, const MODEL_tensor *in, MODEL_tensor *out) {
   for (int i = 0; i < MODEL_INPUTS; i++) {
     int64_t strides[RANK], stride = 1;
     for (int d = in[i].rank - 1; d >= 0; d--) strides[d] = stride, stride *= in[i].sizes[d];
-    if (made(in[i].data ? in[i].data : "", in[i].rank, in[i].sizes, strides, 0, in[i].type, given + i))
+    if (made(in[i].data ? in[i].data : "", in[i].rank, in[i].sizes, strides, 0, in[i].type, given + i)) {
+      while (i--) aoti_torch_delete_tensor_object(given[i]);
       return failed("%s", "there is no memory for the inputs");
+    }
   }
   if (AOTInductorModelContainerRun(model->container, given, MODEL_INPUTS, found, MODEL_OUTPUTS, NULL, NULL))
     return failed("%s", "the model failed; standard error says why");
@@ -97,7 +99,10 @@ PUBLIC int MODEL_run(MODEL *model, const MODEL_tensor *in, MODEL_tensor *out) {
     aoti_torch_is_contiguous(found[i], &in_order);
     if (!in_order || found[i]->constant) {
       Tensor ordered;
-      if (aoti_torch_clone(found[i], &ordered)) return failed("%s", "there is no memory for the results");
+      if (aoti_torch_clone(found[i], &ordered)) {
+        for (i = 0; i < MODEL_OUTPUTS; i++) aoti_torch_delete_tensor_object(found[i]);
+        return failed("%s", "there is no memory for the results");
+      }
       aoti_torch_delete_tensor_object(found[i]);
       found[i] = ordered;
     }

@@ -211,7 +211,6 @@ const Code = (() => {
   on("other-listing", (listing, pressed) => {
     const number = sides.findIndex((each) => each.listing === listing);
     sides[pressed === "ArrowRight" ? 1 : 0].listing.view.focus();
-    if (number < 0) return;
   });
 
   const hasKernel = (chosen) => Boolean(chosen.details?.stages) && kernels.some((each) => each.name === chosen.details.stages);

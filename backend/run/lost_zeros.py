@@ -37,7 +37,7 @@ def ran_densely(leaves: Sequence[Tensor], too_dense: Callable[[], bool]) -> None
     _calls[address] += 1
     if _calls[address] < _PATIENCE << _times:
         return
-    del _calls[address]
+    _calls.pop(address, None)  # another thread may have been here
     if _times < _MOST_TIMES and too_dense():
         _times += 1
         for leaf in leaves:

@@ -222,7 +222,7 @@ def item(analysis: Analysis, node: fx.Node) -> Step | None:
     return Step(_piece(analysis, given, place, part, 1, True), [source], back, alias=True)
 
 
-_AVERAGES = {F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.pad}
+_AVERAGES = {F.avg_pool1d, F.avg_pool2d, F.avg_pool3d}
 
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(["contiguous", "clone", "detach", torch.clone], kept_in_place),

@@ -13,7 +13,6 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -289,7 +288,7 @@ class Product(Matrix):
 
     @property
     def made(self) -> float:
-        products = sum(first.rows * second.rows * second.columns for first, second in pairwise(self.matrices))
+        products = sum(self.rows * factor.rows * factor.columns for factor in self.matrices[1:])
         return products + self.whole + sum(matrix.made for matrix in self.matrices)
 
     @property

@@ -12,7 +12,7 @@ whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf
@@ -32,8 +32,6 @@ _ROW = 32  # the lowest bit of the row in a word
 @dataclass(frozen=True)
 class LowerSortBags:
     """Lower every kernel.sort_bags."""
-
-    name: ClassVar[str] = "lower-sort-bags"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.sort_bags"):

@@ -10,7 +10,7 @@ A row of a parameter and of its states is read and written once. Runs on functio
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, math, memref, scf, vector
@@ -30,7 +30,6 @@ _Rates = list[ir.Value]
 class LowerStepRows:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-step-rows"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -22,7 +22,7 @@ Runs on functions whose storage is exposed (expose-storage).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, scf, vector
@@ -45,7 +45,6 @@ class LowerSumBags:
     """`bits` is the width of the target's vectors. `streams` says whether data that is read once arrives fastest when it
     bypasses the second-level cache."""
 
-    name: ClassVar[str] = "lower-sum-bags"
     bits: int = 512
     streams: bool = False
 

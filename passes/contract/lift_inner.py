@@ -9,7 +9,6 @@ after fuse-epilogue and lift-rows. Narrow factors are widened to the type of the
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 
@@ -21,8 +20,6 @@ from gossamer.passes.loops.queries import dims, walk
 @dataclass(frozen=True)
 class LiftInner:
     """Turn dense products of matrices into kernel.inner."""
-
-    name: ClassVar[str] = "lift-inner"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "linalg.generic"):

@@ -9,7 +9,7 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -35,8 +35,6 @@ from gossamer.passes.loops.vectors import (
 @dataclass(frozen=True)
 class LowerRoutedGradient(Machine):
     """Its options are those of `Machine`."""
-
-    name: ClassVar[str] = "lower-routed-gradient"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_gradient"):

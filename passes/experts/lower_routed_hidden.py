@@ -9,7 +9,7 @@ Runs on functions whose storage is exposed (expose-storage).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -23,8 +23,6 @@ from gossamer.passes.loops.vectors import deinterleaved, index, loop, narrowed, 
 @dataclass(frozen=True)
 class LowerRoutedHidden(Machine):
     """Its options are those of `Machine`."""
-
-    name: ClassVar[str] = "lower-routed-hidden"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_hidden"):

@@ -16,7 +16,7 @@ Runs on functions whose storage is exposed (expose-storage).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
@@ -51,7 +51,6 @@ _COLUMNS = 256  # columns of the result at once
 class LowerRoutedOuter:
     """`bits` is the width of the target's vectors."""
 
-    name: ClassVar[str] = "lower-routed-outer"
     bits: int = 512
 
     def run(self, module: ir.Module) -> None:

@@ -7,7 +7,6 @@ Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -20,8 +19,6 @@ from gossamer.passes.loops.vectors import index, loop, narrowed, vector_of
 @dataclass(frozen=True)
 class LowerRoutedProduct(Machine):
     """Its options are those of `Machine`."""
-
-    name: ClassVar[str] = "lower-routed-product"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_product"):

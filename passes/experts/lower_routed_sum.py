@@ -9,7 +9,6 @@ threads. Runs on functions whose storage is exposed (expose-storage).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
@@ -23,8 +22,6 @@ from gossamer.passes.loops.vectors import index, loop, mask_of, zeros
 @dataclass(frozen=True)
 class LowerRoutedSum(Machine):
     """Its options are those of `Machine`."""
-
-    name: ClassVar[str] = "lower-routed-sum"
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.routed_sum"):
