@@ -23,7 +23,7 @@ from gossamer.backend.graph.strides import orders_of_results, restore_results
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record
-from gossamer.runtime.torch_internals import CustomGraphPass, disable_current_modes, off
+from gossamer.runtime.torch_internals import CustomGraphPass, disable_current_modes, free_unbacked_symbols, off
 from gossamer.runtime.torch_names import REGIONS
 
 
@@ -31,7 +31,7 @@ class SparseRewrite(CustomGraphPass):
     """Rewrites the graphs of one compilation in place, and records the decisions about them.
 
     fingerprint  a hash of all that the decisions depend on, after a call of `keep`; None if they are not kept on disk
-    planar       whether a convolution in them is sparse; if so, their images have pixels innermost
+    planar       whether images must have pixels innermost: a convolution is sparse, or takes an unknown number of images
 
     Schedules whose predicted times are close are measured if that is allowed (see `Budget`). With `measuring`
     (mode="max-autotune"), all schedules that promise a gain are measured. With `pure`, raises Impure for a graph that must not
@@ -74,7 +74,7 @@ class SparseRewrite(CustomGraphPass):
 
             budget = Budget.of(self._measuring)
             rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
-            self.planar = region_op.takes_images(graph)
+            self.planar = region_op.takes_images(graph) or _convolves_any_number(graph)
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         names = {node: static.name for node, static in statics.items()}
         flow = partial(flow_of, graph, names, rewritten.regions)
@@ -142,6 +142,13 @@ class SparseRewrite(CustomGraphPass):
         decisions, as keys that hash the content of regions. The key is then the version, which tells how graphs call regions.
         """
         return graph_cache.version() if self._seen or self.fingerprint is None else self.fingerprint
+
+
+def _convolves_any_number(graph: fx.Graph) -> bool:
+    """Whether a convolution takes an unknown number of images. With channels innermost, Inductor expects these in another order
+    than torch's convolution gives them (torch 2.13)."""
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    return any(free_unbacked_symbols(node.meta["val"]) for node in found)
 
 
 def _give_up(inputs: Inputs, problem: str) -> None:

@@ -1,4 +1,4 @@
-/* Implements tensors for code of AOTInductor, without libtorch: the part of its C interface that code without its kernels needs. */
+/* Implements tensors for code of AOTInductor without libtorch: the part of its C interface that needs none of its kernels. */
 struct storage {
   char *memory;
   int64_t references, bytes;

@@ -208,10 +208,7 @@ const Code = (() => {
     const found = kernels.findLast((each) => each.name === chosen.details.stages);
     if (found) open(found);
   });
-  on("other-listing", (listing, pressed) => {
-    const number = sides.findIndex((each) => each.listing === listing);
-    sides[pressed === "ArrowRight" ? 1 : 0].listing.view.focus();
-  });
+  on("other-listing", (_, pressed) => sides[pressed === "ArrowRight" ? 1 : 0].listing.view.focus());
 
   const hasKernel = (chosen) => Boolean(chosen.details?.stages) && kernels.some((each) => each.name === chosen.details.stages);
 

@@ -284,3 +284,32 @@ def test_steps_pack_nothing_anew_beside_dense_convolutions(monkeypatch: pytest.M
             monkeypatch.setattr(masked_filters._Kept, "of", lambda *given: made.append(given))
             monkeypatch.setattr(CompiledRegion, "dense", lambda *given: made.append(given))
     assert made == []
+
+
+class Chosen(nn.Module):
+    """A dense layer under a mask, on as many of the images as their values choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+        parametrize.register_parametrization(self.layer, "weight", Mask((torch.rand_like(self.layer.weight) < 0.5).float()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(F.relu(self.layer(x[x[:, 0, 0, 0] > 0])))
+        return y
+
+
+def test_dense_layers_on_an_unknown_number_of_images() -> None:
+    torch.manual_seed(0)
+    model = Chosen()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = compile_and_run(model, torch.randn(6, 3, 9, 9), grad=True, dense="inductor", min_gain=1e9, regions=0)
+        for images in (6, 9, 1):
+            x = torch.randn(images, 3, 9, 9)
+            x[0, 0, 0, 0] = 1
+            given, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+            for call, each in ((run.function, given), (model, other)):
+                call(each).square().mean().backward()
+            assert given.grad is not None and other.grad is not None
+            assert_same(run.function(x), model(x))
+            assert_same(given.grad, other.grad)
