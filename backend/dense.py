@@ -54,9 +54,10 @@ def with_inductor(
     patches = {**(list_mode_options(mode) if mode else {}), "joint_custom_pre_pass": rewrite}
 
     def inner(*graph: Any, **how: Any) -> Any:
-        """Compiles a forward, backward or inference graph. If a convolution in it is sparse, images keep pixels innermost.
+        """Compiles a forward, backward or inference graph. Keeps pixels innermost in images if `rewrite` says so.
 
-        Else Inductor puts channels innermost. Then each call copies the images and weights of the sparse convolutions.
+        Inductor would put channels innermost, and copy the images and weights of sparse convolutions at each call. The setting
+        has to be made here: Inductor applies `config_patches` again around each of these compilations.
         """
         with inductor_config.patch(layout_optimization=inductor_config.layout_optimization and not rewrite.planar):
             return compile_fx_inner(*graph, **how)
