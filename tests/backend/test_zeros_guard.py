@@ -100,6 +100,16 @@ def test_writes_that_torch_does_not_count_are_noticed() -> None:
     assert call(function, model) == (1, 2)
 
 
+@pytest.mark.parametrize("at", range(0, 8, 3))
+def test_a_few_calls_notice_one_of_many_matrices(at: int) -> None:
+    """A call looks at two of eight matrices."""
+    model = nn.Sequential(*(nn.Linear(64 + 8 * n, 72 + 8 * n) for n in range(8)))
+    function = compiled(model)
+    assert call(function, model) == (1, 0)
+    prune_(model[at], 0.1)
+    assert [sum(found) for found in zip(*(call(function, model) for _ in range(5)), strict=True)] == [1, 1]
+
+
 def test_weights_that_come_and_go_do_not_keep_dynamo_busy() -> None:
     model, others = Layers(), [Layers(0.1), Layers()]
     function, compiled_graphs = compiled(model), 0
