@@ -17,7 +17,6 @@ from gossamer.backend.graph.inputs import noticed
 from gossamer.backend.regions.build_region import arrays_of, code_of, content_hash
 from gossamer.backend.regions.compiled_kernel import compiled_kernel
 from gossamer.backend.regions.cost import matrix_of
-from gossamer.backend.regions.details import end_of
 from gossamer.backend.regions.grow_region import Region
 from gossamer.backend.regions.matrix_functions import signature
 from gossamer.backend.report.details import Details
@@ -84,7 +83,7 @@ def build(
     region_op.add(key, known)
     packed = packings.current(leaves, densest)
     if details is not None:
-        details = replace(details, region=key, end=end_of(region.output), arrays=arrays_of(packed))
+        details = replace(details, region=key, arrays=arrays_of(packed))
     return key, _told(name, found, region, format.name, schedule, gain, packed, details)
 
 

@@ -22,6 +22,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import hint
 from gossamer.backend.measuring.convolution_times import filter_gradient_us
+from gossamer.backend.report.words import times
 from gossamer.runtime.elements import FLOATS
 
 aten = torch.ops.aten
@@ -57,9 +58,9 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     gated = sum(map(_of_single_pixels, {*others, *(each.found.node for each in able)})) >= _GATES
     wanted = min_gain * (_GATED if gated else 1.0)
     pays = dense > wanted * ours and any(each.reason is None and not each.found.depthwise for each in able)
-    against = f"too little for its graph, whose convolutions together would gain {dense / max(ours, 1):.2g}x"
+    against = f"too little for its graph, whose convolutions together would gain {times(dense / max(ours, 1))}x"
     if gated:
-        against += f", of {wanted:.2g}x for one with gates (squeeze-and-excite)"
+        against += f", of {times(wanted)}x for one with gates (squeeze-and-excite)"
     return [_judged_again(each, None if pays else against, taken.get(each.found.node)) for each in judged]
 
 

@@ -188,5 +188,5 @@ def _row(parts: Sequence[Part], total: float) -> list[str]:
         in_time(packing) if packing else "-",
         in_bytes(sum(each.weights for each in parts)),
         in_bytes(sum(each.activations for each in parts)),
-        span(roofs, "{:.0f}", "%"),
+        span(roofs, "{:.0f}".format, "%"),
     ]

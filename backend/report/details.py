@@ -55,7 +55,7 @@ class Details:
     pays_from   share of zeros from which on the layer alone gains enough, to 1 %; None if no share does, or it is not known
     region      the key of the region; weights with equal keys are computed by one kernel call
     stages      the name under which the dump has the kernel's stages; empty without a dump
-    end         where the kernel ends, and why; empty if it is not sparse
+    end         where the kernel ends, and why; empty for convolutions, and if it is not sparse
     arrays      names and bytes of the arrays that the weight is packed in
     whole       whether the decision's gain is that of the whole kernel. The contenders are for this weight alone
     question    the data to predict `contenders` and `pays_from`; None afterwards

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.backend.report.details import Details
+from gossamer.backend.report.words import times
 from gossamer.runtime.torch_internals import counters
 
 log = logging.getLogger("gossamer")
@@ -91,7 +92,7 @@ class Decision:
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         what = f"sparse as {self.format} ({self.schedule})" if self.sparse else "dense"
-        gain = f", {'measured' if self.measured else 'predicted'} {self.gain:.2g}x of dense" if self.gain is not None else ""
+        gain = f", {'measured' if self.measured else 'predicted'} {times(self.gain)}x of dense" if self.gain is not None else ""
         pattern = f" in {self.pattern}" if self.pattern else ""
         return f"{self.name} {shape}, {self.density:.0%} nonzero{pattern}, {self.op}: {what}, {self.reason}{gain}"
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from gossamer.backend.report.machine import this_machine
 from gossamer.backend.report.options import SCHEDULES
 from gossamer.backend.report.report import FEW_ZEROS, NO_PRODUCT, NO_ZEROS, Decision
-from gossamer.backend.report.words import count, in_bytes, one_name, span, without_numbers
+from gossamer.backend.report.words import count, in_bytes, one_name, span, times, without_numbers
 
 _WIDTH = 100
 _NAME = 32
@@ -181,15 +181,15 @@ def _table(decisions: Iterable[Decision]) -> Table:
     for group in groups.values():
         first = group[0]
         name = one_name([d.name for d in group])
-        times = f" (x{len(group)})" if len(group) > 1 else ""
+        again = f" (x{len(group)})" if len(group) > 1 else ""
         gains = [d.gain for d in group if d.gain is not None]
         what = f"sparse {_kernel(first)}, {first.reason}" if first.sparse else f"dense: {first.reason}"
         table.add_row(
-            _wrapped(f"{name}{times}"),
+            _wrapped(f"{name}{again}"),
             first.op,
             "x".join(map(str, first.shape)),
             _share([d.density for d in group]) + (f"\n{first.pattern}" if first.pattern else ""),
-            span(gains, "{:.2g}", "x"),
+            span(gains, times, "x"),
             what,
         )
     return table
@@ -197,7 +197,7 @@ def _table(decisions: Iterable[Decision]) -> Table:
 
 def _share(densities: list[float]) -> str:
     """Returns the range of shares of nonzeros. Shares below 1 %, as of a graph's edges, have a digit after the point."""
-    return span([100 * each for each in densities], "{:.1f}" if 0 < min(densities) < 0.01 else "{:.0f}", "%")
+    return span([100 * each for each in densities], ("{:.1f}" if 0 < min(densities) < 0.01 else "{:.0f}").format, "%")
 
 
 def _kernel(decision: Decision) -> str:

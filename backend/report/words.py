@@ -1,6 +1,7 @@
 """Formats names, numbers and bytes for the tables of reports."""
 
 import re
+from collections.abc import Callable
 from itertools import groupby
 
 _NUMBER = re.compile(r"(?<![^. ])(?<!of )\d+(?![^. ,])")
@@ -26,11 +27,16 @@ def _runs(numbers: list[str]) -> str:
     return ",".join(runs)
 
 
-def span(values: list[float], form: str, unit: str) -> str:
-    """Returns the range of some values as text, or one value if both ends are equal."""
+def times(factor: float) -> str:
+    """Returns a factor as text with two digits or, from 100 on, all digits before the point: 0.25, 3.1, 480."""
+    return f"{factor:.2g}" if factor < 99.5 else f"{factor:.0f}"
+
+
+def span(values: list[float], form: Callable[[float], str], unit: str) -> str:
+    """Returns the range of some values as text, or one value if both ends are equal. `form` writes a value."""
     if not values:
         return "-"
-    low, high = form.format(min(values)), form.format(max(values))
+    low, high = form(min(values)), form(max(values))
     return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
 
 

@@ -16,6 +16,7 @@ import gossamer
 from gossamer import Decision, Report
 from gossamer.backend.report import graph_breaks
 from gossamer.backend.report.dump import Dump
+from gossamer.backend.report.words import times
 from tests.backend.harness import compile_and_run, prune_
 
 EAGER = {"dense": "eager", "min_gain": 0}
@@ -248,3 +249,7 @@ def test_public_names() -> None:
     assert set(gossamer.__all__) <= set(dir(gossamer))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         gossamer.nothing  # noqa: B018
+
+
+def test_gains_are_written_without_exponents() -> None:
+    assert [times(each) for each in (0.0254, 0.98, 3.14, 99.4, 99.6, 483.2)] == ["0.025", "0.98", "3.1", "99", "100", "483"]
