@@ -11,7 +11,7 @@ from torch.export import Dim
 import gossamer
 from gossamer.backend.report.report import collect
 from tests.backend.harness import prune_
-from tests.backend.packages import check_in_a_fresh_process
+from tests.backend.packages import check_in_a_fresh_process, run_apart
 from tests.backend.test_export import calls
 from tests.backend.test_quantized import quantized_model
 
@@ -104,3 +104,22 @@ def test_images_in_either_layout_are_exported(channels_last: bool, tmp_path: Pat
     torch.testing.assert_close(program.module()(other), model(other), rtol=1e-4, atol=1e-4)
     if channels_last:
         check_in_a_fresh_process(program, model, [(x,), (other,)], tmp_path)
+
+
+_POOLED = """
+import sys, torch, gossamer
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.MaxPool2d(3, 2, 1), torch.nn.Conv2d(16, 8, 1)).eval()
+for layer in (model[0], model[2]):
+    layer.weight.data *= torch.rand_like(layer.weight) < 0.2
+assert "torch._inductor.lowering" not in sys.modules
+x = torch.randn(2, 8, 9, 9)
+program = gossamer.export(model, (x,), options={"min_gain": 0, "strict": True})
+torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)
+print("exported")
+"""
+
+
+def test_a_process_that_has_compiled_nothing_exports_max_pools() -> None:
+    """torch's decomposition of max pools reads a module of Inductor that it does not import."""
+    assert "exported" in run_apart(_POOLED)
