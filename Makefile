@@ -124,7 +124,7 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	$(MEASURE) huge --workload huge
 	$(MEASURE) points --workload points $(SHORT)
 	$(BIN)/python -m benchmarks.plots benchmarks/results/*/*.json
-	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md docs/deploy.md docs/embeddings.md docs/experts.md docs/hugging_face.md docs/low_rank.md --update
+	$(BIN)/python -m benchmarks.tables README.md docs/benchmarks.md docs/deploy.md docs/embeddings.md docs/experts.md docs/hugging_face.md docs/low_rank.md docs/structured_matrices.md --update
 
 gpu-bundle: $(BIN)/gossamer-opt  ## build/gpu-bundle: kernels, checks and timings for a machine with a GPU; a dry run here
 	$(BIN)/python -m benchmarks.gpu.bundle build/gpu-bundle

@@ -83,7 +83,11 @@ def test_the_guide_lists_all_that_can_be_disabled() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", *(f"docs/{name}.md" for name in ("benchmarks", "deploy", "embeddings", "experts", "low_rank"))]
+    "document",
+    [
+        "README.md",
+        *(f"docs/{name}.md" for name in ("benchmarks", "deploy", "embeddings", "experts", "low_rank", "structured_matrices")),
+    ],
 )
 def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
     text = (ROOT / document).read_text()
