@@ -34,7 +34,8 @@ examples: $(BIN)/gossamer-opt  ## run the other examples: minutes; npm fetches W
 	$(BIN)/python examples/recommender.py
 	$(BIN)/python examples/pruned_mobilenet.py
 
-# Several processes share the cores, so that threads that wait must not spin. They share bytecode, too.
+# Several processes share the cores, so that threads that wait must not spin. They share bytecode, too. There is one for each
+# logical processor: `-n auto` would run a single one on two hyperthreads of a core.
 # LLVM optimises the kernels of FULLY as for users. Elsewhere it would take most of the time, and those tests run each kernel once.
 # What decides by the machine is run once more as if it were each of MACHINES (tests/machines.py).
 MACHINES := avx2 icelake zen4
@@ -45,8 +46,8 @@ FULLY := tests/fuzz tests/passes tests/runtime tests/test_examples.py tests/test
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
 	$(PYTEST) tests/test_smoke.py
-	$(PYTEST) -n auto --dist worksteal --llvm-level 0 $(addprefix --ignore=,$(FULLY))
-	$(PYTEST) -n auto --dist worksteal $(FULLY)
+	$(PYTEST) -n logical --dist worksteal --llvm-level 0 $(addprefix --ignore=,$(FULLY))
+	$(PYTEST) -n logical --dist worksteal $(FULLY)
 	printf '%s\n' $(MACHINES) | xargs -P 0 -I {} $(PYTEST) --llvm-level 0 --machine {} $(DECIDES)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/lit --quiet tests/lit
 
