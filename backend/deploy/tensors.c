@@ -91,6 +91,7 @@ HIDDEN int aoti_torch_get_storage_offset(Tensor tensor, int64_t *found) { return
 HIDDEN int aoti_torch_get_storage_size(Tensor tensor, int64_t *found) { return *found = tensor->storage->bytes, 0; }
 HIDDEN int aoti_torch_get_device_type(Tensor tensor, int *found) { return *found = 0, 0; }
 HIDDEN int aoti_torch_get_device_index(Tensor tensor, int *found) { return *found = 0, 0; }
+HIDDEN int aoti_torch_is_defined(Tensor tensor, _Bool *found) { return *found = 1, 0; } /* torch 2.14 asks */
 
 HIDDEN int aoti_torch_get_numel(Tensor tensor, int64_t *found) {
   *found = 1;
