@@ -134,6 +134,7 @@ class _Table(dict[Any, Callable[..., Any]]):
 
 
 def inductor_table() -> _Table:
-    from gossamer.runtime.torch_internals import select_decomp_table
+    # The former are among the latter. Importing them loads Inductor's lowerings, which decompositions of pools read.
+    from gossamer.runtime.torch_internals import inductor_decompositions, select_decomp_table
 
-    return _Table({**select_decomp_table(), **_DECOMPOSITIONS})
+    return _Table({**inductor_decompositions, **select_decomp_table(), **_DECOMPOSITIONS})
