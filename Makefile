@@ -34,8 +34,8 @@ examples: $(BIN)/gossamer-opt  ## run the other examples: minutes; npm fetches W
 	$(BIN)/python examples/recommender.py
 	$(BIN)/python examples/pruned_mobilenet.py
 
-# Several processes share the cores, so that threads that wait must not spin. They share bytecode, too. There is one for each
-# logical processor: `-n auto` would run a single one on two hyperthreads of a core.
+# Several processes share the cores, so that threads that wait must not spin. They share bytecode, too. One process
+# runs for each logical processor. `-n auto` counts cores, so it would run a single process on two hyperthreads of a core.
 # LLVM optimises the kernels of FULLY as for users. Elsewhere it would take most of the time, and those tests run each kernel once.
 # What decides by the machine is run once more as if it were each of MACHINES (tests/machines.py).
 MACHINES := avx2 icelake zen4

@@ -134,7 +134,7 @@ class _Table(dict[Any, Callable[..., Any]]):
 
 
 def inductor_table() -> _Table:
-    # The former are among the latter. Importing them loads Inductor's lowerings, which decompositions of pools read.
+    # The second has all that the first has. The import of the first loads Inductor's lowerings, which pools need.
     from gossamer.runtime.torch_internals import inductor_decompositions, select_decomp_table
 
     return _Table({**inductor_decompositions, **select_decomp_table(), **_DECOMPOSITIONS})

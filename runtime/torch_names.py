@@ -133,7 +133,7 @@ PRIVATE = {
     "compile_fx_inner": Private("torch._inductor.compile_fx:compile_fx_inner", "compilation of a graph", INDUCTOR),
     "get_cpp_compiler": Private("torch._inductor.cpp_builder:get_cpp_compiler", "if it can build", INDUCTOR, lambda: None),
     "select_decomp_table": Private("torch._inductor.decomposition:select_decomp_table", "its decompositions", INDUCTOR, dict),
-    "inductor_decompositions": Private("torch._inductor.lowering:decompositions", "what they read", INDUCTOR, {}),
+    "inductor_decompositions": Private("torch._inductor.lowering:decompositions", "its lowerings", INDUCTOR, {}),
     "has_triton": Private("torch.utils._triton:has_triton", "whether Triton is there", TRITON, lambda: False),
     "list_mode_options": Private("torch._inductor:list_mode_options", "what they mean", MODES, _modes),
     "aot_autograd": Private(

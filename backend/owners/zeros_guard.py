@@ -42,7 +42,8 @@ _MOST_PROBES = 8
 """The most matrices that calls check, each of another shape."""
 
 _PROBES_A_CALL = 2
-"""How many of these matrices one call checks, in turn. A check takes about half a microsecond. Results never depend on it."""
+"""How many of these matrices one call checks, in turn. A check takes 0.7 us. A changed matrix is noticed within four calls, and
+until then results are right, but a graph for other zeros computes them."""
 
 _MOST_UNUSED = 8
 """The most graphs that are kept although their models are gone. The next model may have similar zeros."""
