@@ -27,8 +27,9 @@ def seeded() -> Iterator[None]:
 
 
 STATEMENTS = [
-    "a += b", "a -= b", "a *= b", "a *= 2", "a /= 2", "a **= 2", "a += a", "a *= x", "a.add_(b, alpha=2)", "a.mul_(b)",
-    "a.clamp_(-1, 1)", "a.clamp_(min=1)", "a.relu_()", "a.sin_()", "a.exp_()", "a.pow_(2)", "a.copy_(b)", "a.copy_(x)",
+    "a += b", "a -= b", "a += x", "a -= x", "a *= b", "a *= 2", "a /= 2", "a **= 2", "a += a", "a *= x",
+    "a.add_(b, alpha=2)", "a.mul_(b)", "a.clamp_(-1, 1)", "a.clamp_(min=1)", "a.relu_()",
+    "a.sin_()", "a.exp_()", "a.pow_(2)", "a.copy_(b)", "a.copy_(x)",
     "a.copy_(b[:1])", "a.div_(4)", "a.mul_(x)", "a.masked_fill_(x > 0, 3)", "a.addcmul_(b, b)", "a.lerp_(b, 0.5)",
     "a.nan_to_num_()", "a.index_add_(0, torch.tensor([0]), x[:1])", "a[0] = 0", "a[1] = x[1]", "a[a > 1] = 7",
     "a[0, 0] = 5", "a[:, 2:4] = b[:, 2:4]", "a.fill_(0)", "a.zero_()",

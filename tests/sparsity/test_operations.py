@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer import EinsumError, Format, GossamerError, SparseTensor, einsum
+from gossamer.backend import sparse as backend
 from gossamer.runtime import region_kernel
 from gossamer.sparsity.arrays.stored_entries import coordinates, within
 from gossamer.sparsity.compiler.contract_ir import Operand
@@ -288,6 +289,19 @@ def test_softmax_is_that_of_torch_sparse() -> None:
     for dim in (0, 1):
         for ours, theirs in ((torch.sparse.softmax, torch.sparse.softmax), (torch.log_softmax, torch.sparse.log_softmax)):
             equal(ours(sparse(dense, "COO"), dim).to_torch().coalesce().values(), theirs(dense.to_sparse(), dim).values())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["CSR", "COO"])
+@pytest.mark.parametrize("function", [torch.masked.softmax, torch.masked.log_softmax])
+def test_masked_softmax_is_over_stored_elements(function: Callable[..., torch.Tensor], name: str, compiled: bool) -> None:
+    """Without a mask, torch.masked takes the pattern of a tensor of torch.sparse as its mask."""
+    dense = matrix(9, 12)
+    expected = function(dense, 1, mask=dense != 0)
+    call = torch.compile(function, backend=backend, fullgraph=True, options={"dense": "eager"}) if compiled else function
+    found = call(sparse(dense, name), 1)
+    assert isinstance(found, SparseTensor)
+    equal(found.to_dense()[dense != 0], expected[dense != 0])
 
 
 def test_reductions_are_those_of_scipy() -> None:
