@@ -116,6 +116,10 @@ bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside
 	  --patterns 16x1,1x16,32x32,16x64
 	-$(BIN)/python -m benchmarks.spread
 	$(MEASURE) startup --workload startup
+	$(MEASURE) zoo --workload zoo
+	$(MEASURE) fresh --workload fresh
+	$(MEASURE) regained --workload regained
+	$(MEASURE) empty-rows --workload empty-rows
 	$(MEASURE) spmv --workload spmv $(SHORT)
 	$(MEASURE) spmm --workload spmm $(SHORT)
 	$(MEASURE) sddmm --workload sddmm $(SHORT)

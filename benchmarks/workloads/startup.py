@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from benchmarks.arguments import add_list, shares
+from benchmarks.own_process import printed
 from benchmarks.registry import Case, Contender, Outcome, Settings, Workload, contender
 from benchmarks.workloads import minilm
 
@@ -63,14 +62,8 @@ def measure(case: Case, contenders: Mapping[str, Contender], threads: int, setti
 
 def start(name: str, case: Case, threads: int, caches: Path) -> Outcome:
     """What `main` prints, run in a new process whose caches are in a folder; RuntimeError if it fails."""
-    places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "GOSSAMER_CACHE_DIR": str(caches / "gossamer")}
-    text, sparsity = str(case.parameters["input"]), str(case.parameters["sparsity"])
-    command = [sys.executable, "-W", "ignore", "-m", __spec__.name, name, text, sparsity, str(threads)]
-    done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name} did not start: {done.stderr.strip().splitlines()[-1]}")
-    found: Outcome = json.loads(done.stdout.splitlines()[-1])
-    return found
+    arguments = [name, case.parameters["input"], case.parameters["sparsity"], threads]
+    return printed(__spec__.name, arguments, caches)
 
 
 class Sampler:

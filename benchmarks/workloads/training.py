@@ -82,7 +82,7 @@ class Training:
         for layer in pruned(model, self.layers):
             layer.register_forward_hook(count)
         with torch.enable_grad():
-            F.mse_loss(model(self.x.double()), self.target.double()).backward()
+            F.mse_loss(model(self.x.double() if self.x.is_floating_point() else self.x), self.target.double()).backward()
         weights: list[tuple[int, Tensor]] = [(rows[layer], layer.weight) for layer in pruned(model, self.layers)]
         flops = sum(6.0 * many * weight.numel() for many, weight in weights)
         kept = sum(6.0 * many * int(weight.count_nonzero()) for many, weight in weights)
@@ -175,6 +175,19 @@ def masked(compiled: bool, problem: Training) -> Prepared:
     return steps(problem, model, torch.compile(model) if compiled else model)
 
 
+def under_hooks(problem: Training) -> nn.Module:
+    """A copy under the hooks of torch.nn.utils.prune."""
+    model = copy.deepcopy(problem.model)
+    for layer in pruned(model, problem.layers):
+        prune.custom_from_mask(layer, "weight", layer.weight != 0)
+    return model
+
+
+def hooked(compiled: bool, problem: Training) -> Prepared:
+    model = under_hooks(problem)
+    return steps(problem, model, torch.compile(model) if compiled else model)
+
+
 class _Product(torch.autograd.Function):
     """x Wᵀ of a CSR matrix, whose transpose lies beside it, as by `order` of its values."""
 
@@ -254,9 +267,7 @@ def ours(how: str, problem: Training) -> Prepared:
     if how == "masks":
         model = under_masks(problem)
     elif how == "hooks":
-        model = copy.deepcopy(problem.model)
-        for layer in pruned(model, problem.layers):
-            prune.custom_from_mask(layer, "weight", layer.weight != 0)
+        model = under_hooks(problem)
     elif how == "stored":
         model = gossamer.store_sparse(copy.deepcopy(problem.model))
     else:
