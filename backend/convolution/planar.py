@@ -2,7 +2,8 @@
 
 Inductor keeps channels innermost in all images, which oneDNN prefers. Sparse kernels keep pixels innermost ("planar"). If one
 reads the result of the other, images are reordered. So a convolution that gains nothing by itself is replaced, too, if its
-kernel takes less time than oneDNN and the reordering. The time of all convolutions is then compared with their dense time.
+kernel takes less time than oneDNN and the reordering. The time of all convolutions is then compared with their dense time, and
+those that stay dense count on both sides: a graph of which little is sparse must gain much there.
 
 Networks with squeeze-and-excite need a higher gain, because neither time includes their gates. A gate takes two convolutions of
 single pixels and a pass over its images.
@@ -40,7 +41,8 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
     others -= {each.found.node for each in able}
     gradients = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     gradients = [node for node in gradients if not is_multiplied(node)]
-    dense, ours = 0.0, sum(map(_longer_us, others)) + sum(map(_longer_gradient_us, gradients))
+    staying = [_staying_us(node) for node in others] + [_staying_gradient_us(node) for node in gradients]
+    dense, ours = (sum(times) for times in zip(*staying, strict=True)) if staying else (0.0, 0.0)
     taken = dict[fx.Node, float]()
     for each in able:
         found = each.found
@@ -80,25 +82,27 @@ def _of_single_pixels(node: fx.Node) -> bool:
     return all(hint(size) == 1 for size in node.meta["val"].shape[2:])
 
 
-def _longer_us(node: fx.Node) -> float:
-    """Returns how many microseconds longer a dense convolution takes with pixels innermost."""
+def _staying_us(node: fx.Node) -> tuple[float, float]:
+    """Returns the microseconds of a dense convolution, with channels and with pixels innermost; 0 at first if unknown."""
     planar, innermost = measured_us(node, planar=True), measured_us(node)
-    return _reordering_us(node) if planar is None or innermost is None else max(0.0, planar - innermost)
+    if planar is None or innermost is None:
+        return 0.0, _reordering_us(node)
+    return innermost, max(innermost, planar)
 
 
-def _longer_gradient_us(node: fx.Node) -> float:
+def _staying_gradient_us(node: fx.Node) -> tuple[float, float]:
     """Returns the same for the gradient of filters, whose images and incoming gradient have pixels innermost, too."""
     g, x, w = (value.meta["val"] for value in node.all_input_nodes[:3])
     given: Any = node.args
     *_, stride, padding, dilation, transposed, _, groups, wanted = given
     sizes = [[hint(n) for n in value.shape] for value in (g, x)]
     if transposed or not wanted[1] or not g.is_cpu or g.dtype not in FLOATS or any(None in each for each in sizes):
-        return 0.0
+        return 0.0, 0.0
     given_g, given_x = ([n or 1 for n in each] for each in sizes)
     kernel, how = tuple(map(int, w.shape)), (stride, padding, dilation, groups)
     planar = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how, planar=True)
     innermost = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how)
-    return 0.0 if planar is None or innermost is None else max(0.0, planar - innermost)
+    return (0.0, 0.0) if planar is None or innermost is None else (innermost, max(innermost, planar))
 
 
 def _following_us(node: fx.Node) -> float:
