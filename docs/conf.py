@@ -61,7 +61,15 @@ NAVIGATION = {
     "From other libraries": [
         f"docs/migrate/{name}" for name in ("deepsparse", "torchao", "vllm", "dgl", "points", "torch_sparse")
     ],
-    "Reference": ["docs/reference", "docs/architecture", "docs/benchmarks", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
+    "Reference": [
+        "docs/reference",
+        "docs/architecture",
+        "docs/gpu_kernels",
+        "docs/benchmarks",
+        "CHANGELOG",
+        "CONTRIBUTING",
+        "SECURITY",
+    ],
 }
 """The pages in the order of the navigation. GitHub shows README.md as well, so the list is here."""
 

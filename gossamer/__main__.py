@@ -65,9 +65,14 @@ def self_test() -> str:
     refused = [str(decision) for decision in found.decisions if not decision.sparse]
     difference = float((result - expected).abs().max() / expected.abs().max())
     if refused or len(found.decisions) != 2:
-        raise GossamerError(f"a pruned model did not become sparse: {'; '.join(refused) or 'no weight was found'}")
+        raise GossamerError(
+            f"a small pruned model did not become sparse ({'; '.join(refused) or 'no weight was found'}): "
+            "please report this output"
+        )
     if not difference <= _CLOSE:
-        raise GossamerError(f"results of sparse and dense layers differ by {difference:.1e} of the largest result")
+        raise GossamerError(
+            f"results of sparse and dense layers differ by {difference:.1e} of the largest result: please report this output"
+        )
     schedule = ", ".join(sorted({str(decision.schedule) for decision in found.decisions}))
     off = "".join(f"\n  {sentence}" for sentence in known_off())
     return f"passed in {seconds:.1f} s: 2 sparse layers ({schedule}), largest relative difference {difference:.1e}{off}"

@@ -75,10 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m gossamer.run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, metavar="DUMP.mlir", help="…_contract.mlir or …_schedule.mlir of a dump")
     parser.add_argument("--schedule", help="for contract IR: compile it with this schedule")
-    parser.add_argument("--open", type=_count, metavar="N", help="what open sizes are (default: the region's tokens, or 32)")
+    parser.add_argument(
+        "--open",
+        type=_count,
+        metavar="N",
+        help="the value of sizes that are '?' in the file (default: the region's tokens, or 32)",
+    )
     parser.add_argument("--density", type=float, help="share of nonzeros in weights (default: what the region says, or 0.1)")
     parser.add_argument("--data", type=Path, help="a file of torch.save: a list with a dense tensor for each argument")
-    parser.add_argument("--save", type=Path, help="where to save the data, for --data")
+    parser.add_argument("--save", type=Path, help="a file to write the data to, for a later --data")
     try:
         return _run(parser.parse_args(argv))
     except (GossamerError, OSError) as error:
@@ -145,14 +150,16 @@ def signature(text: str) -> tuple[list[Argument], list[Argument], int | None]:
         try:
             module = ir.Module.parse(text)
         except ir.MLIRError as error:
-            raise OptionError(f"this is not MLIR: {error}") from error
+            raise OptionError(f"the file is not MLIR: {error}") from error
         region = _region(module)
         if "kernel.window" in region.attributes:
-            raise OptionError("it is a convolution, whose kernel takes images: only products and chains can run alone")
+            raise OptionError(
+                "the region is a convolution, whose kernel takes images: give a product or a chain, which can run alone"
+            )
         arguments = [_argument(each, hints_of(region, number)) for number, each in enumerate(region.type.inputs)]
         results = [_argument(each, {}) for each in region.type.results]
         if not results or any(each.sparse for each in results):
-            raise OptionError("it has no dense result: give a stage up to …_schedule.mlir of a product or a chain")
+            raise OptionError("the region has no dense result: give a stage up to …_schedule.mlir of a product or a chain")
         tokens = ir.IntegerAttr(region.attributes["kernel.tokens"]).value if "kernel.tokens" in region.attributes else None
         return arguments, results, tokens
 
@@ -161,12 +168,12 @@ def _region(module: ir.Module) -> func.FuncOp:
     for op in module.body.operations:
         if isinstance(op, func.FuncOp) and op.name.value == "region":
             return op
-    raise OptionError("it has no function @region: give …_contract.mlir or …_schedule.mlir of a dump")
+    raise OptionError("the file has no function @region: give …_contract.mlir or …_schedule.mlir of a dump")
 
 
 def _argument(given: ir.Type, hints: dict[str, Any]) -> Argument:
     if not isinstance(given, ir.RankedTensorType) or str(given.element_type) not in TYPES:
-        raise OptionError(f"an argument is a {given}, but only stages up to …_schedule.mlir, with tensors, can be run")
+        raise OptionError(f"an argument is a {given}: give a stage up to …_schedule.mlir, whose arguments are tensors")
     sizes = tuple(None if given.is_dynamic_dim(dim) else given.get_dim_size(dim) for dim in range(given.rank))
     return Argument(TYPES[str(given.element_type)], sizes, given.encoding is not None, hints)
 
@@ -260,9 +267,9 @@ def _n_of_m(shape: Sequence[int], n: int, m: int) -> Tensor:
 
 
 def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 if __name__ == "__main__":

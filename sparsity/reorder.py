@@ -25,7 +25,7 @@ def reorder(adjacency: SparseTensor) -> tuple[SparseTensor, Tensor]:
     GossamerError if the matrix is not square, ImportError without SciPy.
     """
     if adjacency.dim() != 2 or adjacency.shape[0] != adjacency.shape[1]:
-        raise GossamerError(f"reorder: the adjacency of a graph is square, got {list(adjacency.shape)}")
+        raise GossamerError(f"reorder: the adjacency of a graph must be square, got {list(adjacency.shape)}")
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     detached = adjacency.detach()

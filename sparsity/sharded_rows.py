@@ -71,7 +71,7 @@ class ShardedRows:
         """
         x = _own_part(x)
         if x.shape[0] != len(self._own):
-            raise FormatError(f"this process has {len(self._own)} of the rows of x, got {x.shape[0]}")
+            raise FormatError(f"this process must give its {len(self._own)} of the rows of x, got {x.shape[0]}")
         fetched = all_to_all(x.index_select(0, self._rows_to_send), self._received, self._sent, self._group)
         return torch.cat([x, fetched])
 

@@ -70,7 +70,10 @@ def _deal(module: nn.Module, dim: int, mesh: DeviceMesh) -> nn.Parameter | None:
     """Reduces a module's stored weight to the rows (dim 0) or columns (1) of this process. Returns the module's bias."""
     whole: SparseTensor = module._parameters["weight"]  # type: ignore[assignment]
     if whole.shape[dim] < mesh.size():
-        raise OptionError(f"a stored weight {tuple(whole.shape)} cannot be dealt to {mesh.size()} processes by dimension {dim}")
+        raise OptionError(
+            f"a stored weight {tuple(whole.shape)} cannot be dealt to {mesh.size()} processes by dimension {dim}, "
+            "which is smaller: use fewer processes"
+        )
     own = _own(whole.shape[dim], mesh)
     part = whole.detach()[own] if dim == 0 else whole.detach()[:, own]
     module._parameters["weight"] = nn.Parameter(part.clone(), whole.requires_grad)

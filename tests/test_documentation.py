@@ -46,6 +46,16 @@ def programs(page: str) -> list[str]:
     return found if page in ("docs/guide.md", "docs/migrate/deepsparse.md", "docs/migrate/torchao.md") else ["".join(found)]
 
 
+def shown(page: str) -> list[str]:
+    """The first line of each output that a tutorial shows."""
+    return re.findall(r"^```text\n(.*)$", (ROOT / page).read_text(), re.MULTILINE) if "tutorials" in page else []
+
+
+def without_figures(text: str) -> str:
+    """Without shares and gains, which differ from machine to machine."""
+    return re.sub(r"[\d.]+[%x]", "", text)
+
+
 def sentences(text: str) -> Iterator[str]:
     """The sentences of a page, those in cells of tables, too; without code, measured figures, and addresses of links."""
     text = re.sub(r"^```.*?^```|<!-- measured:.*?<!-- /measured -->", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -99,7 +109,9 @@ def test_measured_tables_are_those_of_the_recorded_runs(document: str) -> None:
     ("page", "program"),
     [pytest.param(page, program, id=f"{page}-{number}") for page in RUN for number, program in enumerate(programs(page))],
 )
-def test_code_runs_as_it_stands(page: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_runs_as_it_stands(
+    page: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for package in ("torch_geometric", "transformers", "sklearn"):
         if package in program:
             pytest.importorskip(package)
@@ -113,6 +125,8 @@ def test_code_runs_as_it_stands(page: str, program: str, tmp_path: Path, monkeyp
         run(program, page, monkeypatch)
     if page.count("/") == 2 and "gossamer.nn" not in program:
         assert any(decision.sparse for decision in collected.decisions), collected.decisions
+    printed = without_figures(capsys.readouterr().out)
+    assert [line for line in shown(page) if without_figures(line) not in printed] == []
 
 
 def test_the_code_of_the_readme_compiles_one_chain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

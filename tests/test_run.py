@@ -82,8 +82,8 @@ def test_kernel_ir_without_its_contract_is_timed_alone(
     [
         (["nowhere.mlir"], "No such file"),
         (["{assembly}"], "is not an .mlir file: give"),
-        (["{expose-storage}"], "only stages up to"),
-        (["{lower-to-llvm}"], "no function @region|only stages up to"),
+        (["{expose-storage}"], "give a stage up to"),
+        (["{lower-to-llvm}"], "no function @region|give a stage up to"),
         (["{contract}", "--schedule", "none"], "unknown schedule 'none', there are"),
         (["{schedule}", "--schedule", "broadcast"], "is kernel IR, which has its schedule already"),
         (["{contract}", "--data", "{data}"], r"tensor 0 of .* is \[2, 3\] of torch.float32, but the region takes \[\?x24\]"),
@@ -105,4 +105,4 @@ def test_bad_input_is_refused_with_a_reason(
 def test_a_convolution_cannot_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = dumped(nn.Sequential(nn.Conv2d(4, 8, 3)), torch.randn(1, 4, 6, 6), tmp_path)
     assert main([str(stages["contract"])]) == 2
-    assert "it is a convolution" in capsys.readouterr().err
+    assert "the region is a convolution" in capsys.readouterr().err

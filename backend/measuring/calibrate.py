@@ -207,7 +207,9 @@ def _show(machine: Machine) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m gossamer.backend.measuring.calibrate", description=calibrate.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m gossamer.backend.measuring.calibrate", description=(calibrate.__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--elements", default="f32", help="element types, with commas (default f32)")
     try:
         _show(calibrate([e.strip() for e in parser.parse_args(arguments).elements.split(",")]))

@@ -110,7 +110,9 @@ def _writable_directory(path: object) -> str:
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"option dump_ir is {str(path)!r}, which cannot be created: {error.strerror}") from error
+        raise OptionError(
+            f"option dump_ir is {str(path)!r}, which cannot be created: {error.strerror}; choose another directory"
+        ) from error
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise OptionError(f"option dump_ir is {str(path)!r}, which is not writable")
+        raise OptionError(f"option dump_ir is {str(path)!r}, which is not writable; choose another directory")
     return directory

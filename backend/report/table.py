@@ -135,7 +135,7 @@ def _render(report: Report) -> str:
     for picture, decision in pictures.items():
         console.print(f"mask of {decision.name}, computed where it is dark:\n{picture}")
     if report.graph_breaks:
-        console.print(f"{count(len(report.graph_breaks), 'graph break')}; no region crosses a break:")
+        console.print(f"{count(len(report.graph_breaks), 'graph break')}; no kernel crosses a break:")
         for number, reason in enumerate(report.graph_breaks, 1):
             console.print(f"  {number}. {reason}")
     for sentence in report.off:

@@ -42,8 +42,8 @@ class ExpertRegions:
         for expert, end in enumerate(operands[1].tolist()):
             if not start <= end <= tokens:
                 raise ValueError(
-                    f"experts: the tokens of one end at {end}, which must be from {start}, where those of the one before end, "
-                    f"to {tokens}, the number of all (offs of grouped_mm)"
+                    f"experts: the tokens of one end at {end}, must end between {start}, the end of the expert before it, and "
+                    f"{tokens}, the number of tokens (offs of grouped_mm)"
                 )
             if end > start and m:
                 hit.append((expert, start, end))

@@ -1,7 +1,7 @@
 """What the cost model predicted beside what was measured, and the rates that fit: `python -m benchmarks.gpu.fit timings.jsonl`.
 
     --out fit.json     also keep it
-    --markdown         tables for docs/gpu.md
+    --markdown         tables for docs/gpu_kernels.md
 
 It lists two kinds of mistakes: layers that are dense by the better of both, but sparse by the fitted model (these must become
 dense), and layers where another library's sparse kernel is faster than ours by more than 1.3 times (call that one instead).

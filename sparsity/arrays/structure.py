@@ -72,7 +72,9 @@ def check_lengths(format: Format, shape: Sequence[int], components: Sequence[Ten
         elif level.kind == "dense":
             entries *= size
     if components[-1].numel() != entries:
-        raise FormatError(f"{format.name} of shape {tuple(shape)} stores {entries} values here, got {components[-1].numel()}")
+        raise FormatError(
+            f"{format.name} of shape {tuple(shape)} stores {entries} values here, got {components[-1].numel()}: give that many"
+        )
 
 
 def sharing(format: Format, number: int) -> int:
@@ -88,10 +90,10 @@ def sharing(format: Format, number: int) -> int:
 def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the sizes of the levels. FormatError if coordinates do not fit their width, or 64 bits cannot count places."""
     if any(extent < 0 for extent in shape):
-        raise FormatError(f"the shape {tuple(shape)} has a negative size")
+        raise FormatError(f"the shape {tuple(shape)} has a negative size: sizes must be 0 or more")
     sizes = format.level_sizes(shape)
     if prod(shape) >= 1 << 63 or prod(sizes) >= 1 << 63:
-        raise FormatError(f"a tensor of shape {tuple(shape)} has more places than 64 bits can number")
+        raise FormatError(f"a tensor of shape {tuple(shape)} has more places than 64 bits can number: split it")
     for level, size in zip(format.levels, sizes, strict=True):
         if level.kind == "batch":
             raise FormatError(f"'{level}': write a batch as a dense level, `d{level.dim} : dense`")
@@ -121,11 +123,11 @@ def _check_arrays(format: Format, components: Sequence[Tensor]) -> None:
     for (at, kind), array in zip(wanted, components, strict=True):
         place = kind if kind == "values" else f"{kind} of '{format.levels[at]}'"
         if kind in widths and array.dtype != INTEGERS[widths[kind]]:
-            raise FormatError(f"{place} are {array.dtype}, the format says {INTEGERS[widths[kind]]}")
+            raise FormatError(f"{place} are {array.dtype}, the format says {INTEGERS[widths[kind]]}: convert them with .to()")
         if not array.is_contiguous():
             raise FormatError(f"{place} are not contiguous: call .contiguous()")
         if array.device != components[-1].device:
-            raise FormatError(f"{place} are on {array.device}, the values on {components[-1].device}")
+            raise FormatError(f"{place} are on {array.device}, the values on {components[-1].device}: move them with .to()")
 
 
 def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tensor:
@@ -142,9 +144,13 @@ def _starts(level: Level, positions: Tensor, parents: int, entries: int) -> Tens
     falls = (positions[1:] < positions[:-1]).nonzero()
     if falls.numel():
         at = int(falls[0])
-        raise FormatError(f"positions of '{level}' fall from {int(positions[at])} to {int(positions[at + 1])} at {at + 1}")
+        raise FormatError(
+            f"positions of '{level}' fall from {int(positions[at])} to {int(positions[at + 1])} at {at + 1}, must ascend"
+        )
     if positions[-1] != entries:
-        raise FormatError(f"positions of '{level}' end at {int(positions[-1])}, but there are {entries} coordinates")
+        raise FormatError(
+            f"positions of '{level}' end at {int(positions[-1])}, but there are {entries} coordinates: both must be equal"
+        )
     return positions
 
 

@@ -110,13 +110,18 @@ def bag_list(indices: Tensor, offsets: Tensor | None, weights: Tensor | None, pa
     if indices.dtype not in INTEGERS:
         raise ArgumentError(f"embedding bag: indices are {indices.dtype}, must be int32 or int64: convert them with .long()")
     if indices.dim() != (1 if offsets is not None else 2):
-        wanted = "one dimension, since there are offsets" if offsets is not None else "two dimensions, since there are none"
-        raise ArgumentError(f"embedding bag: indices {list(indices.shape)} must have {wanted} of offsets")
+        wanted = "one dimension, because offsets are" if offsets is not None else "two dimensions, because no offsets are"
+        raise ArgumentError(f"embedding bag: indices have the shape {list(indices.shape)}, must have {wanted} given")
     if weights is not None and weights.shape != indices.shape:
-        raise ArgumentError(f"embedding bag: weights {list(weights.shape)} must have the shape of the indices")
+        raise ArgumentError(
+            f"embedding bag: weights {list(weights.shape)} must have the shape of the indices, {list(indices.shape)}"
+        )
     if offsets is not None:
         if offsets.dim() != 1 or offsets.numel() < last:
-            raise ArgumentError(f"embedding bag: offsets {list(offsets.shape)} must be a vector, with the last end in it")
+            raise ArgumentError(
+                f"embedding bag: offsets {list(offsets.shape)} must be a vector. With include_last_offset, "
+                "its last number is the end of the last bag"
+            )
         if offsets.dtype is not indices.dtype:
             offsets, indices = offsets.long(), indices.long()
         offsets = offsets.contiguous()

@@ -63,7 +63,10 @@ def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
     places = _from_gaps(name, arrays["gaps"]) if "gaps" in arrays else _from_bitmask(name, arrays["bitmask"], sizes)
     values = arrays["values"] if "gaps" in arrays else arrays["compressed"].flatten()
     if values.dim() != 1 or len(values) != len(places) or (len(places) and places[-1] >= elements):
-        raise FormatError(f"'{name}': {values.numel()} values for {len(places)} places in a tensor of {elements} elements")
+        raise FormatError(
+            f"'{name}': {values.numel()} values for {len(places)} places in a tensor of {elements} elements: "
+            "the file is damaged"
+        )
     bits = values.view(torch.uint8) if values.dtype.itemsize == 1 else values  # torch cannot index-write 8-bit floats
     dense = torch.zeros(sizes, dtype=bits.dtype)
     dense.view(-1)[torch.from_numpy(places)] = bits
@@ -84,12 +87,14 @@ def _inflated(name: str, arrays: Mapping[str, Tensor], elements: int) -> dict[st
         try:
             stream = unpacker.decompress(arrays[f"deflated_{part}"].numpy().tobytes(), most + 1)
         except zlib.error as problem:
-            raise FormatError(f"'{name}': its {part} cannot be unpacked: {problem}") from None
+            raise FormatError(f"'{name}': its {part} cannot be unpacked ({problem}): the file is damaged") from None
         if not unpacker.eof or len(stream) > most:
-            raise FormatError(f"'{name}': its {part} end early, or are more than a tensor of {elements} elements has")
+            raise FormatError(
+                f"'{name}': its {part} end early, or are more than a tensor of {elements} elements has: the file is damaged"
+            )
         found[part] = torch.frombuffer(bytearray(stream), dtype=torch.uint8) if stream else torch.empty(0, dtype=torch.uint8)
     if len(found["values"]) % kind.itemsize:
-        raise FormatError(f"'{name}': {len(found['values'])} bytes are no elements of {kind}")
+        raise FormatError(f"'{name}': {len(found['values'])} bytes are no elements of {kind}: the file is damaged")
     return {"values": found["values"].view(kind), "gaps": found["gaps"]}
 
 
@@ -103,7 +108,9 @@ def _gaps(places: np.ndarray) -> Tensor:
 
 def _from_gaps(name: str, gaps: Tensor) -> np.ndarray:
     if gaps.dtype != torch.uint8 or gaps.dim() != 1:
-        raise FormatError(f"'{name}': its gaps are {gaps.dtype} with {gaps.dim()} dimensions, must be bytes with one")
+        raise FormatError(
+            f"'{name}': its gaps are {gaps.dtype} with {gaps.dim()} dimensions, must be bytes with one: the file is damaged"
+        )
     steps = gaps.numpy().astype(np.int64)
     nonzero = steps != _FAR
     return (np.cumsum(steps + nonzero) - 1)[nonzero]
@@ -113,9 +120,10 @@ def _from_bitmask(name: str, bitmask: Tensor, shape: tuple[int, ...]) -> np.ndar
     rows, columns = shape[0], int(np.prod(shape[1:], dtype=np.int64))
     if bitmask.dtype != torch.uint8 or tuple(bitmask.shape) != (rows, -(-columns // 8)):
         raise FormatError(
-            f"'{name}': a bitmask of {bitmask.dtype} {tuple(bitmask.shape)} does not fit a tensor of shape {shape}"
+            f"'{name}': a bitmask of {bitmask.dtype} {tuple(bitmask.shape)} does not fit a tensor of shape {shape}: "
+            "the file is damaged"
         )
     mask = np.unpackbits(bitmask.numpy(), axis=1, bitorder="little")
     if mask[:, columns:].any():
-        raise FormatError(f"'{name}': its bitmask has bits beyond the last of {columns} columns")
+        raise FormatError(f"'{name}': its bitmask has bits beyond the last of {columns} columns: the file is damaged")
     return np.flatnonzero(mask[:, :columns])

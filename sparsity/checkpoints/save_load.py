@@ -215,7 +215,7 @@ def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:
             raise FormatError(f"the metadata of the file cannot be read, it is damaged: {mark[:80]!r}") from None
         if version != _VERSION:
             raise FormatError(
-                f"the file is of version {version}, this Gossamer reads version {_VERSION}: a newer one is needed"
+                f"the file is of version {version}, this Gossamer reads version {_VERSION}: install a newer Gossamer"
             )
         tied |= told
     return stored, tied
@@ -275,10 +275,13 @@ def _check(own: dict[str, Tensor], stored: Shapes, tied: dict[str, str], path: A
     if missing or more or dangling:
         wrong = (("missing", missing or dangling), ("unknown", more))
         said = [f"{what}: {', '.join(sorted(which)[:5])}" for what, which in wrong if which]
-        raise FormatError(f"{path} is not of this model; {'; '.join(said)}")
+        raise FormatError(f"{path} is not of this model; {'; '.join(said)}. Load it into a model of the same architecture")
     for name, shape in stored.items():
         if shape != tuple(own[name].shape) and name not in ragged:
-            raise FormatError(f"{path}: '{name}' has shape {shape}, in this model {tuple(own[name].shape)}")
+            raise FormatError(
+                f"{path}: '{name}' has shape {shape}, in this model {tuple(own[name].shape)}. "
+                "Load it into a model of the same sizes"
+            )
 
 
 def _shape(parts: Parts, files: list[Any]) -> tuple[int, ...]:
@@ -321,7 +324,9 @@ def _places(modules: Modules) -> Places:
 
 def _put(modules: Modules, places: Places, name: str, own: Tensor, value: Tensor, path: Any) -> None:
     if value.is_floating_point() != own.is_floating_point():
-        raise FormatError(f"{path}: '{name}' is {value.dtype}, in this model {own.dtype}")
+        raise FormatError(
+            f"{path}: '{name}' is {value.dtype}, in this model {own.dtype}. Load it into a model with the same kinds of layers"
+        )
     holder, _, last = name.rpartition(".")
     module = modules[holder]
     if own.is_meta:

@@ -44,7 +44,9 @@ def floats_of(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
         if zero is not None and zero.dtype == torch.int32:
             zero = _unpacked(zero.t(), bits, rows).t()
     if codes.dim() != 2 or not scale.is_floating_point():
-        raise FormatError(f"'{name}': {codes.dtype} {tuple(codes.shape)} with scales of {scale.dtype} is no weight")
+        raise FormatError(
+            f"'{name}': {codes.dtype} {tuple(codes.shape)} with scales of {scale.dtype} is no weight that Gossamer reads"
+        )
     by = arrays.get("weight_g_idx")
     spread = _spread(name, scale, codes.shape, by)
     values = codes.float() if zero is None else codes.float() - _spread(name, zero.float(), codes.shape, by)

@@ -98,7 +98,7 @@ def new_seed(device: torch.device) -> Tensor:
 def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | None]) -> None:
     alone = terms["keys"] is None and any(terms[name] is not None for name in ("weight", "direction"))
     if (terms["queries"] is None) != (terms["keys"] is None) or alone:
-        raise GossamerError("attend_edges: queries, keys and what weights or directs them come together")
+        raise GossamerError("attend_edges: give queries and keys together; weight and direction need both")
     sizes: dict[str, Any] = {"i": positions.shape[0] - 1, "p": coordinates.shape[0]}
     first = terms["values"]
     assert first is not None
@@ -106,7 +106,9 @@ def _check(positions: Tensor, coordinates: Tensor, terms: dict[str, Tensor | Non
         raise GossamerError(f"attend_edges: values are {first.dtype}, must be floats: softmax has no meaning for others")
     widest = max(term.shape[-1] for name, term in terms.items() if term is not None and name in ("values", "keys"))
     if widest > MOST_FEATURES:
-        raise GossamerError(f"attend_edges: heads of {widest} features, there are kernels for up to {MOST_FEATURES}")
+        raise GossamerError(
+            f"attend_edges: heads have {widest} features, kernels take up to {MOST_FEATURES}: split them into more heads"
+        )
     for name, term in terms.items():
         if term is None:
             continue

@@ -167,5 +167,5 @@ def _nodes(name: str, nodes: Tensor, extent: int) -> Tensor:
     low, high = (int(bound) for bound in torch.aminmax(nodes)) if nodes.numel() else (0, -1)
     if low < -extent or high >= extent:
         wrong = high if high >= extent else low
-        raise FormatError(f"edge list: {name} {wrong} is out of bounds, the graph has {extent} nodes there")
+        raise FormatError(f"edge list: {name} {wrong} is out of bounds: must be less than {extent}, the number of such nodes")
     return torch.where(nodes < 0, nodes + extent, nodes) if low < 0 else nodes

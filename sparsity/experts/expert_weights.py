@@ -43,7 +43,7 @@ class Weight:
         values, scales = self.values, self.scales
         if values.dtype not in INTEGERS:
             if scales is not None:
-                raise ArgumentError(f"{name} is {values.dtype}, only weights of int8 and uint8 have scales")
+                raise ArgumentError(f"{name} is {values.dtype}, only weights of int8 and uint8 have scales: leave them out")
             if values.dtype != dtype:
                 raise ArgumentError(f"{name} is {values.dtype}, the tokens are {dtype}: convert one with .to(dtype)")
         elif scales is None or not scales.is_floating_point():
@@ -51,7 +51,7 @@ class Weight:
         elif scales.dim() != 3 or scales.shape[:2] != values.shape[:2]:
             raise ArgumentError(f"the scales of {name} are {[*scales.shape]}, must be {[*values.shape[:2]]} and groups")
         if self.columns != columns:
-            raise ArgumentError(f"{name} has {self.columns} columns, the tokens have {columns} elements")
+            raise ArgumentError(f"{name} has {self.columns} columns, the tokens have {columns} elements: both must be equal")
         groups = 1 if scales is None else scales.shape[2]
         if groups < 1 or columns % groups or (self.four and columns // groups % 2):
             raise ArgumentError(f"the scales of {name} make {groups} groups of {columns} columns, which must be of one size")

@@ -61,7 +61,7 @@ class Mixture:
         check_activation(self.activation, self.layout)
         self.first.check("gate_up", self.x.shape[1], self.x.dtype)
         if self.layout != "up" and self.first.rows % 2:
-            raise ArgumentError(f"gate_up has {self.first.rows} rows, which are no gates and as many rows of up")
+            raise ArgumentError(f"gate_up has {self.first.rows} rows, must have an even number: half of them are gates")
         self.second.check("down", hidden_size(self.first.rows, self.layout), self.x.dtype)
 
     def hidden(self, keep: bool) -> tuple[Tensor, Tensor]:

@@ -71,8 +71,8 @@ def _hit(ends: Tensor, tokens: int) -> Iterator[tuple[int, int, int]]:
     for expert, end in enumerate(ends.tolist()):
         if not begin <= end <= tokens:
             raise ArgumentError(
-                f"experts: the tokens of one end at {end}, which must be from {begin}, where those of the one before end, "
-                f"to {tokens}, the number of all (offs of grouped_mm)"
+                f"experts: the tokens of one end at {end}, must end between {begin}, the end of the expert before it, and "
+                f"{tokens}, the number of tokens (offs of grouped_mm)"
             )
         if end > begin:
             yield expert, begin, end
@@ -86,7 +86,9 @@ def _check(ends: Tensor, positions: Tensor, coordinates: Tensor) -> None:
             f"experts: positions are {positions.dtype}, coordinates {coordinates.dtype}; must be int32 or int64"
         )
     if not experts or (positions.numel() - 1) % experts:
-        raise ArgumentError(f"experts: {positions.numel() - 1} rows of weights cannot be shared out among {experts} experts")
+        raise ArgumentError(
+            f"experts: {positions.numel() - 1} rows of weights must be equally many for each of {experts} experts"
+        )
 
 
 # Computation
@@ -97,11 +99,11 @@ def _product(
 ) -> Tensor:
     _check(ends, positions, coordinates)
     given, made = (rows, columns) if turned else (columns, rows)
-    if x.shape[1] != given or positions.numel() - 1 != rows * ends.numel():
-        raise ArgumentError(
-            f"experts: rows of {x.shape[1]} elements, and {ends.numel()} weights [{rows}, {columns}] with "
-            f"{positions.numel() - 1} rows in all; each row must have {given} elements"
-        )
+    stored = positions.numel() - 1
+    if x.shape[1] != given:
+        raise ArgumentError(f"experts: tokens have {x.shape[1]} elements, must have {given} for weights [{rows}, {columns}]")
+    if stored != rows * ends.numel():
+        raise ArgumentError(f"experts: {stored} rows are stored, must be {rows * ends.numel()}, {rows} for each expert")
     out, pattern, last = x.new_empty(x.shape[0], made), _Pattern.of(positions, ends.numel()), 0
     for expert, begin, end in _hit(ends, x.shape[0]):
         weight = pattern.matrix(expert, coordinates, values, columns)

@@ -58,7 +58,8 @@ def _sizes(pairs: PairMap) -> dict[str, int]:
 def _check_rows(pairs: PairMap, x: Tensor, rows: int) -> None:
     if (x.shape[0], rows) != (pairs.read, len(pairs.rows)):
         raise ArgumentError(
-            f"pooling of sites: {x.shape[0]} rows to {rows}, must be {pairs.read} to {len(pairs.rows)}, a row for each site"
+            f"pooling of sites: features have {x.shape[0]} rows, results {rows}, must be {pairs.read} and "
+            f"{len(pairs.rows)}, a row for each site"
         )
 
 

@@ -104,12 +104,14 @@ class _SparseInverseConv(_Convolution):
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         to = x.passed.get(self.indice_key or "")
         if to is None:
-            raise GossamerError(f"{type(self).__name__}: no SparseConv with the indice_key {self.indice_key!r} came before")
+            raise GossamerError(
+                f"{type(self).__name__}: no SparseConv with the indice_key {self.indice_key!r} ran before: run it first"
+            )
         window = way_from(to, x.level)
         if window is None or window.kernel != self.window.kernel:
             raise GossamerError(
                 f"{type(self).__name__}: the SparseConv with the indice_key {self.indice_key!r} does not lead to these sites "
-                f"with a kernel_size of {list(self.window.kernel)}"
+                f"with a kernel_size of {list(self.window.kernel)}: use the kernel_size of that layer, on its result"
             )
         return x.at(self._convolved(x, to.where, window, "up", to.indices.shape[0]), to)
 
@@ -126,7 +128,7 @@ def convolved(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, where: 
     GossamerError if devices, channels or dtypes do not fit.
     """
     if weight.device != x.device:  # else torch takes tensors on "meta" for a traced graph
-        raise GossamerError(f"{name}: the weight is on {weight.device}, features are on {x.device}")
+        raise GossamerError(f"{name}: the weight is on {weight.device}, features are on {x.device}: move one with .to()")
     if x.shape[1] != weight.shape[1]:
         raise GossamerError(f"{name}: {x.shape[1]} channels come in, the weight takes {weight.shape[1]} (in_channels)")
     x, weight = as_autocast(x), as_autocast(weight)

@@ -73,13 +73,15 @@ def _count(like: Tensor) -> Tensor:
 
 def _check_places(sizes: Sizes) -> None:
     if prod(sizes) > 2**62:
-        raise GossamerError(f"spatial_shape {list(sizes[1:])} of a batch of {sizes[0]} has more than 2**62 places")
+        raise GossamerError(
+            f"spatial_shape {list(sizes[1:])} of a batch of {sizes[0]} has more than 2**62 places: give a smaller one"
+        )
 
 
 def _check_range(indices: Tensor, sizes: Sizes) -> None:
     _check_places(sizes)
     if len(indices) > _MOST:
-        raise GossamerError(f"indices: {len(indices)} rows, there are kernels for up to {_MOST}")
+        raise GossamerError(f"indices: {len(indices)} rows, kernels take up to {_MOST}: make smaller batches")
     if not len(indices):
         return
     least, most = indices.amin(0).tolist(), indices.amax(0).tolist()
@@ -135,9 +137,7 @@ def pair_map(ranks: Sequence[Ranks], read: Sites, written: Sites) -> PairMap:
         positions.append(torch.searchsorted(out, tiles) + start)
         start += len(out)
     if start > _MOST:
-        raise GossamerError(
-            f"a convolution of {start} pairs of sites, there are kernels for up to {_MOST}: make smaller batches"
-        )
+        raise GossamerError(f"a convolution of {start} pairs of sites, kernels take up to {_MOST}: make smaller batches")
     known: dict[tuple[int, int], Tensor] = {}
     inputs, outputs = (
         _rows(places, sites, start, known) for places, sites in zip(zip(*ranks, strict=True), (read, written), strict=True)

@@ -90,9 +90,15 @@ class SparseConvTensor:
         level = self.level
         shape = window.shape_of(level.shape)
         if min(shape) < 1:
-            raise GossamerError(f"a window of {list(window.kernel)} does not fit in a grid of {list(level.shape)}")
+            raise GossamerError(
+                f"a window of {list(window.kernel)} does not fit in a grid of {list(level.shape)}: use padding, "
+                "a smaller kernel_size, or fewer strided layers"
+            )
         if max(shape) > 2**31:
-            raise GossamerError(f"a convolution leads to a grid of {list(shape)}, whose places int32 coordinates cannot name")
+            raise GossamerError(
+                f"a convolution leads to a grid of {list(shape)}, which is too large for int32 coordinates: "
+                "use a smaller stride or grid"
+            )
         path = (*level.path, *window.numbers)
         if path not in self.coarse:
             self.coarse[path] = coarse_sites(level.root, level.root_shape, level.batch, path)

@@ -110,4 +110,7 @@ def output_of(result: Any) -> Tensor:
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0:
             return value.float()
-    raise OptionError(f"the model gives a {type(result).__name__} without a tensor: its layers' sensitivity cannot be measured")
+    raise OptionError(
+        f"the model gives a {type(result).__name__} without a tensor of floats, "
+        "which a measurement of sensitivity needs: use budget='uniform' with sparsity"
+    )

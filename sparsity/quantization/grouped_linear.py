@@ -142,7 +142,10 @@ def grouped(weight: Tensor, bits: int) -> Tensor:
 def check_columns(columns: int) -> None:
     """GossamerError for more columns than the packing of kernels can number."""
     if columns > Groups.WIDEST:
-        raise GossamerError(f"a weight of {columns} columns has too many for groups: at most {Groups.WIDEST}")
+        raise GossamerError(
+            f"a weight of {columns} columns has too many for groups: at most {Groups.WIDEST}. `skip` this layer, "
+            "or use int8 without groups"
+        )
 
 
 def _rounded(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:

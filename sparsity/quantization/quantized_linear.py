@@ -137,7 +137,10 @@ def tokens_on_grid(rows: Tensor) -> tuple[Tensor, Tensor]:
 def check_finite(weight: Tensor, what: str = "a weight") -> None:
     """GossamerError if a matrix has a NaN or an infinity."""
     if not bool(weight.isfinite().all()):
-        raise GossamerError(f"{what} of shape {tuple(weight.shape)} has a NaN or an infinity, which integers cannot hold")
+        raise GossamerError(
+            f"{what} of shape {tuple(weight.shape)} has a NaN or an infinity, which integers cannot hold: repair it, "
+            "or `skip` the layer"
+        )
 
 
 def dequantized(values: Tensor, scale: Tensor) -> Tensor:

@@ -78,7 +78,10 @@ def _diagonal(expression: str, letters: str, operand: Tensor) -> Tensor:
         return operand
     for dim, letter in enumerate(letters):
         if not agree(operand.shape[dim], operand.shape[first[letter]]):
-            raise EinsumError(f"einsum '{expression}': '{letter}' is {operand.shape[first[letter]]} and {operand.shape[dim]}")
+            raise EinsumError(
+                f"einsum '{expression}': '{letter}' is {operand.shape[first[letter]]} and {operand.shape[dim]}, "
+                "must be one size"
+            )
     if not isinstance(operand, SparseTensor):
         return torch.einsum(f"{letters}->{''.join(first)}", operand)
     with sizes_stay_inside():

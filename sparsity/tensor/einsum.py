@@ -150,7 +150,7 @@ def _read(expression: str) -> tuple[tuple[str, ...], str]:
     for letters in (*inputs, result):
         twice = next((letter for letter in letters if letters.count(letter) > 1), None)
         if twice is not None:
-            raise EinsumError(f"einsum '{expression}': '{twice}' stands twice in '{letters}'")
+            raise EinsumError(f"einsum '{expression}': '{twice}' occurs twice in '{letters}'")
     unknown = sorted(set(result) - set(left))
     if unknown:
         raise EinsumError(f"einsum '{expression}': the result has '{unknown[0]}', which no operand has")
@@ -163,7 +163,7 @@ def _check(expression: str, bound: Sequence[Bound]) -> None:
     for operand in bound:
         for letter, extent in zip(operand.letters, operand.shape, strict=True):
             if not agree(sizes.setdefault(letter, extent), extent):
-                raise EinsumError(f"einsum '{expression}': '{letter}' is {sizes[letter]} and {extent}")
+                raise EinsumError(f"einsum '{expression}': '{letter}' is {sizes[letter]} and {extent}, must be one size")
     types = {operand.values.dtype for operand in bound}
     if len(types) > 1:
         found = " and ".join(sorted(str(dtype) for dtype in types))
@@ -186,7 +186,10 @@ def _inferred(bound: Sequence[Bound], result: str) -> Format | Literal["dense"]:
 def _sparse(expression: str, bound: Sequence[Bound], operands: Sequence[Tensor], result: str, format: Format) -> SparseTensor:
     """Computes the einsum with a result in a format."""
     if format.rank != len(result):
-        raise FormatError(f"einsum '{expression}' has a result of {len(result)} dimensions, {format.name} stores {format.rank}")
+        raise FormatError(
+            f"einsum '{expression}' has a result of {len(result)} dimensions, {format.name} stores {format.rank}: "
+            "give a format of that many dimensions"
+        )
     if sum(operand.sparse for operand in bound) == 1:
         at = next(number for number, operand in enumerate(bound) if operand.sparse)
         pattern, tensor = bound[at], operands[at]

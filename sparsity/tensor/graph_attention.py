@@ -63,9 +63,9 @@ def graph_attention(
             raise GossamerError(f"graph_attention: {name} is {type(term).__name__}, must be a tensor: see torch.as_tensor")
     if pattern.dim() != 2 or not values.dim() or not agree(pattern.shape[1], values.shape[0]):
         shapes = f"a pattern of {list(pattern.shape)} does not go with values of {list(values.shape)}"
-        raise GossamerError(f"graph_attention: {shapes}, which need a row for each of its columns")
+        raise GossamerError(f"graph_attention: {shapes}, which must have a row for each column of the pattern")
     if weighted and keys is None:
-        raise GossamerError("graph_attention: weighted multiplies products of queries and keys, which are not given")
+        raise GossamerError("graph_attention: weighted=True multiplies products of queries and keys: give queries and keys")
     positions, coordinates, stored = _in_rows(pattern)
     weight = stored if weighted else None
     terms = {

@@ -40,7 +40,9 @@ def _check_others(first: SparseTensor, tensor: SparseTensor, dim: int) -> None:
     """ArgumentError unless all other dimensions agree. A compiled graph checks open sizes when it runs."""
     pairs = [pair for n, pair in enumerate(zip(first.shape, tensor.shape, strict=False)) if n != dim]
     if first.dim() != tensor.dim() or not all(agree(*pair) for pair in pairs):
-        raise ArgumentError(f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: others must agree")
+        raise ArgumentError(
+            f"cat along dimension {dim} of {list(first.shape)} and {list(tensor.shape)}: other dimensions must be equal"
+        )
 
 
 @implements(torch.stack)

@@ -155,7 +155,11 @@ def _compressed(
     batch = input.dim() - 2 - (dense_dim or 0)
     blocked = layout in (torch.sparse_bsr, torch.sparse_bsc)
     if batch < 0 or blocked != (blocksize is not None) or (blocked and len(tuple(blocksize or ())) != 2):
-        raise ArgumentError(f"to_sparse of {list(input.shape)} to {layout} with {blocksize=} and {dense_dim=}")
+        raise ArgumentError(
+            f"to_sparse of {list(input.shape)} to {layout} with {blocksize=} and {dense_dim=}: "
+            "BSR and BSC need a "
+            "blocksize of two numbers, other layouts take none, and at least two dimensions must be sparse"
+        )
     rows, columns = blocksize or (1, 1)
     if input.shape[batch] % rows or input.shape[batch + 1] % columns:
         raise ArgumentError(f"to_sparse of {list(input.shape)}: blocks of {rows} x {columns} do not divide the matrices")

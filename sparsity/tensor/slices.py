@@ -106,7 +106,7 @@ def _spelled_out(input: SparseTensor, given: tuple[Any, ...]) -> list[Any] | Non
             return None
     taken = sum(each is not None and each is not Ellipsis for each in indices)
     if taken > input.dim():
-        raise IndexError(f"{taken} indices for a SparseTensor of {input.dim()} dimensions")
+        raise IndexError(f"too many indices: {taken} for a SparseTensor of {input.dim()} dimensions")
     places = [n for n, each in enumerate(indices) if each is Ellipsis] or [len(indices)]
     whole = [slice(None)] * (input.dim() - taken)
     indices = [*indices[: places[0]], *whole, *(each for each in indices[places[0] :] if each is not Ellipsis)]

@@ -102,7 +102,8 @@ def _back(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: Wind
     if to is None or way != window:
         raise GossamerError(
             f"Conv3d: no convolution with kernel_size={list(window.kernel)} and stride={list(window.stride)} led "
-            f"to these sites from those of the stride {list(stride)}"
+            f"to these sites from those of the stride {list(stride)}: transposed=True undoes such a convolution, "
+            "with its arguments"
         )
     where = (*to.where, window.numbers, "up", to.indices.shape[0])
     return input.at(sites.at(convolved("Conv3d", input.feats, _taps(kernel, window), bias, where), to), stride)

@@ -174,7 +174,9 @@ def _takes_hidden_states(model: nn.Module) -> bool:
 
 def _check_sizes(what: str, student: Tensor, teacher: Tensor) -> None:
     if student.shape != teacher.shape:
-        raise OptionError(f"{what} of the model are {tuple(student.shape)}, of its teacher {tuple(teacher.shape)}")
+        raise OptionError(
+            f"{what} of the model are {tuple(student.shape)}, of its teacher {tuple(teacher.shape)}: leave out {what}"
+        )
 
 
 def _first(output: Any) -> Tensor:

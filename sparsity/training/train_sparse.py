@@ -48,7 +48,7 @@ def train_sparse(
 
     recipe   "fixed", "one-shot", "gradual", "random", "set", "rigl", "soft", "sr-ste", "mask-decay",
              "progressive-gradient-flow", "structure-decay", "step" or "bi-mask", with its `options`; or a `Recipe`.
-             `help(gossamer.sparsity.training.recipes)` has their papers and defaults
+             `help("gossamer.sparsity.training.recipes")` has their papers and defaults
     steps    the number of steps of the whole training; "fixed", "one-shot" and "random" do not need it
     only, skip  which layers, as for `sparsify`. Without `only`: all linear layers, Conv2d and nn.MultiheadAttention
     seed     the seed of random choices; it must be the same on all processes

@@ -98,7 +98,7 @@ def test_the_table_groups_equal_layers() -> None:
     assert sum("encoder.layer.{0-11}.attention." in line for line in lines) == 2
     assert "self.query.weight (x12)" in text and "sparse (broadcast), 2" in text and "3.2x" in text and "10%" in text
     assert "too dense for a" in text
-    assert lines[-2:] == ["1 graph break; no region crosses a break:", "  1. model.py:3: Attempted to call print"]
+    assert lines[-2:] == ["1 graph break; no kernel crosses a break:", "  1. model.py:3: Attempted to call print"]
 
 
 def test_bytes_are_counted_once_a_weight() -> None:

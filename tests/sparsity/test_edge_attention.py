@@ -266,8 +266,8 @@ def test_kernels_are_shared_by_patterns_and_sizes(monkeypatch: pytest.MonkeyPatc
     [
         ({"target": torch.zeros(8, 2)}, r"target is \[8, 2\] torch.float32, must be \[i=9, h=2\]"),
         ({"source": torch.zeros(7, 2, dtype=torch.float64)}, "torch.float64, must be"),
-        ({"queries": torch.zeros(9, 2, 4)}, "queries, keys"),
-        ({"weight": torch.zeros(3)}, "queries, keys"),
+        ({"queries": torch.zeros(9, 2, 4)}, "queries and keys together"),
+        ({"weight": torch.zeros(3)}, "queries and keys together"),
     ],
 )
 def test_what_does_not_fit_is_refused(terms: dict[str, Tensor], message: str) -> None:
@@ -320,7 +320,7 @@ def test_for_users_what_does_not_fit_is_refused() -> None:
     pattern = SparseTensor.from_dense(torch.ones(3, 4))
     with pytest.raises(GossamerError, match=r"\[3, 4\] does not go with values of \[3, 1, 2\]"):
         graph_attention(pattern, torch.zeros(3, 1, 2))
-    with pytest.raises(GossamerError, match="queries and keys, which are not given"):
+    with pytest.raises(GossamerError, match="products of queries and keys: give queries and keys"):
         graph_attention(pattern, torch.zeros(4, 1, 2), weighted=True)
     other: Any = torch.ones(3, 4)
     for given in (other, other.to_sparse_csr(), other.to_sparse()):

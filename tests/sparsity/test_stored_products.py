@@ -85,7 +85,7 @@ def test_ends_that_do_not_ascend_within_the_rows_are_refused(ends: list[int]) ->
 
 
 def test_rows_of_another_width_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"rows of 6 elements, and 4 weights \[5, 9\]"):
+    with pytest.raises(ArgumentError, match=r"tokens have 6 elements, must have 5 for weights \[5, 9\]"):
         grouped_product(torch.randn(7, 6, dtype=torch.float64), stored(pruned()), torch.tensor([1, 2, 3, 4]))
 
 
