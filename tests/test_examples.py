@@ -13,6 +13,8 @@ import torch
 from torch._dynamo.utils import counters
 
 import gossamer
+from gossamer.backend.report.report import collect
+from tests.backend.harness import assert_same, compile_and_run
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -145,6 +147,31 @@ def test_long_documents(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert "mask of" in text
     assert "differ by" in text
+
+
+@torch.no_grad()
+def test_attention_over_a_short_document_is_that_of_dense_attention(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is mocked: Gossamer and FlexAttention compile, and `measured` exits if a result differs from dense attention."""
+    documents = example("long_documents", monkeypatch)
+    torch.manual_seed(0)
+    with collect() as found:
+        times = documents.measured(384)
+    assert [each.op for each in found.decisions if each.sparse] == ["attention"], found.decisions
+    assert [*times] == ["Gossamer", "FlexAttention", "dense attention"] and min(times.values()) > 0
+    assert capsys.readouterr().out.count("differs by") == 2
+
+
+@torch.no_grad()
+def test_the_encoder_of_a_short_document_is_that_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = example("long_documents", monkeypatch)
+    words = documents.document(384)
+    torch.manual_seed(0)
+    model = documents.Encoder(int(words.max()) + 1).eval()
+    run = compile_and_run(model, words, regions=documents.LAYERS, disable=["sparse-weights"])  # its weights have no zeros
+    assert {each.op for each in run.regions} == {"attention"}
+    assert_same(run.output, copy.deepcopy(model).double()(words).float())
 
 
 def test_a_point_cloud_is_segmented(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ _BLOCK = re.compile(r"\.L(BB\w+):|(?:#|//) %bb\.")
 _INNER = re.compile(r"(#|//) =>\s*This Inner Loop Header")
 _IN_LOOP = re.compile(r"(?:#|//)\s+in Loop: Header=(BB\w+)")
 _MULTIPLY = re.compile(
-    r"\s+(?:v?fn?m(?:add|sub)\w+|vdpbf16ps|vpdp\w+|tdp\w+|v?pmadd\w+|v?mulp[sd]|fmla|bf\w*dot|bfm\w+|u?sdot)\s"
+    r"\s+(?:v?fn?m(?:add|sub)\w+|vdpbf16ps|vpdp\w+|tdp\w+|v?pmadd\w+|v?mul[ps][sd]|fmla|fmul|bf\w*dot|bfm\w+|u?sdot)\s"
 )
 _SCHEDULE = re.compile(r'schedule = "([\w-]+)"')
 

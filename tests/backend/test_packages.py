@@ -3,17 +3,20 @@
 import copy
 import re
 import subprocess
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import gossamer
 from gossamer.backend.deploy import archive
 from gossamer.dialects.errors import ArgumentError
+from tests.backend.harness import prune_
 from tests.backend.packages import run_apart
 from tests.backend.test_export import BATCH, OPTIONS, calls, classifier
 
@@ -80,6 +83,28 @@ def test_a_package_runs_where_gossamer_is_not_loaded(package: Path) -> None:
 
 def test_a_package_goes_when_nobody_holds_it(package: Path) -> None:
     assert "all is there" in run_apart(LOADED_OFTEN, package.with_name("expected.pt"), package)
+
+
+@pytest.mark.parametrize("pruned", [True, False], ids=["pruned", "without zeros"])
+def test_a_package_that_torch_exports_is_dense_and_gossamer_says_so_once(pruned: bool, tmp_path: Path) -> None:
+    """Nothing is mocked: AOTInductor compiles the package, and it runs."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32)).eval(), torch.randn(5, 64)
+    if pruned:
+        prune_(model)
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        path = torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path=str(tmp_path / "m.pt2"))
+        found = torch._inductor.aoti_load_package(path)(x)
+        expected = model.double()(x.double()).float()
+    ours = [str(warning.message) for warning in said if "gossamer" in str(warning.message).lower()]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    with zipfile.ZipFile(path) as package:
+        code = "".join(package.read(name).decode() for name in package.namelist() if name.endswith(".cpp"))
+    assert code and "gossamer" not in code, "the layers are dense products of torch"
+    assert len(ours) == pruned, ours
+    if pruned:
+        assert "AOTInductor compiles 2 pruned weights ('0.weight', '2.weight') densely" in ours[0]
 
 
 def test_a_package_takes_the_keywords_that_it_was_exported_with(tmp_path: Path) -> None:
