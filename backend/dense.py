@@ -87,6 +87,8 @@ def eagerly(module: fx.GraphModule, inputs: Sequence[Any], rewrite: SparseRewrit
     def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(lambda *args: [_no_view(each) for each in graph.forward(*args)])
 
+    rewrite.by_operation = True
+
     def rewritten(module: fx.GraphModule) -> fx.GraphModule:
         traced = orders(module.graph)
         rewrite(module.graph)

@@ -32,6 +32,7 @@ class SparseRewrite(CustomGraphPass):
 
     fingerprint  a hash of all that the decisions depend on, after a call of `keep`; None if they are not kept on disk
     planar       whether images must have pixels innermost: a convolution is sparse, or takes an unknown number of images
+    by_operation whether the graph runs op by op, so that `strides.restore` gives operands of other operations their strides
 
     Schedules whose predicted times are close are measured if that is allowed (see `Budget`). With `measuring`
     (mode="max-autotune"), all schedules that promise a gain are measured. With `pure`, raises Impure for a graph that must not
@@ -45,7 +46,7 @@ class SparseRewrite(CustomGraphPass):
         self._seen = False
         self._impurity: str | None = None
         self.fingerprint: str | None = None
-        self.planar = False
+        self.planar = self.by_operation = False
         self._called: list[object] = []
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -58,7 +59,7 @@ class SparseRewrite(CustomGraphPass):
         with disable_current_modes(), torch.no_grad():  # the modes of tracing, which refuse real tensors beside fake ones
             traced, before = orders_of_results(graph), set(graph.nodes)
             self._rewrite(graph, self._inputs)
-            restore_results(graph, traced, before)
+            restore_results(graph, traced, before, images=not self.by_operation)
 
     def _rewrite(self, graph: fx.Graph, inputs: Inputs) -> None:
         try:

@@ -10,6 +10,7 @@ elements. So operands of such operations are copied to strides in the traced ord
 torch's own traces may have wrong strides, too (softplus_backward). So views become reshapes, which copy if necessary.
 """
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from torch import fx
 
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import hint
-from gossamer.runtime.torch_internals import tree_flatten, tree_unflatten
+from gossamer.runtime.torch_internals import OpOverload, tree_flatten, tree_unflatten
 
 aten = torch.ops.aten
 
@@ -40,15 +41,17 @@ def orders_of_results(graph: fx.Graph) -> list[Order | None]:
     return [_order(each) if isinstance(each, fx.Node) else None for each in tree_flatten(graph.output_node().args)[0]]
 
 
-def restore_results(graph: fx.Graph, traced: Sequence[Order | None], before: Collection[fx.Node]) -> None:
+def restore_results(graph: fx.Graph, traced: Sequence[Order | None], before: Collection[fx.Node], images: bool = True) -> None:
     """Gives results of a graph the traced order of strides, such as images with channels innermost.
 
     before  the nodes of the traced graph; new nodes, and views of them, may have other strides
+    images  whether operations on images, such as pools, may have other strides, too; False if `restore` follows
     """
-    output, known = graph.output_node(), dict[fx.Node, bool]()
+    _follow(graph, before, images)
+    output = graph.output_node()
     given, structure = tree_flatten(output.args)
     found = [
-        _laid_out(each, each, order, each.next) if isinstance(each, fx.Node) and _now(each, before, known) else each
+        _laid_out(each, each, order, each.next) if isinstance(each, fx.Node) else each
         for each, order in zip(given, traced, strict=True)
     ]
     if any(each is not before for each, before in zip(found, given, strict=True)):
@@ -80,20 +83,47 @@ def restore(graph: fx.Graph, traced: Mapping[fx.Node, Sequence[Order | None]]) -
                     node.replace_input_with(each, _laid_out(node, each, order))
 
 
-def _now(node: fx.Node, before: Collection[fx.Node], known: dict[fx.Node, bool]) -> bool:
-    """Whether a node is new, or its strides depend on new nodes, through views or pointwise operations.
+def _follow(graph: fx.Graph, before: Collection[fx.Node], images: bool) -> None:
+    """Computes fake values again that have other strides now because of new nodes, if results of the graph depend on these.
 
-    Such a node's fake value is computed again, because its strides may have changed.
+    They are those of views, pointwise operations, and with `images` operations whose results lie as their images do.
     """
-    if node not in known:
-        known[node] = node not in before
-        moved = [_now(each, before, known) for each in node.all_input_nodes] if _lies_as_its_operands(node) else []
-        if any(moved):
+    follow, moved = set[fx.Node](), set[fx.Node]()
+    reached = set(graph.output_node().all_input_nodes)
+    for node in reversed(graph.nodes):
+        if node in reached and (_lies_as_its_operands(node) or (images and _lies_as_its_images(node))):
+            follow.add(node)
+            reached.update(node.all_input_nodes)
+    for node in [node for node in graph.nodes if node in reached and node.op == "call_function"]:
+        if node in follow and not moved.isdisjoint(node.all_input_nodes):
             if node.target in (aten.view.default, aten._unsafe_view.default):
                 node.target = aten.reshape.default  # copies if strides require it
-            node.meta["val"] = Emitter(node).evaluated(node)
-            known[node] = True
-    return known[node]
+            traced, node.meta["val"] = _orders(node), Emitter(node).evaluated(node)
+            if node in before and _orders(node) == traced:
+                continue
+            moved.add(node)
+        elif node not in before:
+            moved.add(node)
+
+
+def _lies_as_its_images(node: fx.Node) -> bool:
+    """Whether an operation reads images, and all sizes of its results, which may be several, are known."""
+    plain = isinstance(node.target, OpOverload) or node.target is operator.getitem
+    known = plain and all("val" in each.meta for each in node.all_input_nodes) and None not in _orders(node)
+    return known and any(max(_dims(each), default=0) >= 4 for each in node.all_input_nodes)
+
+
+def _dims(node: fx.Node) -> list[int]:
+    return [each.dim() for each in _tensors(node)]
+
+
+def _orders(node: fx.Node) -> list[Order | None]:
+    """Returns the orders of all results of an operation."""
+    return [_order_of(each) for each in _tensors(node)]
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    return [each for each in tree_flatten(node.meta.get("val"))[0] if isinstance(each, torch.Tensor)]
 
 
 def _is_by_element(node: fx.Node) -> bool:
@@ -106,7 +136,11 @@ def _lies_as_its_operands(node: fx.Node) -> bool:
 
 def _order(node: fx.Node) -> Order | None:
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+    return _order_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def _order_of(value: torch.Tensor) -> Order | None:
+    if value.layout is not torch.strided:
         return None
     strides, sizes = ([hint(n) for n in each] for each in (value.stride(), value.shape))
     if None in strides or None in sizes:
