@@ -26,6 +26,9 @@ _TOKENS = 128
 class Rows(nn.Module):
     """A linear layer of some rows of the result; the others are the bias."""
 
+    kept: Tensor
+    rest: Tensor
+
     def __init__(self, linear: nn.Linear, kept: Tensor) -> None:
         super().__init__()
         self.linear = _with_rows(linear, kept)
@@ -69,6 +72,7 @@ def smaller(model: nn.Module) -> nn.Module:
         return Rows(model, left(model)).eval()
     assert isinstance(model, nn.Sequential)
     up, act, down = model
+    assert isinstance(up, nn.Linear) and isinstance(down, nn.Linear)
     kept = left(up)
     return nn.Sequential(_with_rows(up, kept), act, _with_columns(down, kept, act(up.bias.detach()))).eval()
 
