@@ -70,7 +70,7 @@ RUN ?= --threads 1,2
 MEASURE = -$(BIN)/python -m benchmarks $(RUN) --record
 OURS := dense,inductor,sparse,sparse-graph
 SHORT := --repeats 10 --seconds .5
-bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about four hours
+bench: $(BIN)/gossamer-opt  ## measure everything that the README claims, beside its peers; about seven hours
 	$(BIN)/python -m pip install --quiet --editable '.[benchmarks]'
 	$(BIN)/python -m gossamer.backend.measuring.calibrate
 	$(MEASURE) linear --workload linear --tokens 1,8,32,128,512 --contender $(OURS)
