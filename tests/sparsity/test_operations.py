@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer import EinsumError, Format, GossamerError, SparseTensor, einsum
-from gossamer.backend import sparse as backend
 from gossamer.runtime import region_kernel
-from gossamer.sparsity.arrays.stored_entries import coordinates, within
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.operations.sparse_results import einsum_sparse
 from gossamer.sparsity.tensor.sparse_tensor import bound_to, made_of
@@ -268,40 +266,6 @@ def test_what_moves_zeros_is_computed_for_all_elements() -> None:
         assert not isinstance(found, SparseTensor), name
         torch.testing.assert_close(found, function(dense), equal_nan=True)
     assert isinstance(torch.clamp(sparse(dense), -1, 1), SparseTensor)
-
-
-@pytest.mark.parametrize("name", ["BSR", "2:4", "hybrid"])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_softmax_counts_what_fills_up_within_the_shape(name: str, dim: int) -> None:
-    dense = matrix(5, 7)
-    a = sparse(dense, name)
-    at = coordinates(a.format, a.shape, a.components)
-    inside = within(a.shape, at)
-    stored = torch.zeros(5, 7, dtype=torch.bool).index_put(tuple(crd[inside] for crd in at), torch.tensor(True))
-    assert (stored & (dense == 0)).any()
-    for kept, tensor in ((stored, a), (dense != 0, a.to_format(Format.CSR))):
-        expected = dense.masked_fill(~kept, -torch.inf).softmax(dim).masked_fill(~kept, 0)
-        equal(torch.softmax(tensor, dim).to_dense(), expected)
-
-
-def test_softmax_is_that_of_torch_sparse() -> None:
-    dense = matrix(9, 12) * torch.randn(9, 12)
-    for dim in (0, 1):
-        for ours, theirs in ((torch.sparse.softmax, torch.sparse.softmax), (torch.log_softmax, torch.sparse.log_softmax)):
-            equal(ours(sparse(dense, "COO"), dim).to_torch().coalesce().values(), theirs(dense.to_sparse(), dim).values())
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["CSR", "COO"])
-@pytest.mark.parametrize("function", [torch.masked.softmax, torch.masked.log_softmax])
-def test_masked_softmax_is_over_stored_elements(function: Callable[..., torch.Tensor], name: str, compiled: bool) -> None:
-    """Without a mask, torch.masked takes the pattern of a tensor of torch.sparse as its mask."""
-    dense = matrix(9, 12)
-    expected = function(dense, 1, mask=dense != 0)
-    call = torch.compile(function, backend=backend, fullgraph=True, options={"dense": "eager"}) if compiled else function
-    found = call(sparse(dense, name), 1)
-    assert isinstance(found, SparseTensor)
-    equal(found.to_dense()[dense != 0], expected[dense != 0])
 
 
 def test_reductions_are_those_of_scipy() -> None:
