@@ -1,4 +1,4 @@
-"""A process of its own for a measurement, with caches that it shares with nobody but by a folder."""
+"""Runs a measurement in a new process, whose caches are in a given folder."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SOUNDS = ("wav2vec2",)
 
 BATCH, TOKENS, PIXELS, SAMPLES = 2, 64, 160, 16_000
 
-# What a configuration is given for each of these names that it has: four layers of 384 features.
+# Sizes that replace those of a configuration, for each name that it has: four layers of 384 features.
 _SIZES: dict[str, Any] = {
     "vocab_size": 1000, "max_position_embeddings": 256, "n_positions": 256, "image_size": PIXELS, "pad_token_id": 0,
     "num_hidden_layers": 4, "num_layers": 4, "n_layer": 4, "n_layers": 4, "encoder_layers": 4, "decoder_layers": 4,
@@ -28,12 +28,12 @@ _SIZES: dict[str, Any] = {
     "decoder_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 1536, "d_ff": 1536, "ffn_dim": 1536,
     "hidden_dim": 1536, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536,
 }  # fmt: skip
-# Architectures that stay as their configuration has them: stages of several widths.
+# Architectures with stages of several widths. They keep the sizes of their configuration.
 _STAGED = {"convnext", "mobilenet_v2", "mobilevit", "regnet", "resnet", "segformer"}
 
 
 class Network(nn.Module):
-    """A network whose result is one tensor, that of its last layer. Dropout is off, so that each call gives the same."""
+    """A network that returns one tensor, the result of its last layer. Dropout is off, so each call gives the same."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

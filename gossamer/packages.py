@@ -50,5 +50,5 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     if not os.path.isfile(file):
         raise FileNotFoundError(f"there is no file {file}")
     if not zipfile.is_zipfile(file):
-        raise ArgumentError(f"{file} is no package: torch._inductor.aoti_compile_and_package makes packages")
+        raise ArgumentError(f"{file} is no package. Make one by gossamer.export and aoti_compile_and_package of AOTInductor")
     return Package(file)

@@ -3,7 +3,7 @@
 Inductor keeps channels innermost in all images, which oneDNN prefers. Sparse kernels keep pixels innermost ("planar"). If one
 reads the result of the other, images are reordered. So a convolution that gains nothing by itself is replaced, too, if its
 kernel takes less time than oneDNN and the reordering. The time of all convolutions is then compared with their dense time, and
-those that stay dense count on both sides: a graph of which little is sparse must gain much there.
+those that stay dense count on both sides. So a graph with few sparse convolutions must gain much in these.
 
 Networks with squeeze-and-excite need a higher gain, because neither time includes their gates. A gate takes two convolutions of
 single pixels and a pass over its images.
@@ -83,7 +83,10 @@ def _of_single_pixels(node: fx.Node) -> bool:
 
 
 def _staying_us(node: fx.Node) -> tuple[float, float]:
-    """Returns the microseconds of a dense convolution, with channels and with pixels innermost; 0 at first if unknown."""
+    """Returns the microseconds of a dense convolution with channels innermost, and with pixels innermost.
+
+    If these are unknown, it returns 0 and the microseconds to reorder images.
+    """
     planar, innermost = measured_us(node, planar=True), measured_us(node)
     if planar is None or innermost is None:
         return 0.0, _reordering_us(node)

@@ -14,6 +14,7 @@ from gossamer.backend.devices.device_kernel import Kernel, allocate
 from gossamer.backend.devices.kernels_at_once import Call, run_at_once
 from gossamer.backend.run.compiled_region import CompiledRegion
 from gossamer.runtime.compiled_kernel import Memory
+from gossamer.runtime.experts.routes import hit
 
 Hit = Sequence[tuple[int, int, int]]
 """(expert, begin, end) of each expert that has tokens: its rows are [begin, end)."""
@@ -38,18 +39,10 @@ class ExpertRegions:
         x, leaves = operands[0].contiguous(), operands[2:]
         (((tokens, m), dtype),) = self.outputs(operands)
         out = allocate((tokens, m), (m, 1), dtype)
-        start, hit = 0, list[tuple[int, int, int]]()
-        for expert, end in enumerate(operands[1].tolist()):
-            if not start <= end <= tokens:
-                raise ValueError(
-                    f"experts: the tokens of one end at {end}, must end between {start}, the end of the expert before it, and "
-                    f"{tokens}, the number of tokens (offs of grouped_mm)"
-                )
-            if end > start and m:
-                hit.append((expert, start, end))
-            start = end
-        run_each(self.experts, x, hit, leaves, out)
-        out[start:].zero_()
+        found = list(hit(operands[1], tokens))
+        if m:
+            run_each(self.experts, x, found, leaves, out)
+        out[found[-1][-1] if found else 0 :].zero_()
         return out
 
 

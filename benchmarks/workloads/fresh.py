@@ -42,7 +42,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 
 def measure(case: Case, contenders: Mapping[str, Contender], threads: int, settings: Settings) -> dict[str, Outcome]:
-    """The milliseconds of each contender in each process; "sparse" of ours counts the layers that became sparse."""
+    """The milliseconds of each contender in each process ("ms"). For Gossamer also the number of sparse layers ("sparse")."""
     found: list[dict[str, Any]] = []
     for _ in range(PROCESSES):
         with tempfile.TemporaryDirectory() as caches:

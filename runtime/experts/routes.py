@@ -1,4 +1,4 @@
-"""Sorts the slots of a layer by their expert, to find the tokens of each expert.
+"""Finds the tokens of each expert: by sorting the slots of a layer, or from the ends of rows that are sorted already.
 
 A token has `top` slots, one for each expert that it chose. Slot s belongs to token s // top.
 """
@@ -59,6 +59,23 @@ class Routes:
         for expert, (begin, end) in enumerate(pairwise(self.positions.tolist())):
             if end > begin:
                 yield expert, begin, end
+
+
+def hit(ends: Tensor, tokens: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (expert, begin, end) for each expert that has rows: expert e has those from ends[e - 1] to ends[e].
+
+    Raises ArgumentError unless the ends ascend from 0 on to at most `tokens`.
+    """
+    begin = 0
+    for expert, end in enumerate(ends.tolist()):
+        if not begin <= end <= tokens:
+            raise ArgumentError(
+                f"experts: the rows of expert {expert} end at {end}. They must end between {begin}, the end of the one before it, "
+                f"and {tokens}, the number of tokens (offs of grouped_mm)"
+            )
+        if end > begin:
+            yield expert, begin, end
+        begin = end
 
 
 def check_experts(experts: Tensor, count: int) -> None:

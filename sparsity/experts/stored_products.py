@@ -8,7 +8,7 @@ from ends[e - 1] to ends[e] belong to expert e, and rows after the last end give
 products again, so they can be differentiated any number of times.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
 from gossamer.dialects.format import Format
+from gossamer.runtime.experts.routes import hit
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.compiler.contract_ir import Operand
@@ -65,20 +66,6 @@ class _Pattern:
 _known: Remembered[_Pattern] = Remembered(most=256)
 
 
-def _hit(ends: Tensor, tokens: int) -> Iterator[tuple[int, int, int]]:
-    """Yields each expert with rows, and where its rows begin and end. ArgumentError unless ends ascend to at most `tokens`."""
-    begin = 0
-    for expert, end in enumerate(ends.tolist()):
-        if not begin <= end <= tokens:
-            raise ArgumentError(
-                f"experts: the tokens of one end at {end}, must end between {begin}, the end of the expert before it, and "
-                f"{tokens}, the number of tokens (offs of grouped_mm)"
-            )
-        if end > begin:
-            yield expert, begin, end
-        begin = end
-
-
 def _check(ends: Tensor, positions: Tensor, coordinates: Tensor) -> None:
     experts, integers = ends.numel(), (torch.int32, torch.int64)
     if positions.dtype not in integers or coordinates.dtype not in integers:
@@ -105,7 +92,7 @@ def _product(
     if stored != rows * ends.numel():
         raise ArgumentError(f"experts: {stored} rows are stored, must be {rows * ends.numel()}, {rows} for each expert")
     out, pattern, last = x.new_empty(x.shape[0], made), _Pattern.of(positions, ends.numel()), 0
-    for expert, begin, end in _hit(ends, x.shape[0]):
+    for expert, begin, end in hit(ends, x.shape[0]):
         weight = pattern.matrix(expert, coordinates, values, columns)
         own = dense("tm" if turned else "tk", x[begin:end])
         out[begin:end] = einsum([weight, own], "tk" if turned else "tm")
@@ -123,7 +110,7 @@ def _fake_product(
 def _sample(left: Tensor, right: Tensor, ends: Tensor, positions: Tensor, coordinates: Tensor) -> Tensor:
     _check(ends, positions, coordinates)
     out, pattern = left.new_zeros(coordinates.numel()), _Pattern.of(positions, ends.numel())
-    for expert, begin, end in _hit(ends, left.shape[0]):
+    for expert, begin, end in hit(ends, left.shape[0]):
         weight = pattern.matrix(expert, coordinates, out, right.shape[1])
         own = slice(pattern.begins[expert], pattern.begins[expert + 1])
         out[own] = sample(weight, [dense("tm", left[begin:end]), dense("tk", right[begin:end])])
@@ -212,7 +199,7 @@ def _fake_expert(
 
 def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     out = x.new_zeros(x.shape[0], weight.shape[2])
-    for expert, begin, end in _hit(ends, x.shape[0]):
+    for expert, begin, end in hit(ends, x.shape[0]):
         out[begin:end] = x[begin:end] @ weight[expert]
     return out
 
