@@ -70,8 +70,8 @@ def hit(ends: Tensor, tokens: int) -> Iterator[tuple[int, int, int]]:
     for expert, end in enumerate(ends.tolist()):
         if not begin <= end <= tokens:
             raise ArgumentError(
-                f"experts: the rows of expert {expert} end at {end}. They must end between {begin}, the end of the one before it, "
-                f"and {tokens}, the number of tokens (offs of grouped_mm)"
+                f"experts: the rows of expert {expert} end at {end}. They must end between {begin}, where those of the expert "
+                f"before it end, and {tokens}, the number of tokens (offs of grouped_mm)"
             )
         if end > begin:
             yield expert, begin, end
