@@ -37,9 +37,11 @@ def build(name: str, mode: str, sparsity: float) -> Problem:
     model, given = zoo.network(name)
     layers = zoo.pruned(model, sparsity)
     if mode == "training":
-        with torch.no_grad():
-            target = torch.randn_like(model(given))
-        return training.Training(model, tuple(layers), given, target, {"f32": 0.1}, fused=None)
+        result = model(given)
+        result.sum().backward()
+        learning = [name for name in layers if model.get_submodule(name).weight.grad is not None]  # not poolers, behind it
+        model.zero_grad()
+        return training.Training(model, tuple(learning), given, torch.randn_like(result), {"f32": 0.1}, fused=None)
     if name in zoo.IMAGES:
         with_statistics(model, given)
     return PrunedModel(model.eval(), (given,), TOLERANCE)
