@@ -43,7 +43,9 @@ DECIDES := tests/test_smoke.py tests/runtime/test_target.py $(patsubst %,tests/b
 FULLY := tests/fuzz tests/passes tests/runtime tests/test_examples.py tests/test_run.py tests/test_skeletons.py \
   $(patsubst %,tests/sparsity/test_%.py,kernels operations segments slices_schedule) \
   $(patsubst %,tests/backend/test_%.py,chain_outputs convolutions_reference epilogues narrow_chains targets)
-PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+# Of many combinations of parameters those run that cover each value; `make test THIN=` runs all.
+THIN := --thin
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(THIN)
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
 	$(PYTEST) tests/test_smoke.py
 	$(PYTEST) -n logical --dist worksteal --llvm-level 0 $(addprefix --ignore=,$(FULLY))

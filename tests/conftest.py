@@ -1,5 +1,5 @@
-"""For all tests: one temporary cache on disk for the whole run, the machine that `--machine` names instead of this one, and
-how much LLVM optimises (`--llvm-level`; 3 as for users, unless it is given).
+"""For all tests: one temporary cache on disk for the whole run, the machine that `--machine` names instead of this one, how
+much LLVM optimises (`--llvm-level`; 3 as for users, unless it is given), and which combinations of parameters run (`--thin`).
 
 The cache begins with the machine code of earlier runs in this checkout, unless the compiler's source has changed since: LLVM
 takes about half of the time of tests that compile. `pytest --cache-clear` forgets it, and a clean checkout has none.
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from gossamer.runtime.versions import compiler
 from tests.arm64 import emulator
 from tests.machines import MACHINES, pretend
+from tests.thinned import thinned
 
 _CACHE = "GOSSAMER_CACHE_DIR"
 _CALIBRATE = "GOSSAMER_CALIBRATE"
@@ -32,11 +33,16 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--machine", choices=[*MACHINES], help="pretend to be another machine (tests/machines.py)")
+    parser.addoption("--thin", action="store_true", help="of many combinations of parameters, run those that cover each value")
     parser.addoption("--llvm-level", choices="0123", help="how much LLVM optimises kernels: 0 compiles fastest (default 3)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without an emulator nothing runs as on another architecture."""
+    """`--thin` leaves combinations of parameters out. Without an emulator nothing runs as on another architecture."""
+    if config.getoption("--thin"):
+        kept = thinned(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     name = config.getoption("--machine")
     if name and MACHINES[name].target is not None and (reason := emulator.missing()):
         for item in items:
