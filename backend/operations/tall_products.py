@@ -15,7 +15,7 @@ from torch import fx
 from gossamer.backend.graph.einsum_calls import hint
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.nodes import arguments, equal_sizes, is_ours
+from gossamer.backend.graph.nodes import arguments, equal_sizes, is_backward, is_ours
 from gossamer.backend.measuring.tall_times import is_faster
 from gossamer.backend.operations.report_operations import name_of
 from gossamer.backend.report.report import Decision
@@ -55,10 +55,12 @@ class TallProducts:
             rows, k, n = (hint(length) for length in (x.meta["val"].shape[0], *size))
             shape = f"{rows} rows times {k} x {n}"
             faster = is_faster(rows, k, n, dtype)
-            reason = shape if faster else f"{shape}, measured: torch's own product is faster"
-            named = arguments(w)[0] if w.target in _TURNS else w
+            how = f"by the schedule {schedule}" if faster else "measured: torch's own product is faster"
+            reason = f"{shape}, {how}"
+            named = _unturned(w)
             name, own = name_of(named, context.inputs), tuple(hint(length) or 0 for length in named.meta["val"].shape)
-            decisions.append(Decision(name, "mm", own, 1.0, None, schedule if faster else None, False, reason, None))
+            op = "mm backward" if is_backward(node) else "mm"
+            decisions.append(Decision(name, op, own, 1.0, None, schedule if faster else None, False, reason, None))
             if not faster:
                 continue
             emit = Emitter(node, {})
@@ -77,6 +79,13 @@ def _is_sparse_operation(node: fx.Node) -> bool:
     if node.target is region_op.region:
         return isinstance(region_op.find(arguments(node)[1]), GatheredRegion)
     return is_ours(node)
+
+
+def _unturned(factor: fx.Node) -> fx.Node:
+    """Returns the tensor of which a factor is a transposed view, such as a weight. Gradients transpose such views again."""
+    while factor.target in _TURNS:
+        factor = arguments(factor)[0]
+    return factor
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

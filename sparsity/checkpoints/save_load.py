@@ -185,6 +185,8 @@ def _opened(path: Path) -> Iterator[list[Any]]:
         yield [safe_open(each, "pt") for each in paths]
     except SafetensorError as problem:
         raise FormatError(f"{path} is not a safetensors file, or is broken: {problem}") from None
+    except FormatError as problem:  # a message of a tensor does not name the file
+        raise problem if str(path) in str(problem) else FormatError(f"{path}: {problem}") from None
 
 
 def _contents(files: list[Any]) -> tuple[dict[str, Parts], dict[str, str]]:

@@ -56,6 +56,14 @@ def test_the_report_says_so(a: SparseTensor) -> None:
     assert [(d.name, d.schedule, d.shape) for d in report.decisions if d.op == "mm"] == [("w", "tall", (24, 40))]
 
 
+def test_a_product_of_the_gradient_has_the_name_of_the_weight(a: SparseTensor) -> None:
+    report = gossamer.explain(layer, a, *given(gradient=True))
+    assert {(d.name, d.op, d.shape) for d in report.decisions if "mm" in d.op} == {
+        ("w", "mm", (24, 40)),
+        ("w", "mm backward", (24, 40)),
+    }
+
+
 @pytest.mark.parametrize(
     ("features", "hidden"),
     [(40, 300), (2100, 24), (1500, 200)],

@@ -192,8 +192,9 @@ def test_arrays_that_do_not_fit_are_refused(file: Path, part: str, change, said:
     name = f"inner.weight.{part}"
     arrays[name] = change(arrays[name]).contiguous()
     save_file(arrays, file)
-    with pytest.raises(FormatError, match=said):
+    with pytest.raises(FormatError, match=said) as refusal:
         gossamer.load(Tied(), file)
+    assert str(refusal.value).count(str(file)) == 1
 
 
 def test_files_of_other_models_and_versions_are_refused(file: Path) -> None:
