@@ -29,6 +29,7 @@ html_theme_options = {
     "navigation_with_keys": True,
     "footer_end": [],
 }
+html_context = {"default_mode": "auto"}  # light or dark, as the browser asks
 html_sidebars = {"**": []}
 html_static_path = ["site.css", "site.js"]
 html_css_files, html_js_files = ["site.css"], ["site.js"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._dynamo import config
+from torch.torch_version import TorchVersion
 
 from gossamer.backend.report.report import collect
 
@@ -53,6 +54,8 @@ def settings_of_today() -> Iterator[None]:
 def test_a_block_runs_and_is_sparse(block: str) -> None:
     if absent := missing(block):
         pytest.skip(f"not installed: {', '.join(absent)}")
+    if "model.generate(" in block and TorchVersion(torch.__version__) < "2.12":
+        pytest.skip("this Inductor writes C++ for the lengths of a prompt that does not compile, dense models included")
     with collect() as collected:
         exec(compile(block, "docs", "exec"), {"__name__": "ecosystem"})
     assert any(decision.sparse for decision in collected.decisions), collected.decisions

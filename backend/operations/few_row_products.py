@@ -55,7 +55,7 @@ class FewRowProducts:
                 product = emit(aten.add.Tensor, product, arguments(node)[0])
             node.replace_all_uses_with(product)
             static = statics[weight]
-            reason = f"{rows} row{'s' * (rows > 1)}, measured: read faster than by torch"
+            reason = f"{rows} row{'s' * (rows > 1)}, by the kernel for few rows, measured: faster than torch's own product"
             share = density(static.tensor)
             decisions.append(Decision(static.name, "mm", (outputs, columns), share, None, "rows", False, reason, None))
         if decisions:

@@ -39,11 +39,15 @@ def _breaks(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _gradients(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     other = report.get("other")
-    if report["training"] and other is not None and other["sparse"] >= report["sparse"]:
+    if not report["training"] or other is None:
+        return
+    joined = other["kernels"] < min(report["kernels"], other["sparse"])  # one kernel computes several layers
+    if other["sparse"] > report["sparse"] or (other["sparse"] == report["sparse"] and joined):
         yield _advice(
             "Compile for inference",
-            f"This report is about training. In inference, that is in eval() mode or under torch.no_grad(), {other['sparse']} "
-            f"weights are sparse on {_on(other['kernels'])}. Here {report['sparse']} are sparse on {_on(report['kernels'])}.",
+            f"This report is about training. In inference, that is in eval() mode or under torch.no_grad(), "
+            f"{_are(other['sparse'], 'weight')} sparse on {_on(other['kernels'])}. "
+            f"Here {_are(report['sparse'], 'weight')} sparse on {_on(report['kernels'])}.",
         )
 
 

@@ -88,7 +88,7 @@ const Flow = (() => {
   }
 
   // Shortens a text: a path keeps its end, a list keeps its start.
-  const cut = (text, start) => (text.length <= 46 ? text : start ? `${text.slice(0, 45)}…` : `…${text.slice(-45)}`);
+  const cut = (text, start) => (text.length <= 38 ? text : start ? `${text.slice(0, 37)}…` : `…${text.slice(-37)}`);
 
   const matches = (node) => query && `${node.title} ${node.about} ${node.weights.map((each) => each.name).join(" ")}`.toLowerCase().includes(query);
 
@@ -129,7 +129,7 @@ const Flow = (() => {
     const reset = opened[shown].size > folds.size ? el("button", { onclick: () => { opened[shown] = folds; draw(); } }, "Fold again") : null;
     const nodes = graph.nodes().map((name) => graph.node(name)), sparse = calls(flows[shown]);
     put(byId("flow"), el("h3", {}, "How the calls lead to each other"),
-      el("p", { class: "muted" }, sparse ? `${plural(sparse, "sparse call")}. ` : "No call is sparse. ", "Grey boxes are the code that Inductor compiles.",
+      el("p", { class: "muted" }, sparse ? `${plural(sparse, "call")} of Gossamer's kernels. ` : "Gossamer has no kernel here. ", "Grey boxes are the code that Inductor compiles.",
         nodes.some((node) => node.folded) ? " A box with ▸ is a module: press it to unfold it." : "",
         flows[shown].some((part) => part.backward) ? " Results that are only kept for the backward pass are not drawn." : ""),
       chooser || reset ? el("div", { class: "bar" }, chooser, reset) : null, el("div", { class: "flow-view scroll" }, picture(graph)));

@@ -139,6 +139,15 @@ def test_advice_names_graph_breaks_gradients_and_ends_of_chains() -> None:
     found = texts(report)
     assert "`model.py:3`: print. Write `x = True` before you compile." in found and "on 1 kernel." in found
     assert "In inference" in found and "One kernel ends here: it goes to a." in found
+    assert "2 weights are sparse on 1 kernel. Here 2 weights are sparse on 2 kernels." in found
+
+
+def test_inference_is_no_advice_where_it_gains_nothing() -> None:
+    one = [decision("w", sparse=True, reason="", gain=3.0)]
+    assert "In inference" not in texts(Report(one, kernels=2, training=True, other=Report(one, kernels=1)))
+    assert "1 weight is sparse on 1 kernel." in texts(
+        Report([decision("w")], kernels=0, training=True, other=Report(one, kernels=1))
+    )
 
 
 def test_an_unpruned_model_is_told_to_prune() -> None:
