@@ -57,7 +57,18 @@ NAVIGATION = {
         "docs/extending",
         "docs/troubleshooting",
     ],
-    "Tutorials": [f"docs/tutorials/{name}" for name in ("prune_digits", "graph_network", "read_ir")],
+    "Tutorials": [
+        f"docs/tutorials/{name}"
+        for name in (
+            "prune_digits",
+            "train_sparse",
+            "graph_network",
+            "window_attention",
+            "points",
+            "read_ir",
+            "own_schedule",
+        )
+    ],
     "How to": ["docs/hugging_face", "docs/ecosystem", "docs/deploy", "docs/scaling", "docs/gpu", "docs/arm64"],
     "From other libraries": [
         f"docs/migrate/{name}" for name in ("deepsparse", "torchao", "vllm", "dgl", "points", "torch_sparse")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,21 @@ def test_the_schedule_computes_products(region: Region, tokens: int, monkeypatch
     assert kernel.schedule == "plain" and kernel.formats[1] is not None
     kernel([x, pack(w, kernel.formats[1]), *extras], out)
     assert_near(out, region.reference(x, w, extras))
+
+
+def test_the_tutorial_adds_the_schedule_to_a_clone(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tutorials" / "own_schedule.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    for room in ("backend", "dialects", "gossamer", "passes", "runtime", "sparsity", "docs/skeletons"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "plain.py").write_text(program)
+    commands = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
+    ran = subprocess.run(["sh", "-ec", commands], cwd=tmp_path, text=True, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    expected = re.sub(r"\d+ us", r"\\d+ us", shown)
+    assert re.match(expected, ran.stdout) and "iter_args" in ran.stdout
 
 
 def test_the_graph_pass_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
