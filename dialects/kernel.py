@@ -108,6 +108,11 @@ def affine_maps(attribute: ir.ArrayAttr) -> list[ir.AffineMap]:
     return [ir.AffineMapAttr(a).value for a in attribute]
 
 
+def integer(value: int) -> ir.IntegerAttr:
+    """Returns an attribute of 64 bits."""
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
 def integers(attribute: ir.ArrayAttr) -> list[int]:
     """Returns the numbers of an array attribute such as `tile`."""
     return [ir.IntegerAttr(a).value for a in attribute]

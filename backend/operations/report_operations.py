@@ -1,12 +1,12 @@
-"""Reports the operations on SparseTensors that the final graph has: format, schedule, loop order."""
+"""Reports the operations on SparseTensors and on sites of points that the final graph has: format, schedule, loop order."""
 
 import torch
 from torch import fx
 
-from gossamer.backend.graph.einsum_calls import Call, call_at
+from gossamer.backend.graph.einsum_calls import Call, call_at, hint
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import same
+from gossamer.backend.graph.inputs import Inputs, density
+from gossamer.backend.graph.nodes import COPIES, VIEWS, arguments, is_backward, same
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
@@ -19,14 +19,20 @@ from gossamer.sparsity.operations.matrix_calls import RowProduct, RowSample
 from gossamer.sparsity.tensor.einsum_sketches import NotedOrder, take_notes
 
 ours = torch.ops.gossamer
+aten = torch.ops.aten
+
+_TURNS = {
+    *VIEWS, *COPIES, aten.permute.default, aten.transpose.int, aten.flip.default, torch.ops.prims.rev.default,
+}  # fmt: skip
+"""Operations that only put the elements of a weight into another order."""
 
 
 class ReportOperations:
-    """Reports the operations on SparseTensors in the final graph. Changes nothing."""
+    """Reports the operations on SparseTensors and sites in the final graph. Changes nothing."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Returns a decision for each einsum of several operands that was split while torch traced it. Then returns one for
-        each call of gossamer::einsum and gossamer::sample, in the order of the graph."""
+        each call of gossamer::einsum, gossamer::sample and gossamer::convolve_sites, in the order of the graph."""
         found = [_order(note) for note in take_notes()]
         for node in graph.nodes:
             einsum, sample = call_at(node, ours.einsum.default), call_at(node, ours.sample.default)
@@ -34,6 +40,8 @@ class ReportOperations:
                 found.append(_decision(einsum, "einsum", einsum_ir, RowProduct.of(einsum.spec), context.inputs))
             elif sample is not None:
                 found.append(_decision(sample, "sample", sample_ir, RowSample.of(sample.spec), context.inputs))
+            elif str(node.target) == "gossamer.convolve_sites.default":  # only gossamer.nn registers it
+                found.append(_convolution(node, context.inputs))
         return found
 
 
@@ -45,6 +53,18 @@ def name_of(structure: fx.Node, inputs: Inputs) -> str:
     """Returns the user's name for the sparse tensor with this array. A computed array has the name of its node."""
     node = same(structure)
     return inputs.name(node) if node.op == "placeholder" else node.name
+
+
+def _convolution(node: fx.Node, inputs: Inputs) -> Decision:
+    weight = arguments(node)[1]
+    while weight.target in _TURNS:
+        weight = arguments(weight)[0]
+    shape = tuple(hint(size) for size in weight.meta["val"].shape)
+    value = inputs.value(weight) if weight.op == "placeholder" else None
+    share = 1.0 if value is None else density(value.detach())
+    op = "convolution backward" if is_backward(node) else "convolution"
+    reason = "no work at empty voxels"
+    return Decision(name_of(weight, inputs), op, shape, share, "site map", "sites", True, reason, None)
 
 
 def _decision(call: Call, op: str, build: Build, product: RowProduct | RowSample | None, inputs: Inputs) -> Decision:

@@ -16,7 +16,7 @@ from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import affine_maps
+from gossamer.dialects.kernel import affine_maps, integer
 from gossamer.dialects.open_ops import GatherRowsOp
 from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.epilogue import check_elements
@@ -51,7 +51,7 @@ class GatherRows:
         vectors = registers(self.bits) // 2  # with AVX-512 256 columns of f32 in one pass over the entries
         with ir.InsertionPoint(contract), contract.location:
             scheduled = GatherRowsOp(
-                contract.lhs, contract.rhs, _i64(lanes), _i64(vectors), _i64(1 if self.l1d > _LARGE else 2),
+                contract.lhs, contract.rhs, integer(lanes), integer(vectors), integer(1 if self.l1d > _LARGE else 2),
                 result=contract.result.type,
             )  # fmt: skip
         contract.epilogue.blocks[0].append_to(scheduled.epilogue)
@@ -74,7 +74,3 @@ def _problem(contract: Any) -> str | None:
     if {a.element_type, y.element_type} != {x.element_type} or sums != Scalars(x.element_type).wide:
         return f"here {a.element_type} and {x.element_type} give {y.element_type} by way of {sums}"
     return None
-
-
-def _i64(value: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

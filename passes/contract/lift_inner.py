@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
-from gossamer.dialects.kernel import InnerOp, MapOp, end
+from gossamer.dialects.kernel import InnerOp, MapOp, end, integer
 from gossamer.passes.contract.fuse_epilogue import is_product
 from gossamer.passes.loops.queries import dims, walk
 
@@ -39,7 +39,7 @@ def _reduction(op: ir.Operation) -> int | None:
 def _lift(op: ir.Operation, reduction: int) -> None:
     """Puts a kernel.inner in place of the read of the product, or in a kernel.map in place of the product."""
     x, w, _ = op.operands
-    given = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), reduction)
+    given = integer(reduction)
     element = ir.RankedTensorType(op.results[0].type).element_type
     read = _only_read(op.results[0])
     if read is not None:

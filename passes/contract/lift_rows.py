@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
-from gossamer.dialects.kernel import MapOp, MaxOp, ReadOp, SumOp, end
+from gossamer.dialects.kernel import MapOp, MaxOp, ReadOp, SumOp, end, integer
 from gossamer.passes.loops.queries import clone_into, defining, dims, filled_with, iterator_types, walk
 
 _REDUCTIONS = {"arith.addf": (SumOp, 0), "arith.maximumf": (MaxOp, -math.inf)}
@@ -66,7 +66,7 @@ def _lift_reduction(op: ir.Operation) -> None:
     if len(others) != 1 or result.rank != 2 or result.shape[1] != 1:
         return
     with ir.InsertionPoint(op), op.location:
-        lifted = lifted_op(ir.IntegerAttr.get(ir.IntegerType.get_signless(64), size), result=result)
+        lifted = lifted_op(integer(size), result=result)
         body = ir.Block.create_at_start(lifted.body, [], [])
         with ir.InsertionPoint(body):
             mapping = _reads(op, reads)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError
-from gossamer.dialects.kernel import affine_maps
+from gossamer.dialects.kernel import affine_maps, integer
 from gossamer.dialects.open_ops import TallProductOp
 from gossamer.passes.framework.registers import registers
 from gossamer.passes.loops.queries import all_ops, dims, filled_with, iterator_types, walk
@@ -44,7 +44,7 @@ class MultiplyTall:
         lanes = self.bits // (byte_width(ir.RankedTensorType(x.type).element_type) * 8)
         vectors = registers(self.bits) // 8  # the sums of a few rows, each of so many vectors, fit into registers
         with ir.InsertionPoint(op), op.location:
-            scheduled = TallProductOp(x, w, _i64(lanes), _i64(vectors), result=op.results[0].type)
+            scheduled = TallProductOp(x, w, integer(lanes), integer(vectors), result=op.results[0].type)
         op.results[0].replace_all_uses_with(scheduled.result)
 
 
@@ -67,7 +67,3 @@ def _is_product(op: ir.Operation) -> bool:
         return False
     x, w, y = block.arguments
     return set(product.operands) == {x, w} and set(total.operands) == {y, product.results[0]}
-
-
-def _i64(value: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -14,7 +14,7 @@ from typing import Any
 from torch_mlir import ir
 
 from gossamer.dialects.errors import CompileError, OptionError
-from gossamer.dialects.kernel import product
+from gossamer.dialects.kernel import integer, product
 from gossamer.passes.contract.choose_format import SCHEDULE, is_linear, matrix_of
 from gossamer.passes.framework.pass_options import choices
 from gossamer.passes.loops.encodings import storage_of_type
@@ -57,9 +57,9 @@ class Schedule:
         with ir.InsertionPoint(contract), contract.location:
             how = {
                 "schedule": ir.StringAttr.get(schedule),
-                "tile": ir.ArrayAttr.get([_i64(n) for n in tile]),
-                "lanes": _i64(matrix.lanes),
-                "reduction": _i64(matrix.reduction),
+                "tile": ir.ArrayAttr.get([integer(n) for n in tile]),
+                "lanes": integer(matrix.lanes),
+                "reduction": integer(matrix.reduction),
             }
             results = contract.operation.results
             scheduled = product("spmm", [contract.lhs, contract.rhs], how, [value.type for value in results])
@@ -67,7 +67,3 @@ class Schedule:
         for value, result in zip(results, scheduled.operation.results, strict=True):
             value.replace_all_uses_with(result)
         contract.operation.erase()
-
-
-def _i64(value: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -14,6 +14,7 @@ from torch_mlir import ir
 
 from gossamer.dialects.elements import WIDE
 from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integer
 from gossamer.dialects.open_ops import GatherSlicesOp
 from gossamer.dialects.packing import Slices
 from gossamer.passes.loops.encodings import stored_as
@@ -47,6 +48,6 @@ def _change(op: Any, width: int, gathers: bool) -> None:
         raise CompileError(f"the slices schedule computes a matrix of floats times a vector, not {op.operation.name} of {x}")
     op.a.set_type(stored_as(a, Slices(1, ir.IntegerAttr(op.lanes).value, width)))
     with ir.InsertionPoint(op), op.location:
-        sliced = GatherSlicesOp(op.a, op.x, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), gathers), result=op.result.type)
+        sliced = GatherSlicesOp(op.a, op.x, integer(gathers), result=op.result.type)
     op.result.replace_all_uses_with(sliced.result)
     op.operation.erase()

@@ -14,6 +14,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import gpu
 
 from gossamer.dialects.errors import CompileError
+from gossamer.dialects.kernel import integer
 from gossamer.passes.codegen.emit_entry import WORDS
 from gossamer.passes.loops.llvm_values import memory_at
 from gossamer.passes.loops.queries import walk
@@ -64,6 +65,6 @@ def _rewrite(kernel: gpu.GPUFuncOp, types: list[ir.MemRefType]) -> None:
 
 
 def _pointer_attributes(only_read: bool) -> ir.DictAttr:
-    aligned = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), ALIGNMENT)
+    aligned = integer(ALIGNMENT)
     attributes: dict[str, ir.Attribute] = {"llvm.noalias": ir.UnitAttr.get(), "llvm.align": aligned}
     return ir.DictAttr.get({**attributes, "llvm.readonly": ir.UnitAttr.get()} if only_read else attributes)

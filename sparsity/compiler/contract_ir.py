@@ -16,7 +16,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import tensor
 
 from gossamer.dialects.format import Format
-from gossamer.dialects.kernel import ReadOp, end
+from gossamer.dialects.kernel import ReadOp, end, integer
 from gossamer.dialects.open_ops import SampleOp
 from gossamer.passes.framework.context import building
 from gossamer.passes.loops.scalars import Scalars
@@ -60,7 +60,7 @@ def sample(pattern: Operand, factors: Sequence[Operand], dtype: torch.dtype) -> 
     def build(scalars: Scalars, given: list[ir.Value]) -> ir.Value:
         reduced = sorted({letter for factor in factors for letter in factor.letters} - set(pattern.letters))
         letters = "".join([pattern.letters, *reduced])
-        count = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), len(reduced))
+        count = integer(len(reduced))
         op = SampleOp(given[0], count, result=_type("p", None, scalars.element))
         with ir.InsertionPoint(ir.Block.create_at_start(op.body, [], [])):
             reads = [

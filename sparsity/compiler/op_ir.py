@@ -16,7 +16,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import func
 
 from gossamer.dialects.errors import CompileError
-from gossamer.dialects.kernel import KernelOp
+from gossamer.dialects.kernel import KernelOp, integer
 from gossamer.dialects.signature import Declared
 from gossamer.passes.framework.context import building
 from gossamer.runtime.elements import ELEMENTS
@@ -97,4 +97,4 @@ def _attribute(value: Any) -> ir.Attribute:
         return ir.StringAttr.get(value)
     if isinstance(value, float):
         return ir.FloatAttr.get(ir.F64Type.get(), value)
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+    return integer(value)

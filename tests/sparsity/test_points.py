@@ -293,6 +293,19 @@ def test_training_is_one_graph_for_any_number_of_points() -> None:
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
+def test_the_report_names_the_convolutions_and_their_weights() -> None:
+    network, (inputs,) = Unet(), clouds(500)
+    weights = ("begin.0", "branch", "down.0", "middle", "up")
+    for training in (False, True):
+        with torch.set_grad_enabled(training):
+            report = gossamer.explain(network.train(training), *inputs, fullgraph=True)
+        found = {(d.name, d.op) for d in report.decisions if d.sparse}
+        assert {name for name, op in found if op == "convolution"} == {f"{name}.weight" for name in weights}
+        assert {name for name, op in found if op == "convolution backward"} <= {f"{name}.weight" for name in weights}
+        assert any(op == "convolution backward" for _, op in found) == training
+        assert report.layers["up.weight"] and report.decisions[0].shape[1:-1] in ((3, 3, 3), (2, 2, 2))
+
+
 def test_inductor_and_dense_results() -> None:
     network = spconv.SparseSequential(
         spconv.SubMConv2d(3, 8, 3), nn.ReLU(), spconv.SparseConv2d(8, 4, 3, 2, 1), spconv.ToDense()
