@@ -204,7 +204,7 @@ class _Masked:
         what, value, shape = "scores", q, (*q.shape[:3], k.shape[2])
         if self.mask is not None and not self.call.ours:
             what, value, shape = "mask", self.mask.meta["val"], self.mask.meta["val"].shape
-        return f"{prod(hint(n) or 0 for n in shape) * value.element_size() / 1e6:.3g} MB of {what} are not made"
+        return f"{prod(hint(n) or 0 for n in shape) * value.element_size() / 1e6:.3g} MB of {what} need not be made"
 
 
 def _unsupported(call: AttentionCall, mask: fx.Node) -> str | None:

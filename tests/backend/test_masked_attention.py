@@ -160,7 +160,7 @@ def test_masks_of_positions_become_tables_when_the_graph_is_compiled() -> None:
     assert_same(run.output, windowed(q, k, v))
     assert run.regions[0].schedule == "blocks"
     assert run.regions[0].density < 0.35
-    assert run.regions[0].reason.endswith("of the tiles are computed, 0.262 MB of mask are not made")
+    assert run.regions[0].reason.endswith("of the tiles are computed, 0.262 MB of mask need not be made")
 
 
 def test_how_a_mask_is_computed_is_the_same_in_another_process() -> None:
