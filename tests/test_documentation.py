@@ -127,7 +127,7 @@ def test_code_runs_as_it_stands(
         if page.count("/") == 2:  # migration, tutorials
             warnings.filterwarnings("error", message="torch.compile (broke|gave up)")
         run(program, page, monkeypatch)
-    if page.count("/") == 2 and "gossamer.nn" not in program:
+    if page.count("/") == 2:
         assert any(decision.sparse for decision in collected.decisions), collected.decisions
     printed = without_figures(capsys.readouterr().out)
     assert [line for line in shown(page) if without_figures(line) not in printed] == []
