@@ -43,7 +43,7 @@ DECIDES := tests/test_smoke.py tests/runtime/test_target.py $(patsubst %,tests/b
 FULLY := tests/fuzz tests/passes tests/runtime tests/test_examples.py tests/test_run.py tests/test_skeletons.py \
   $(patsubst %,tests/sparsity/test_%.py,kernels operations segments slices_schedule) \
   $(patsubst %,tests/backend/test_%.py,chain_outputs convolutions_reference epilogues narrow_chains targets)
-# Of many combinations of parameters those run that cover each value; `make test THIN=` runs all.
+# A test with many combinations of parameters runs those that cover each value. `make test THIN=` runs all (tests/thinned.py).
 THIN := --thin
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(THIN)
 test: $(BIN)/gossamer-opt  ## all tests: smoke first, then pytest and lit
