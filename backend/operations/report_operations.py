@@ -23,8 +23,9 @@ aten = torch.ops.aten
 
 _TURNS = {
     *VIEWS, *COPIES, aten.permute.default, aten.transpose.int, aten.flip.default, torch.ops.prims.rev.default,
+    aten._to_copy.default, torch.ops.prims.convert_element_type.default,
 }  # fmt: skip
-"""Operations that only put the elements of a weight into another order."""
+"""Operations that only put the elements of a weight into another order or type."""
 
 
 class ReportOperations:

@@ -306,6 +306,16 @@ def test_the_report_names_the_convolutions_and_their_weights() -> None:
         assert report.layers["up.weight"] and report.decisions[0].shape[1:-1] in ((3, 3, 3), (2, 2, 2))
 
 
+def test_the_report_names_a_pruned_weight_under_autocast() -> None:
+    network, (inputs,) = Unet().eval(), clouds(500)
+    with torch.no_grad():
+        network.middle.weight *= torch.rand_like(network.middle.weight) < 0.2
+        with torch.autocast("cpu", torch.bfloat16):
+            report = gossamer.explain(network, *inputs, fullgraph=True)
+    (middle,) = (d for d in report.decisions if d.name == "middle.weight" and d.sparse)
+    assert middle.density < 0.3 and middle.shape == network.middle.weight.shape
+
+
 def test_inductor_and_dense_results() -> None:
     network = spconv.SparseSequential(
         spconv.SubMConv2d(3, 8, 3), nn.ReLU(), spconv.SparseConv2d(8, 4, 3, 2, 1), spconv.ToDense()
