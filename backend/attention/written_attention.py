@@ -24,7 +24,7 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import zero_heavy
 from gossamer.backend.graph.names import place_of
-from gossamer.backend.graph.nodes import equal, hint
+from gossamer.backend.graph.nodes import equal, equal_sizes, hint
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.report import Decision
 from gossamer.dialects.attention import ADD
@@ -101,6 +101,8 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
         raise Refused(f"its heads have {size} features, and those of values {v.shape[-1]}")
     if not all(statically_known_true(extent > 0) for extent in (*q.shape[-3:-1], v.shape[-2])):
         raise Refused("there may be no tokens")  # torch's operation divides by their number
+    if not all(_has_stack(x, written) for x in (written.q, written.k, written.v)):
+        raise Refused("its scores have a batch that its queries or keys do not have")
     if any(t.hidden is None and t.value.meta["val"].dtype != q.dtype for t in written.terms):
         raise Refused("its mask has another type")
     first_low = next((n for n, t in enumerate(written.terms) if t.hidden is not None and isfinite(t.factor)), None)
@@ -128,6 +130,14 @@ def _check(written: Written, lowered: bool, context: GraphContext) -> None:
     steps = (*cap_steps(written.cap), *((ADD,) if written.terms else ()))
     for part in _parts(written):
         attention_kernel(part, q, written.scale, steps, written.share)
+
+
+def _has_stack(operand: fx.Node, written: Written) -> bool:
+    """Whether an operand has the batch and the heads of the scores. A term that is added to scores may have a batch alone."""
+    if written.stacked is None:
+        return True
+    (*own, _, _), (batch, heads, _, _) = operand.meta["val"].shape, written.stacked.meta["val"].shape
+    return equal_sizes(own, (batch, heads) if len(own) == 2 else (batch * heads,))
 
 
 def _generates(written: Written, context: GraphContext) -> bool:
@@ -198,6 +208,7 @@ class _Replaced:
             mask = emit(aten.clone.default, mask, memory_format=torch.contiguous_format)
         how = self._scoring(emit)
         if how is None:
+            given = [_by_features(emit, x) for x in given]
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
             node = emit(cpu_attention, *given, 0.0, False, **more)
         else:
@@ -235,7 +246,7 @@ class _Replaced:
         summed = sorted(set.intersection(*axes, {0, 1})) if axes else []
         if how is None:
             more = {"scale": written.scale} | ({"attn_mask": mask} if mask is not None else {})
-            node = emit(cpu_attention_backward, *saved, 0.0, False, **more)
+            node = emit(cpu_attention_backward, _by_features(emit, saved[0]), *saved[1:], 0.0, False, **more)
         elif not axes:
             node = emit(attend_masked_backward, *saved, mask, *how)
         else:
@@ -315,6 +326,13 @@ class _Replaced:
                 aten.logical_not.default, emit(aten.any.dim, emit(aten.ne.Scalar, mask, -torch.inf), -1, True)
             )
         return self._empty[mask]
+
+
+def _by_features(emit: Emitter, node: fx.Node) -> fx.Node:
+    """Returns a value with contiguous elements of a head. Torch's kernel reads the strides of the other dimensions only."""
+    value = node.meta["val"]
+    contiguous = equal(value.stride(-1), 1) or equal(value.shape[-1], 1)
+    return node if contiguous else emit(aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
 def _may_hide_all(term: Term, constants: Constants) -> bool:

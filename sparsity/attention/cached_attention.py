@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel
 from gossamer.sparsity.attention.cached_ir import Heads, contract_of
-from gossamer.sparsity.attention.masked_attention import cap_steps
+from gossamer.sparsity.attention.masked_attention import by_features, cap_steps
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 
 MOST_QUERIES = 8
@@ -41,7 +41,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, 
     keys = k.shape[2]
     if not out.numel() or not keys:
         return out.zero_()
-    given, mask, by = _given(q, k, v), *_mask(mask, q, keys)
+    given, mask, by = [*map(by_features, (q, k, v))], *_mask(mask, q, keys)
     sizes = [q.shape[0], q.shape[1], keys, keys, *given[0].stride()[:3], *out.stride()[:3], *by]
     for x in given[1:]:
         sizes += x.stride()[:3]
@@ -58,7 +58,7 @@ def _append(
     all_k, all_v = (x.new_empty((batch, kv_heads, keys, size)) for x in (k, v))
     if not out.numel() or not keys:
         return out.zero_(), all_k, all_v
-    given, mask, by = _given(q, k, v, new_k, new_v), *_mask(mask, q, keys)
+    given, mask, by = [*map(by_features, (q, k, v, new_k, new_v))], *_mask(mask, q, keys)
     sizes = [batch, q.shape[1], keys, past, *given[0].stride()[:3], *out.stride()[:3], *by]
     for x in given[1:]:
         sizes += x.stride()[:3]
@@ -70,11 +70,6 @@ def _append(
 def mask_operand(mask: Tensor | None) -> list[Tensor]:
     """Returns the mask as a list of operands, empty without a mask."""
     return [] if mask is None else [mask]
-
-
-def _given(*tensors: Tensor) -> list[Tensor]:
-    """Returns tensors whose elements of a head are contiguous."""
-    return [x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors]
 
 
 def _mask(mask: Tensor | None, q: Tensor, keys: int) -> tuple[Tensor | None, tuple[int, int, int]]:

@@ -24,7 +24,7 @@ from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
-from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, statically_known_true
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.mask import Mask, everything
 from gossamer.sparsity.attention.tile_table import TileTable
@@ -105,13 +105,13 @@ def attend(
     """Computes attention of [batch, heads, queries, size] to [batch, kv heads, keys, size] in the tiles of the table.
 
     Operands are f32, bf16 or f16, sums are f32; heads is a multiple of kv heads. `score` has the steps of the score function,
-    by default those of `how` and the table. The result has the dtype and strides of q; the logarithms are f32 [batch, heads,
-    queries].
+    by default those of `how` and the table. The result has the dtype of q and the strides of `like`; the logarithms are f32
+    [batch, heads, queries].
     """
-    out = torch.empty_like(q)
+    out = like(q)
     pairs = _pairs(q, k)
-    given = [_streamed(q) if pairs else _rows(q), _streamed(k), _streamed(v)]
-    wide = out if out.dtype == torch.float32 else torch.empty_like(given[0])
+    given = [_streamed(q) if pairs else by_features(q.float()), _streamed(k), _streamed(v)]
+    wide = out if out.dtype == torch.float32 else like(given[0])
     statistics = torch.empty(q.shape[:3], dtype=torch.float32)
     if not out.numel() or not k.shape[2]:
         return out.zero_(), statistics.zero_()
@@ -217,10 +217,16 @@ def _random(how: Scoring) -> list[Tensor]:
     return [] if how.seed is None else [how.seed.to(torch.int32)]
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Returns x in f32, with contiguous elements of a head."""
-    x = x.float()
+def by_features(x: Tensor) -> Tensor:
+    """Returns x with contiguous elements of a head. Kernels (ours and torch's) read only the other dimensions' strides."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def like(q: Tensor) -> Tensor:
+    """Returns memory for a result: with the strides of q, or contiguous if the elements of q's heads are not."""
+    made = torch.empty_like(q)
+    by_feature = statically_known_true(made.stride(-1) == 1) or statically_known_true(made.shape[-1] == 1)
+    return made if by_feature else torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 def _streamed(x: Tensor) -> Tensor:
@@ -256,9 +262,10 @@ def attend_where(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Scoring) -> t
     table = mask.table(q, k)
     if how.only_ours or table.share(k.shape[2]) <= MOST_SHARE:
         return attend(q, k, v, table, how)
-    out, statistics = cpu_attention(q, k, v, 0.0, False, attn_mask=mask.added(q.dtype), scale=how.scale)
-    like = torch.empty_like(q)
-    return out if out.stride() == like.stride() else like.copy_(out), statistics.contiguous()
+    given = map(by_features, (q, k, v))
+    out, statistics = cpu_attention(*given, 0.0, False, attn_mask=mask.added(q.dtype), scale=how.scale)
+    result = like(q)
+    return out if out.stride() == result.stride() else result.copy_(out), statistics.contiguous()
 
 
 def gradients_where(upstream: Tensor, given: Given, out: Tensor, statistics: Tensor, mask: Mask, how: Scoring) -> Given:
@@ -270,7 +277,8 @@ def gradients_where(upstream: Tensor, given: Given, out: Tensor, statistics: Ten
         return gradients(upstream, given, out, statistics, tables, how)
     by_token = statistics.transpose(1, 2).contiguous().transpose(1, 2)
     added = mask.added(q.dtype)
-    found = cpu_attention_backward(upstream, *given, out, by_token, 0.0, False, attn_mask=added, scale=how.scale)
+    read = map(by_features, (upstream, *given, out))
+    found = cpu_attention_backward(*read, by_token, 0.0, False, attn_mask=added, scale=how.scale)
     return tuple(_result(x, x.dtype).copy_(x) for x in found)  # type: ignore[return-value]
 
 
@@ -301,7 +309,7 @@ def _attend_scores(
 
 def fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     """Returns empty results of attention, for tracing."""
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def fake_backward(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:

@@ -56,7 +56,7 @@ def attend_tiled(
         return None
     out, logarithms = attend(*_heads(given), known.table, Scoring(scale))
     largest = logarithms[0].T  # the logarithms of the sums, so that the sums themselves become 1
-    return out[0].transpose(0, 1), torch.stack([largest, torch.ones_like(largest)], 1)
+    return out[0].transpose(0, 1).contiguous(), torch.stack([largest, torch.ones_like(largest)], 1)
 
 
 def tiled_gradients(

@@ -18,7 +18,7 @@ from gossamer.runtime.target import Target, host
 from gossamer.sparsity.attention import mask as mask_module
 from gossamer.sparsity.attention import masked_attention
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
-from gossamer.sparsity.attention.masked_attention import Scoring, attend, gradients
+from gossamer.sparsity.attention.masked_attention import Scoring, _mask, attend, attend_where, gradients, gradients_where
 from gossamer.sparsity.attention.tile_table import tile_table
 from tests.backend.harness import assert_same, compile_and_run
 
@@ -82,6 +82,24 @@ def test_gradients_are_those_of_dense_attention(name: str, sizes: tuple[int, int
     expected = torch.autograd.grad(dense(wide[0], wide[1], wide[2], mask, 0.3)[0], wide, upstream.double())
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs.nan_to_num(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["window", "everything"])
+def test_features_of_a_head_may_lie_apart(name: str, dtype: torch.dtype) -> None:
+    """As behind a convolution: [batch, heads, features, pixels]. Of everything torch's kernel computes the attention."""
+    given = [made(2, 3, 16, 40 + n, dtype=dtype).narrow(3, 0, 40).mT.requires_grad_() for n in range(3)]
+    mask, tolerance = MASKS[name](2, 3, 40, 40), 1e-4 if dtype == torch.float32 else 3e-2
+    upstream = made(2, 3, 16, 40, dtype=dtype).mT
+    wide = [x.detach().double().requires_grad_() for x in given]
+    expected = dense(wide[0], wide[1], wide[2], mask, 0.25)[0]
+    whole = mask.expand(2, 3, 40, 40)
+    statistics = attend_where(*given, _mask(whole, given[1]), Scoring(0.25))
+    found = gradients_where(upstream, tuple(given), *statistics, _mask(whole, given[1]), Scoring(0.25))
+    torch.testing.assert_close(statistics[0].double(), expected, rtol=tolerance, atol=tolerance)
+    assert statistics[0].is_contiguous()
+    for ours, theirs in zip(found, torch.autograd.grad(expected, wide, upstream.double()), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

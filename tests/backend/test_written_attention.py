@@ -140,6 +140,37 @@ def test_what_stays_says_why() -> None:
         assert_same(run.output, function(*given))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_features_of_a_head_may_lie_apart(masked: bool) -> None:
+    """As behind a convolution: [batch, heads, features, pixels], which torch's own kernel does not read."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q.mT @ k
+        return ((scores.masked_fill(~window(q.mT), -INF) if masked else scores).softmax(-1) @ v.mT).mT
+
+    given = [x.mT.contiguous().requires_grad_() for x in tensors()]
+    run = compile_and_run(attend, *given, regions=int(masked), grad=True)
+    expected = attend(*given)
+    assert_same(run.output, expected)
+    upstream = made(*expected.shape)
+    ours, theirs = (torch.autograd.grad(y, given, upstream) for y in (run.output, expected))
+    for found, exact in zip(ours, theirs, strict=True):
+        assert_same(found, exact)
+
+
+def test_a_batch_that_only_the_mask_has_stays() -> None:
+    """Scores of positions are the same for all texts of a batch."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(~seen, -INF).softmax(-1) @ v
+
+    q, k, v = tensors()
+    seen = torch.arange(70).expand(2, 1, 1, 70) < torch.tensor([70, 50]).view(2, 1, 1, 1)
+    run = compile_and_run(attend, q[0], k[0], v, seen, regions=0)
+    assert "have a batch" in run.decisions[0].reason
+    assert_same(run.output, attend(q[0], k[0], v, seen))
+
+
 def test_weights_that_are_used_elsewhere_stay() -> None:
     def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         weights = (q @ k.mT + torch.where(window(q), 0.0, -INF)).softmax(-1)

@@ -82,6 +82,16 @@ def test_a_backward_whose_forward_gathered(taken: list[str]) -> None:
         torch.testing.assert_close(one, other.float(), rtol=1e-3, atol=1e-3)
 
 
+def test_results_have_the_same_strides_at_every_call(taken: list[str]) -> None:
+    mask, given = window(400, 400), {n: x.detach().mT.contiguous().mT for n, x in terms(400, 400, 2, 16).items()}
+    pattern, expected = gossamer.SparseTensor.from_dense(mask.float()), dense(mask, given, 1.0)
+    for _ in range(3):
+        found = gossamer.graph_attention(pattern, given["values"], queries=given["queries"], keys=given["keys"])
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+        assert found.is_contiguous()
+    assert taken == ["attend"] * 2
+
+
 def test_what_is_gathered(taken: list[str]) -> None:
     """Entries that leave tiles empty, occur twice, or have terms of their own; other types."""
     torch.manual_seed(0)
