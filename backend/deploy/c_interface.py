@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from math import inf
 
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from gossamer.backend.deploy.c_code import TYPES, Arrays, in_c
+from gossamer.backend.deploy.c_code import TYPES, Arrays
 from gossamer.dialects.errors import CompileError
+from gossamer.runtime.packages.open_sizes import OpenSize
 
 _RANK = 8
 
@@ -66,36 +67,29 @@ class Interface:
         what = f"in[{number}], {given.name}, is no {str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"
         yield f'  if (in[{number}].type != {TYPES[dtype]} || in[{number}].rank != {len(shape)}) return "{what}";'
         for d, size in enumerate(shape):
-            place, expression = f"in[{number}].sizes[{d}]", _expression(size)
-            first = self._first(expression)
-            if isinstance(expression, sympy.Symbol) and first == (number, d):
-                low, high = self.ranges.get(expression, (0, float("inf")))
-                most = f" || {place} > {int(high)}" if high < 1 << 62 else ""
-                yield f'  if ({place} < {int(low)}{most}) return "{what}, with {size} from {low} to {high}";'
+            place = f"in[{number}].sizes[{d}]"
+            if isinstance(size, int):
+                yield f'  if ({place} != {size}) return "{what}";'
                 continue
-            symbols = {s: self._first(s) for s in getattr(expression, "free_symbols", ())}
-            if None not in symbols.values():
-                named = {
-                    s: sympy.Symbol(f"in[{at[0]}].sizes[{at[1]}]", integer=True, positive=True)
-                    for s, at in symbols.items()
-                    if at
-                }
-                wanted = expression.subs(named) if symbols else expression
-                yield f'  if ({place} != {in_c(wanted)}) return "{what}";'
+            found = OpenSize.of(size)
+            first, solved = self._first(found.symbol)
+            value = f"(({first} - {solved.offset}) / {solved.factor})"
+            if place != first:
+                yield f'  if ({place} != {found.factor} * {value} + {found.offset}) return "{what}";'
+                continue
+            low, high = self.ranges.get(found.symbol, (0, inf))
+            most = f" || {value} > {int(high)}" if high < 1 << 62 else ""
+            rest = f" || ({place} - {found.offset}) % {found.factor}" if found.factor > 1 else ""
+            yield f'  if ({value} < {int(low)}{most}{rest}) return "{what}, with {found.symbol} from {low} to {high}";'
 
-    def _first(self, symbol: Any) -> tuple[int, int] | None:
-        """Returns the first input and dimension whose size is this symbol, else None."""
-        places = (
-            (n, d)
-            for n, each in enumerate(self.inputs)
+    def _first(self, symbol: sympy.Expr) -> tuple[str, OpenSize]:
+        """Returns the first size that depends on this symbol, as C and as a multiple of the symbol."""
+        return next(
+            (f"in[{number}].sizes[{d}]", found)
+            for number, each in enumerate(self.inputs)
             for d, size in enumerate(each.value.shape)
-            if _expression(size) == symbol
+            if isinstance(size, torch.SymInt) and (found := OpenSize.of(size)).symbol == symbol
         )
-        return next(places, None)
-
-
-def _expression(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _constant(name: str, value: torch.Tensor, arrays: Arrays) -> str:

@@ -1,7 +1,7 @@
 """Describes the inputs of a package in its metadata. gossamer.load_package checks each call with this note.
 
-    torch.export of model(x) with x: float32 [batch, 256]   →   {"name": "x", "dtype": "float32", "order": [0, 1],
-                                                                 "sizes": [{"symbol": "s0", "low": 0, "high": 64}, 256]}
+    torch.export of model(x) with x: float32 [2 * batch, 256]   →   {"name": "x", "dtype": "float32", "order": [0, 1], "sizes":
+        [{"size": "2*s0", "symbol": "s0", "factor": 2, "offset": 0, "low": 0, "high": 64}, 256]}
 
 AOTInductor's code does not check its inputs. It would read past the end of a tensor of other sizes, and give wrong numbers for
 a tensor with other strides.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.dialects.errors import ArgumentError
+from gossamer.runtime.packages.open_sizes import OpenSize
 
 KEY = "gossamer_inputs"
 _UNBOUNDED = 1 << 62
@@ -64,9 +65,11 @@ def _is_contiguous_in(value: Tensor, order: Sequence[int]) -> bool:
 def _size(size: int | torch.SymInt) -> int | dict[str, Any]:
     if isinstance(size, int):
         return size
-    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    found = OpenSize.of(size)
+    bounds = size.node.shape_env.bound_sympy(found.symbol)
     low, high = (max(0, int(min(each, _UNBOUNDED))) for each in (bounds.lower, bounds.upper))
-    return {"symbol": str(size), "low": low if low > _SMALL else 0, "high": high}
+    linear = {"size": str(size), "symbol": str(found.symbol), "factor": found.factor, "offset": found.offset}
+    return {**linear, "low": low if low > _SMALL else 0, "high": high}
 
 
 def _checked(wanted: Mapping[str, Any], given: Tensor, sizes: dict[str, int]) -> Tensor:
@@ -88,7 +91,8 @@ def _checked(wanted: Mapping[str, Any], given: Tensor, sizes: dict[str, int]) ->
 def _fits(wanted: int | Mapping[str, Any], found: int, sizes: dict[str, int]) -> bool:
     if isinstance(wanted, int):
         return found == wanted
-    return wanted["low"] <= found <= wanted["high"] and sizes.setdefault(wanted["symbol"], found) == found
+    value, rest = divmod(found - wanted["offset"], wanted["factor"])
+    return not rest and wanted["low"] <= value <= wanted["high"] and sizes.setdefault(wanted["symbol"], value) == value
 
 
 def _told(wanted: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
@@ -99,7 +103,7 @@ def _told(wanted: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
             sizes_told.append(str(size))
             continue
         symbol = size["symbol"]
-        sizes_told.append(symbol)
+        sizes_told.append(size["size"])
         most = f" to {size['high']}" if size["high"] < _UNBOUNDED else " on"
         ranges.append(f"{symbol} from {size['low']}{most}" + (f", {sizes[symbol]} in this call" if symbol in sizes else ""))
     told = f"{wanted['dtype']} [{', '.join(sizes_told)}] on {wanted['device']}"

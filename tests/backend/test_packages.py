@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.backend.build import _interface
 from gossamer.backend.deploy import archive
+from gossamer.backend.deploy.c_code import Arrays
 from gossamer.dialects.errors import ArgumentError
+from gossamer.runtime.packages.package_inputs import PackageInputs, described
 from tests.backend.harness import prune_
 from tests.backend.packages import run_apart
 from tests.backend.test_export import BATCH, OPTIONS, calls, classifier
@@ -165,6 +168,27 @@ def test_a_package_refuses_inputs_that_its_code_would_misread(
 ) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         two_inputs[1](*given)
+
+
+def test_sizes_that_are_multiples_of_others_are_checked() -> None:
+    """By a package and by a library in C: twice the rows and one more, and a multiple of 8 whose eighth no input has."""
+
+    class Multiples(torch.nn.Module):
+        def forward(self, x: Tensor, pairs: Tensor, groups: Tensor) -> Tensor:
+            return x.sum() + pairs.sum() + groups.view(-1, 8).sum()
+
+    batch, eights = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("eights", min=1, max=4)
+    sizes = ({0: batch}, {0: 2 * batch + 1}, {0: 8 * eights})
+    given = torch.ones(5), torch.ones(11), torch.ones(24)
+    program = torch.export.export(Multiples(), given, dynamic_shapes=sizes)
+    inputs = PackageInputs(described(program.graph))
+    assert inputs.checked(given) == list(given)
+    for x, pairs, groups in ((3, 8, 8), (3, 7, 12), (3, 7, 40), (0, 0, 8), (65, 131, 8)):
+        with pytest.raises(ArgumentError, match="was exported for"):
+            inputs.checked([torch.ones(x), torch.ones(pairs), torch.ones(groups)])
+    checks = _interface(program, "m").code({}, Arrays())
+    assert "in[1].sizes[0] != 2 * ((in[0].sizes[0] - 0) / 1) + 1" in checks
+    assert "((in[2].sizes[0] - 0) / 8) > 4 || (in[2].sizes[0] - 0) % 8" in checks
 
 
 def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
