@@ -40,8 +40,6 @@ from gossamer.dialects.errors import CompileError
 
 aten = torch.ops.aten
 
-_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
 
 class Convolutions:
     """Replaces convolutions with a sparse weight by regions."""
@@ -152,10 +150,7 @@ def _left_whole(found: Convolution, whole: Mapping[fx.Node, str], statics: Mappi
 
 def _judged(found: Convolution, options: Options) -> Judgement:
     """Returns the judgement of a convolution by itself, by prediction."""
-    x = found.x.meta["val"]
     reason = refusal(found)
-    if reason is None and (x.dtype not in _TYPES or not x.is_cpu):
-        reason = f"no sparse kernel for convolutions in {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
     if reason is None and options.schedule not in ("auto", REFERENCE):
         reason = f"schedule {options.schedule} is not for convolutions"
     if reason is None and options.schedule == REFERENCE and (found.depthwise or found.window.groups != 1):

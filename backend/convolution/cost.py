@@ -13,7 +13,7 @@ from gossamer.backend.devices.calibrated import this_machine
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.measured_times import DENSE
 from gossamer.backend.graph.masked_matrix import arrangement_of
-from gossamer.backend.graph.nodes import hint, in_training
+from gossamer.backend.graph.nodes import arguments, hints, in_training
 from gossamer.backend.measuring.convolution_times import torch_us
 from gossamer.backend.regions.cost import matrix_of, predicted
 from gossamer.backend.report.details import Contender, Details
@@ -87,13 +87,17 @@ def details_of(convolution: Convolution) -> Details:
 
 def measurable(node: fx.Node) -> tuple[Any, ...] | None:
     """Returns the arguments of `torch_us` for a convolution; None if it cannot be measured."""
-    x, w = (each.meta["val"] for each in node.all_input_nodes[:2])
-    if not x.is_cpu or x.dtype not in FLOATS:
+    first, second, _, *how = arguments(node)
+    x, w = first.meta["val"], second.meta["val"]
+    sizes, kernel = hints(x.shape), hints(w.shape)
+    if not x.is_cpu or x.dtype not in FLOATS or sizes is None or kernel is None or is_open(how):
         return None
-    sizes = [hint(n) for n in x.shape]
-    if None in sizes:
-        return None
-    return [n or 1 for n in sizes], tuple(map(int, w.shape)), x.dtype, *node.args[3:]
+    return [n or 1 for n in sizes], tuple(kernel), x.dtype, *how
+
+
+def is_open(how: Any) -> bool:
+    """Whether strides, paddings or groups are known only when the graph runs."""
+    return any(map(is_open, how)) if isinstance(how, list | tuple) else isinstance(how, fx.Node)
 
 
 def measured_us(node: fx.Node, *, planar: bool = False) -> float | None:

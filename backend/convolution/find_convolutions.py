@@ -15,6 +15,7 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.weight_expressions import Weight, weight_behind
 from gossamer.dialects.window import Window
+from gossamer.runtime.elements import FLOATS
 
 aten = torch.ops.aten
 
@@ -33,7 +34,10 @@ def find(
 def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Alternative | None) -> Convolution | str:
     given: Any = node.args
     x, w, _, stride, padding, dilation, transposed, _, groups = given
-    images, kernel = x.meta["val"].shape, w.meta["val"].shape
+    value = x.meta["val"]
+    if value.dtype not in FLOATS or not value.is_cpu:
+        return f"no sparse kernel for convolutions in {str(value.dtype).removeprefix('torch.')} on {value.device.type}"
+    images, kernel = value.shape, w.meta["val"].shape
     if transposed or not all(isinstance(n, int) for n in (*kernel, *stride, *padding, *dilation)):
         return "the sizes of its kernel are unknown at compile time"
     if len(images) != len(kernel):

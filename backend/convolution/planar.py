@@ -12,16 +12,15 @@ single pixels and a pass over its images.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.convolution.cost import Judgement, dense_us, measured_us, ours_us
+from gossamer.backend.convolution.cost import Judgement, dense_us, is_open, measured_us, ours_us
 from gossamer.backend.convolution.filter_gradients import is_multiplied
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.fusable import is_elementwise
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.nodes import arguments, hint, hints
 from gossamer.backend.measuring.convolution_times import filter_gradient_us
 from gossamer.backend.report.words import times
 from gossamer.runtime.elements import FLOATS
@@ -95,14 +94,12 @@ def _staying_us(node: fx.Node) -> tuple[float, float]:
 
 def _staying_gradient_us(node: fx.Node) -> tuple[float, float]:
     """Returns the same for the gradient of filters, whose images and incoming gradient have pixels innermost, too."""
-    g, x, w = (value.meta["val"] for value in node.all_input_nodes[:3])
-    given: Any = node.args
-    *_, stride, padding, dilation, transposed, _, groups, wanted = given
-    sizes = [[hint(n) for n in value.shape] for value in (g, x)]
-    if transposed or not wanted[1] or not g.is_cpu or g.dtype not in FLOATS or any(None in each for each in sizes):
+    *operands, _, stride, padding, dilation, transposed, _, groups, wanted = arguments(node)
+    g, *_ = values = [each.meta["val"] for each in operands]
+    how, sizes = (stride, padding, dilation, groups), [hints(value.shape) for value in values]
+    if transposed or not wanted[1] or not g.is_cpu or g.dtype not in FLOATS or None in sizes or is_open(how):
         return 0.0, 0.0
-    given_g, given_x = ([n or 1 for n in each] for each in sizes)
-    kernel, how = tuple(map(int, w.shape)), (stride, padding, dilation, groups)
+    given_g, given_x, kernel = ([n or 1 for n in each or ()] for each in sizes)
     planar = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how, planar=True)
     innermost = filter_gradient_us(given_g, given_x, kernel, g.dtype, *how)
     return (0.0, 0.0) if planar is None or innermost is None else (innermost, max(innermost, planar))
@@ -118,7 +115,7 @@ def _following_us(node: fx.Node) -> float:
 
 def _reordering_us(node: fx.Node) -> float:
     """Returns the microseconds to reorder the images that a dense convolution reads and writes."""
-    x, y = (value.meta["val"] for value in (node.all_input_nodes[0], node))
+    x, y = (value.meta["val"] for value in (arguments(node)[0], node))
     sizes = [[hint(n) or 1 for n in value.shape] for value in (x, y)]
     if not y.is_cpu:
         return 0.0

@@ -75,12 +75,12 @@ class ConvolvedRow:
         if shapes not in prepared:
             if len(prepared) == _MANY:
                 prepared.clear()
-            prepared[shapes] = self._prepared(shapes, statics)
+            prepared[shapes] = self._prepared(images, statics)
         ready = prepared[shapes]
         return self._by_themselves(images, statics) if ready is None else ready(images)
 
-    def _prepared(self, shapes: Sequence[Shape], statics: Sequence[torch.Tensor]) -> Ready | None:
-        return prepare(self.steps, shapes, self.results, run(self.evaluate, statics[: self.leaves]), statics)
+    def _prepared(self, images: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> Ready | None:
+        return prepare(self.steps, images, self.results, run(self.evaluate, statics[: self.leaves]), statics)
 
     def _by_themselves(self, images: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Computes the results region by region."""

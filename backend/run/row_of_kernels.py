@@ -86,14 +86,15 @@ class Ready:
 
 def prepare(
     steps: Sequence[Step],
-    shapes: Sequence[Shape],
+    given: Sequence[Tensor],
     results: Sequence[int],
     computed: Sequence[Tensor],
     statics: Sequence[Tensor],
 ) -> Ready | None:
-    """Returns the calls that compute the steps with the numbers `results`, for images of these shapes.
+    """Returns the calls that compute the steps with the numbers `results`, for images like `given`.
 
     Returns None if each region must run by itself."""
+    shapes: list[Shape] = [tuple(each.shape) for each in given]
     planned, known = list[_Planned](), list(shapes)
     for step in steps:
         ((shape, dtype),) = step.region.layout.outputs(known[step.images])
@@ -104,7 +105,8 @@ def prepare(
         place = len(shapes) + results.index(len(planned)) if len(planned) in results else None
         readers = [n for n, other in enumerate(steps) if len(known) - 1 in other.reads]
         planned.append(_Planned(step, weight, shape, dtype, place, readers))
-    planned = [replace(each, band=_band(planned, n, len(shapes) + n)) for n, each in enumerate(planned)]
+    kinds = [(len(each.shape), each.dtype) for each in (*given, *planned)]
+    planned = [replace(each, band=_band(planned, n, kinds, computed)) for n, each in enumerate(planned)]
     # A step in bands reads its images again for each band, after the next step has written a band of its result.
     last = [max((r + (planned[r].band is not None) for r in each.readers), default=n) for n, each in enumerate(planned)]
     where, size = places([each.bytes for each in planned], last)
@@ -196,10 +198,10 @@ class _Row:
     def _part(self, planned: _Planned, extra: tuple[bool, int], of: tuple[int, int, int]) -> Tensor | Memory:
         """Returns the part of an extra operand that a band reads. `of` is (image, first channel, end)."""
         static, at = extra
-        if not static and len(self.images[at].shape) > 2:
+        if not static:
             return self.images[at].part(*of, planned.dtype.itemsize)
-        found: Any = (self.computed if static else self.images)[at]
-        return found[of[1] : of[2]] if len(found.shape) == 1 else found
+        found = self.computed[at]
+        return found[of[1] : of[2]] if found.dim() else found
 
     def _result(self, n: int) -> Memory:
         return self.images[len(self.images) - len(self.planned) + n]
@@ -211,20 +213,26 @@ class _Row:
         return code, code.words(*view(given, out))
 
 
-def _band(planned: Sequence[_Planned], n: int, number: int) -> Band | None:
+def _band(
+    planned: Sequence[_Planned], n: int, kinds: Sequence[tuple[int, torch.dtype]], computed: Sequence[Tensor]
+) -> Band | None:
     """Returns the kernel that computes a step by bands, if it and the next step are computed so, or None.
 
-    number  the number of the step's result among images
+    kinds     the number of dimensions and the type of all images, by their numbers
+    computed  the tensors computed from statics
 
-    Bands need a single thread, because each core has its own cache.
+    Bands need a single thread, because each core has its own cache. All images that are read in parts are of one kind.
     """
-    before = planned[n]
+    before, number = planned[n], len(kinds) - len(planned) + n
     band = before.step.region.band
     if band is None or before.place is not None or before.readers != [n + 1] or get_num_threads() > 1:
         return None
-    after = planned[n + 1]
+    after, kind = planned[n + 1], kinds[number]
     alone = after.step.images == number and after.step.reads.count(number) == 1
-    return band if alone and not after.step.region.weights and after.dtype == before.dtype else None
+    read = [*before.step.reads, *after.step.reads, number + 1]
+    vectors = [computed[at] for step in (before.step, after.step) for static, at in step.extras if static]
+    cut = all(kinds[at] == kind for at in read) and all(each.dim() < 2 for each in vectors)
+    return band if alone and cut and not after.step.region.weights else None
 
 
 def _rows(weight: Packed, low: int, high: int) -> Packed:

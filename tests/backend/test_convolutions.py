@@ -273,6 +273,24 @@ def test_small_layers_say_why_they_stay_dense() -> None:
         assert [d.reason.startswith("too small") and d.gain is not None and d.gain < 1.1 for d in small] == [True] * (1 + grad)
 
 
+def test_convolutions_that_cannot_be_measured_leave_the_others_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images by themselves, by an open number of templates, and by integers, beside a sparse layer."""
+    monkeypatch.setattr("gossamer.backend.measuring.convolution_times._us", lambda what, *given: 1e5)
+    layer, edges = prune_(nn.Conv2d(16, 16, 3, padding=1)).eval(), torch.tensor([[1, 0, -1]] * 3).expand(2, 16, 3, 3)
+    edges = edges.clone()
+
+    def network(x: Tensor, templates: Tensor) -> tuple[Tensor, ...]:
+        y = layer(x)
+        return y, F.conv2d(y, y), F.conv2d(y, templates), F.conv2d(x.long(), edges)
+
+    x, templates = torch.randn(2, 16, 9, 9), torch.randn(5, 16, 3, 3)
+    torch._dynamo.mark_dynamic(templates, 0)
+    with torch.no_grad():
+        run = compile_and_run(network, x, templates, regions=1, min_gain=0.01)
+        for found, expected in zip(run.output, network(x, templates), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_pointwise_volumes_and_rows() -> None:
     for layer, x in (
         (nn.Conv3d(6, 5, 1), torch.randn(2, 6, 3, 4, 5)),

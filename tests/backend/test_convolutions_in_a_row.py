@@ -258,6 +258,28 @@ def test_what_a_band_reads_lives_until_the_last_band_has_read_it(in_bands: list[
     assert in_bands == [layers * 2 * 5]
 
 
+@pytest.mark.parametrize("what", ["map", "vector", "types"])
+def test_bands_are_left_where_an_operand_cannot_be_cut(in_bands: list[int], what: str) -> None:
+    """A learned map of all channels, a vector that comes with the images, and images of another type than results."""
+    expand, mix = nn.Conv2d(6, 20, 1), nn.Conv2d(20, 20, 3, padding=1, groups=20)
+    with torch.no_grad():
+        expand.weight *= torch.rand_like(expand.weight) < 0.3
+    place, narrow = nn.Parameter(torch.randn(1, 20, 8, 8)), what == "types"
+    if narrow:
+        expand.bfloat16()
+
+    def network(x: Tensor, scale: Tensor) -> Tensor:
+        y = expand(x.bfloat16()).float() + scale if narrow else expand(x) * (scale if what == "vector" else place)
+        return mix(y.relu())
+
+    number = 1 if what == "vector" else 2
+    x, scale = torch.randn(number, 6, 8, 8), torch.randn(number, 20, 8, 8) if narrow else torch.randn(1, 20, 1, 1)
+    with torch.no_grad():
+        run = compile_and_run(network, x, scale)
+        for _ in range(2):
+            torch.testing.assert_close(run.function(x, scale), network(x, scale), rtol=2e-2 if narrow else 1e-4, atol=2e-2)
+
+
 def counted(prepare: Callable[..., Ready | None], calls: list[int]) -> Callable[..., Ready | None]:
     def call(*given: object) -> Ready | None:
         found = prepare(*given)
