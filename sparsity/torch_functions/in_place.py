@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.sparsity.operations.same_pattern import PatternError
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.layouts import in_layout_of
-from gossamer.sparsity.tensor.pointwise import PatternError
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.torch_functions.lists import is_of_lists, one_by_one
 from gossamer.sparsity.torch_functions.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries

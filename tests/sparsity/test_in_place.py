@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 import gossamer
 from gossamer import Format, GossamerError, SparseTensor
 from gossamer.backend import sparse as backend
+from gossamer.sparsity.operations.same_pattern import PatternError
 from tests.backend.harness import prune_
 from tests.sparsity.made import matrix, sparse
 
@@ -170,6 +171,22 @@ def test_in_a_graph_where_the_pattern_stays() -> None:
     dense = matrix(4, 6)
     ours = torch.compile(function, backend=backend, fullgraph=True)(sparse(dense))
     torch.testing.assert_close(ours.to_dense(), function(dense))
+
+
+def test_a_graph_compares_patterns_when_it_runs() -> None:
+    def averaged(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        state, copied, listed = a.clone(), a.clone(), [a.clone()]
+        state.mul_(0.5).add_(b)
+        torch._foreach_lerp_(listed, [b], 0.25)
+        copied.copy_(b)
+        return state, copied, listed[0]
+
+    called = torch.compile(averaged, backend=backend, fullgraph=True)
+    one, other = torch.diag(torch.arange(1.0, 5)), torch.diag(torch.arange(5.0, 9))
+    for ours, theirs in zip(called(sparse(one), sparse(other)), averaged(one, other), strict=True):
+        torch.testing.assert_close(ours.to_dense(), theirs)
+    with pytest.raises(PatternError, match="in a graph have different patterns"):
+        called(sparse(one), sparse(other.flip(0)))  # with equally many nonzeros
 
 
 @pytest.mark.parametrize("format", ["CSR", "CSC", "COO", Format.bsr(4, 4)], ids=str)
