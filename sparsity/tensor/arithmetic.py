@@ -237,7 +237,7 @@ def _new(name: str) -> Function:
     return make
 
 
-for _name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
+for _name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros"):
     SparseTensor.functions[getattr(torch.Tensor, _name)] = _new(_name)
 
 

@@ -107,6 +107,14 @@ def conjugate(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return on_values(aten._conj_physical.default, args, kwargs)
 
 
+def empty(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Implements aten.new_empty_strided, by which autograd copies a gradient with a gradient: other values of the pattern."""
+    tensor, size, *_ = args
+    if tuple(size) != tuple(tensor.shape):
+        return refuse(func, args, kwargs)
+    return on_values(aten.empty_like.default, (tensor,), kwargs)
+
+
 def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Handles operators that are in no table: applies those on lists, and refuses all others."""
     if func.namespace == "aten" and func._schema.name.startswith(_ON_LISTS):
@@ -197,6 +205,7 @@ for _name in ON_VALUES:
 SparseTensor.operators[aten._to_copy.default] = convert
 SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
 SparseTensor.operators[aten._conj.default] = conjugate
+SparseTensor.operators[aten.new_empty_strided.default] = empty
 SparseTensor.operators[None] = refuse
 when_loaded("torch._dynamo", partial(leave_whole, SparseTensor))
 when_loaded("torch._dynamo", partial(fix_sizes, SparseTensor))

@@ -30,7 +30,7 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     except PatternError:
-        if func in (torch.autograd.grad, torch.autograd.backward):
+        if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
             raise  # the nodes of a backward pass have already freed their saved tensors
         if writes_entries(func, args):
             return at_entries_of(func, args, kwargs)
