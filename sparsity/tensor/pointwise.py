@@ -107,6 +107,12 @@ def conjugate(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return on_values(aten._conj_physical.default, args, kwargs)
 
 
+def any_is_true(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Implements aten._is_any_true. Autograd calls it after aten.isnan within torch.autograd.detect_anomaly."""
+    found: Tensor = func(_own_values(args[0]))
+    return found
+
+
 def empty(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Implements aten.new_empty_strided, by which autograd copies a gradient with a gradient: other values of the pattern."""
     tensor, size, *_ = args
@@ -206,6 +212,8 @@ SparseTensor.operators[aten._to_copy.default] = convert
 SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
 SparseTensor.operators[aten._conj.default] = conjugate
 SparseTensor.operators[aten.new_empty_strided.default] = empty
+SparseTensor.operators[aten.isnan.default] = on_values
+SparseTensor.operators[aten._is_any_true.default] = any_is_true
 SparseTensor.operators[None] = refuse
 when_loaded("torch._dynamo", partial(leave_whole, SparseTensor))
 when_loaded("torch._dynamo", partial(fix_sizes, SparseTensor))

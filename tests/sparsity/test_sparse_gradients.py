@@ -120,6 +120,16 @@ def test_a_graph_refuses_gradients_of_another_pattern() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+def test_detect_anomaly_finds_nan() -> None:
+    a = nn.Parameter(sparse(matrix(3, 4).abs()))
+    with torch.autograd.detect_anomaly():
+        (a * 2).sqrt().sum().backward()
+        assert a.grad is not None
+        with pytest.raises(RuntimeError, match="returned nan"):
+            (a * -2).sqrt().sum().backward()
+
+
 def test_from_dense_and_from_parts_are_differentiable() -> None:
     dense = matrix(3, 4, dtype=DOUBLE).requires_grad_()
     SparseTensor.from_dense(dense).to_dense().square().sum().backward()
