@@ -199,6 +199,27 @@ def test_autocast() -> None:
     assert weight.grad.dtype == torch.float32
 
 
+PRODUCTS = {
+    "matmul": lambda a, x: a @ x,
+    "linear": lambda a, x: F.linear(x.t().contiguous(), a),
+    "addmm": lambda a, x: torch.addmm(x[:4], a, x),
+    "einsum": lambda a, x: torch.einsum("ij,jk->ik", a, x),
+    "einsum of rows": lambda a, x: torch.einsum("ij,jk,kl->il", a, x, x.t()),
+    "einsum without a sum": lambda a, x: torch.einsum("ij,jk->ijk", a, x),
+    "sum by einsum": lambda a, x: torch.einsum("ij->i", a),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_types_under_autocast_are_those_of_torch(name: str) -> None:
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        a, x = matrix(4, 6).to(dtype), torch.randn(6, 3).to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = PRODUCTS[name](sparse(a), x), PRODUCTS[name](a, x)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
+
+
 @pytest.mark.parametrize(
     "function", [lambda a: (a / torch.full((3, 5), 2.0)).to_dense(), lambda a: (sparse(torch.ones(3, 5)) - a).to_dense()]
 )
