@@ -46,8 +46,14 @@ def select(input: SparseTensor, dim: int, index: int) -> Tensor:
 
 
 @implements(torch.masked_select, torch.Tensor.masked_select)
-def masked_select(input: SparseTensor, mask: Tensor) -> SparseTensor:
-    """Returns the elements where a dense mask is set, in order, as a sparse vector. Its length depends on the mask."""
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """Returns the elements where a mask is set, in order, as a sparse vector. Its length depends on the mask.
+
+    The mask may be sparse. Elements of a dense tensor are dense.
+    """
+    mask = to_dense(mask) if isinstance(mask, SparseTensor) else mask
+    if not isinstance(input, SparseTensor):
+        return torch.masked_select(input, mask)
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     with sizes_stay_inside():
         flat = input.expand(shape).reshape(-1) if shape != input.shape else reshape(input, input.numel())

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.runtime.torch_internals import tree_map_only
 from gossamer.sparsity.operations.same_pattern import PatternError
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.layouts import in_layout_of
+from gossamer.sparsity.tensor.shapes import to_dense
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.torch_functions.lists import is_of_lists, one_by_one
 from gossamer.sparsity.torch_functions.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries
@@ -48,8 +50,11 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
 
 
 @implements(torch.Tensor.__setitem__)
-def setitem(input: SparseTensor, index: Any, value: Any) -> None:
-    """Writes elements by any index, through the dense tensor."""
+def setitem(input: Tensor, index: Any, value: Any) -> None:
+    """Writes elements by any index, through the dense tensor. Index and value may be sparse, too."""
+    if not isinstance(input, SparseTensor):
+        input[tree_map_only(SparseTensor, to_dense, index)] = to_dense(value) if isinstance(value, SparseTensor) else value
+        return
 
     def written(dense: Tensor, index: Any, value: Any) -> Tensor:
         copy = dense.clone()

@@ -66,6 +66,18 @@ def test_into_a_dense_tensor() -> None:
         torch.ones(6).add_(sparse(a))
 
 
+def test_dense_tensors_take_sparse_parts_and_masks() -> None:
+    def function(a: Tensor) -> tuple[Tensor, ...]:
+        padded, filled = torch.zeros(8, 6), x.clone()
+        padded[2:6] = a
+        filled[a.bool()] = 3
+        return padded, filled, x[0].expand_as(a), torch.masked_select(x, a.bool()), torch.masked_select(a, a.bool())
+
+    dense, x = matrix(4, 6), torch.randn(4, 6)
+    for ours, theirs in zip(function(sparse(dense)), function(dense), strict=True):
+        torch.testing.assert_close(ours.to_dense(), theirs)
+
+
 OPTIMIZERS = [
     torch.optim.Adamax, torch.optim.LBFGS, torch.optim.Rprop, torch.optim.Adadelta, torch.optim.RAdam, torch.optim.ASGD,
     lambda given: torch.optim.AdamW(given, amsgrad=True), lambda given: torch.optim.SGD(given, 0.1, 0.9, nesterov=True),
