@@ -42,16 +42,19 @@ def sparse_mm(left: Tensor, right: Tensor, reduce: str = "sum") -> Tensor:
 
     reduce  "sum"; or "mean", "amax" or "amin" with a sparse left and a dense right matrix. Rows without entries give 0
     """
-    product = matmul(left, right) if reduce in ("sum", "mean") else None
-    if product is not None and reduce == "sum":
-        return product
+    if reduce == "sum":
+        return matmul(left, right)
     if not isinstance(left, SparseTensor) or isinstance(right, SparseTensor) or reduce not in ("mean", "amax", "amin"):
         raise unsupported(f"torch.sparse.mm with reduce={reduce!r} of these operands", "reduce is sum, mean, amax or amin")
     entries = CoordinateList.of(left)
     row, column = entries.at
-    if product is not None:
+    if reduce == "mean":
         count = torch.zeros(left.shape[0], dtype=torch.int64, device=left.device).index_add(0, row, torch.ones_like(row))
-        return product / count.clamp(min=1)[:, None]
+        _check_product("sparse.mm", left, right)
+        wide = torch.promote_types(left.dtype, torch.float32) if left.dtype.is_floating_point else left.dtype
+        total = matmul(like(left, values_of(left).to(wide)), right.to(wide))  # a sum may exceed the range of float16
+        mean = total / count.clamp(min=1)[:, None]
+        return mean.to(left.dtype) if left.dtype.is_floating_point else mean
     terms = entries.values[:, None] * right.index_select(0, column)
     nothing = terms.new_zeros(left.shape[0], right.shape[1])
     return nothing.scatter_reduce(0, row[:, None].expand_as(terms), terms, reduce, include_self=False)
