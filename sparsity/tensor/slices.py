@@ -61,6 +61,23 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return index_select(flat, 0, set_places(mask.expand(shape).flatten()))
 
 
+def fill_diagonal(input: SparseTensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """Returns the tensor with one value on its diagonal, such as self-loops of a graph. The diagonal is stored."""
+    if input.dim() != 2 or wrap:
+        out: Tensor = densified(_fill_dense_diagonal, (input, fill_value, wrap), {})
+        return out
+    entries = CoordinateList.of(input)
+    kept = set_places(entries.at[0] != entries.at[1])
+    along = torch.arange(min(input.shape), device=input.device)
+    at = tuple([torch.cat([each.index_select(0, kept), along]) for each in entries.at])
+    values = torch.cat([entries.values.index_select(0, kept), entries.values.new_full(along.shape, fill_value)])
+    return CoordinateList(at, values).assembled(input.format, input.shape)
+
+
+def _fill_dense_diagonal(input: Tensor, fill_value: float, wrap: bool) -> Tensor:
+    return input.clone().fill_diagonal_(fill_value, wrap)
+
+
 @implements(torch.Tensor.__getitem__)
 def getitem(input: SparseTensor, index: Any) -> Tensor:
     """Returns a sparse part for slices, new dimensions, and one tensor, list or mask. A number gives a dense slice.

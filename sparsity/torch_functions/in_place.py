@@ -21,6 +21,7 @@ from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.layouts import in_layout_of
 from gossamer.sparsity.tensor.shapes import to_dense
+from gossamer.sparsity.tensor.slices import fill_diagonal
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.torch_functions.lists import is_of_lists, one_by_one
 from gossamer.sparsity.torch_functions.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries
@@ -201,6 +202,7 @@ def _copy(input: SparseTensor, source: Tensor, non_blocking: bool = False) -> Te
 
 _OUT_OF_PLACE: dict[str, Callable[..., Tensor] | None] = {
     "copy_": _copy,
+    "fill_diagonal_": fill_diagonal,
     "bernoulli_": None,
     "resize_": None,
     "resize_as_": None,

@@ -34,6 +34,7 @@ STATEMENTS = [
     "a.copy_(b[:1])", "a.div_(4)", "a.mul_(x)", "a.masked_fill_(x > 0, 3)", "a.addcmul_(b, b)", "a.lerp_(b, 0.5)",
     "a.nan_to_num_()", "a.index_add_(0, torch.tensor([0]), x[:1])", "a[0] = 0", "a[1] = x[1]", "a[a > 1] = 7",
     "a[0, 0] = 5", "a[:, 2:4] = b[:, 2:4]", "a.fill_(0)", "a.zero_()",
+    "a.fill_diagonal_(3)",
 ]  # fmt: skip
 
 
