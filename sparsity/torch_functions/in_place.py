@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.runtime.torch_internals import tree_map_only
@@ -44,10 +45,32 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
             return densified(func, args, kwargs)  # a function under a name that `computes` does not know
         if plain is None or not args or not isinstance(args[0], Tensor):
             raise
+    return _write(func.__name__, plain, args, kwargs)
+
+
+def _write(name: str, plain: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Calls a function out of place, and writes its result to its first operand. Returns that operand."""
     input, *others = args
     kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what it reads
     result = plain(kept, *others, **kwargs)
-    return overwrite(func.__name__, input, result) if isinstance(input, SparseTensor) else into(input, result)
+    return overwrite(name, input, result) if isinstance(input, SparseTensor) else into(input, result)
+
+
+_INPLACE = {F.relu: 1, F.leaky_relu: 2, F.dropout: 3}
+"""Functions that write to their operand by inplace=True, and the place of that argument. Others give dense results."""
+
+
+def asked_in_place(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of torch.nn.functional is called with inplace=True, and shall write to a SparseTensor."""
+    place = _INPLACE.get(func)
+    return place is not None and bool(kwargs.get("inplace", args[place] if place < len(args) else False))
+
+
+def written(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Calls a function that is asked to work in place."""
+    named = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
+    operands = args[: _INPLACE[func]] if args else (kwargs["input"],)
+    return _write(func.__name__, func, operands, named)
 
 
 @implements(torch.Tensor.__setitem__)
@@ -57,13 +80,13 @@ def setitem(input: Tensor, index: Any, value: Any) -> None:
         input[tree_map_only(SparseTensor, to_dense, index)] = to_dense(value) if isinstance(value, SparseTensor) else value
         return
 
-    def written(dense: Tensor, index: Any, value: Any) -> Tensor:
+    def assigned(dense: Tensor, index: Any, value: Any) -> Tensor:
         copy = dense.clone()
         copy[index] = value
         return copy
 
-    written.__name__ = "setitem"
-    overwrite("setitem", input, densified(written, (input, index, value), {}))
+    assigned.__name__ = "setitem"
+    overwrite("setitem", input, densified(assigned, (input, index, value), {}))
 
 
 def into(out: Tensor, result: Tensor) -> Tensor:

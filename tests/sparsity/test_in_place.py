@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -77,6 +78,28 @@ def test_dense_tensors_take_sparse_parts_and_masks() -> None:
     dense, x = matrix(4, 6), torch.randn(4, 6)
     for ours, theirs in zip(function(sparse(dense)), function(dense), strict=True):
         torch.testing.assert_close(ours.to_dense(), theirs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_modules_work_in_place(compiled: bool) -> None:
+    network = nn.Sequential(nn.LeakyReLU(0.5, inplace=True), nn.Dropout(0.5, inplace=True), nn.ReLU(inplace=True))
+
+    def function(a: Tensor) -> Tensor:
+        b = a * 1
+        network(b)
+        return b
+
+    weight = sparse(matrix(4, 6)).requires_grad_()
+    result = (torch.compile(function, backend=backend, fullgraph=True) if compiled else function)(weight)
+    given = weight.detach() * 1
+    assert network(given) is given
+    dense = weight.detach().to_dense()
+    kept = result.detach().to_dense() / F.relu(dense).where(dense > 0, 1)  # 0 or 2
+    torch.testing.assert_close(kept, torch.where(result.detach().to_dense() > 0, 2.0, 0.0))
+    (gradient,) = torch.autograd.grad(result.sum(), weight)
+    torch.testing.assert_close(gradient.to_dense(), kept)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        F.relu(weight, inplace=True)
 
 
 OPTIMIZERS = [
