@@ -215,8 +215,7 @@ for _part in ("real", "imag"):
     )
 for _name in ("erf", "erfinv", "expm1", "log1p", "round"):
     SparseTensor.functions[getattr(torch.special, _name)] = _on_values(getattr(torch, _name))
-for _function in (torch.conj, torch.Tensor.conj):
-    SparseTensor.functions[_function] = _on_values(torch.conj_physical)
+SparseTensor.functions[torch.conj] = SparseTensor.functions[torch.Tensor.conj] = _on_values(torch.conj_physical)
 SparseTensor.functions[torch.Tensor.__neg__] = _on_values(torch.neg)
 SparseTensor.functions[torch.Tensor.__abs__] = _on_values(torch.abs)
 SparseTensor.functions[F.relu] = _on_values(F.relu)

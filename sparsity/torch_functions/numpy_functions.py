@@ -4,6 +4,7 @@ a @ np.ones((8, 2)), np.multiply(x, a)      →      a @ torch.from_numpy(...), 
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from gossamer.sparsity.tensor.extension import unsupported
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
-_OPERATORS = {
+_OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv, "power": operator.pow,
     "floor_divide": operator.floordiv, "remainder": operator.mod, "matmul": operator.matmul, "invert": operator.invert,
     "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor, "left_shift": operator.lshift,
