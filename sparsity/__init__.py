@@ -17,7 +17,6 @@ from gossamer.sparsity.tensor import (
     joining,
     layouts,
     memory,
-    numpy_functions,
     pointwise,
     products,
     reductions,
@@ -28,7 +27,7 @@ from gossamer.sparsity.tensor import (
 from gossamer.sparsity.tensor.counted_writes import count_for_arrays
 from gossamer.sparsity.tensor.einsum import EinsumError, einsum
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-from gossamer.sparsity.torch_functions import calling, torch_refusals
+from gossamer.sparsity.torch_functions import calling, numpy_functions, torch_refusals
 from gossamer.sparsity.torch_functions.batch_norm import trace_any_number
 
 operations = (

@@ -39,6 +39,19 @@ def plain(expression: str, operands: tuple[Tensor, ...]) -> tuple[str, tuple[Ten
     return f"{','.join(''.join(dict.fromkeys(each)) for each in inputs)}->{result}", diagonals
 
 
+def with_own_letters(inputs: tuple[str, ...], operands: Sequence[Tensor]) -> tuple[str, ...]:
+    """Returns the letters of the operands, with a letter of its own for each size of 1 that broadcasts, as in torch.einsum.
+
+    "ij,ij->ij", [4, 6] and [4, 1]      →      "ij,iA->ij"
+    """
+    named = [[*zip(letters, operand.shape, strict=True)] for letters, operand in zip(inputs, operands, strict=True)]
+    larger = {letter for each in named for letter, extent in each if not is_one(extent)}
+    if not any(letter in larger and is_one(extent) for each in named for letter, extent in each):
+        return inputs
+    unused = iter([letter for letter in ascii_letters if letter not in "".join(inputs)])
+    return tuple(["".join(next(unused) if c in larger and is_one(extent) else c for c, extent in each) for each in named])
+
+
 def _abbreviated(expression: str) -> bool:
     inputs = expression.replace(" ", "").partition("->")[0].split(",")
     return "..." in expression or any(len(set(letters)) < len(letters) for letters in inputs)

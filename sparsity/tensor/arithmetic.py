@@ -24,9 +24,9 @@ Function = Callable[..., Any]
 
 # f(0) = 0: the result has the pattern of the operand.
 _ZERO_PRESERVING = (
-    "abs", "asin", "asinh", "atan", "atanh", "ceil", "clone", "deg2rad", "erf", "erfinv", "expm1", "floor", "frac", "log1p",
-    "nan_to_num", "neg", "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
-    "trunc",
+    "abs", "absolute", "arcsin", "arcsinh", "arctan", "arctanh", "asin", "asinh", "atan", "atanh", "ceil", "clone",
+    "conj_physical", "deg2rad", "erf", "erfinv", "expm1", "fix", "floor", "frac", "log1p", "nan_to_num", "neg", "negative",
+    "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc",
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def add(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     return _union(left, right)
 
 
-@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
+@implements(torch.sub, torch.Tensor.sub, torch.Tensor.__sub__, torch.subtract, torch.Tensor.subtract)
 def sub(left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """Returns left - alpha * right, as `add` does."""
     torch.sub(_nothing(left), _nothing(right))  # it refuses bools
@@ -213,6 +213,9 @@ for _part in ("real", "imag"):
     SparseTensor.functions[getattr(torch, _part)] = SparseTensor.functions[getattr(torch.Tensor, _part).__get__] = _on_values(
         getattr(torch, _part)
     )
+for _name in ("erf", "erfinv", "expm1", "log1p", "round"):
+    SparseTensor.functions[getattr(torch.special, _name)] = _on_values(getattr(torch, _name))
+SparseTensor.functions[torch.conj] = SparseTensor.functions[torch.Tensor.conj] = _on_values(torch.conj_physical)
 SparseTensor.functions[torch.Tensor.__neg__] = _on_values(torch.neg)
 SparseTensor.functions[torch.Tensor.__abs__] = _on_values(torch.abs)
 SparseTensor.functions[F.relu] = _on_values(F.relu)
@@ -222,7 +225,7 @@ SparseTensor.functions[F.leaky_relu] = _on_values(F.leaky_relu)
 @implements(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__)
 def pow_(input: Any, exponent: Any) -> Tensor:
     """Computes powers. Zeros stay zeros if the exponent is a positive number; else the result is dense."""
-    if isinstance(input, SparseTensor) and not isinstance(exponent, Tensor) and exponent > 0:
+    if isinstance(input, SparseTensor) and not isinstance(exponent, Tensor | complex) and exponent > 0:
         return like(input, values_of(input) ** exponent)
     power: Tensor = densified(torch.pow, (input, exponent), {})
     return power
@@ -237,7 +240,7 @@ def _new(name: str) -> Function:
     return make
 
 
-for _name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
+for _name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros"):
     SparseTensor.functions[getattr(torch.Tensor, _name)] = _new(_name)
 
 

@@ -35,9 +35,9 @@ def expand(input: SparseTensor, *given: Any, size: Sequence[int] | None = None, 
 
 
 @implements(torch.Tensor.expand_as)
-def expand_as(input: SparseTensor, other: Tensor) -> SparseTensor:
-    """Does `expand` to the shape of another tensor."""
-    return expand(input, *other.shape)
+def expand_as(input: Tensor, other: Tensor) -> Tensor:
+    """Does `expand` to the shape of another tensor. Either may be sparse."""
+    return input.expand(other.shape)
 
 
 def broadcast(name: str, *tensors: SparseTensor, beside: Sequence[Tensor] = ()) -> list[SparseTensor]:

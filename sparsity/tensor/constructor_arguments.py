@@ -71,20 +71,32 @@ def with_widths_of(format: Format, arrays: dict[str, list[Tensor]]) -> Format:
     return format.with_widths(widths["positions"], widths["coordinates"])
 
 
-def listed(given: Any, what: str) -> list[Tensor]:
-    """Returns the arrays of the levels as a list, also if there is one array."""
-    several = isinstance(given, list | tuple) and not any(isinstance(each, int) for each in given)
-    return [tensor_of(each, what) for each in (given if several else [given])]
+def listed(given: Any, what: str, count: int) -> list[Tensor]:
+    """Returns the arrays of the levels as a list, also if there is one array. `count` is the number of arrays wanted."""
+    several = isinstance(given, list | tuple) and not any(map(_is_number, given)) and (len(given) > 0 or count == 0)
+    return [_integers(each, what) for each in (given if several else [given])]
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | np.integer) or (isinstance(given, Tensor) and not given.dim())
+
+
+def _integers(given: Any, what: str) -> Tensor:
+    """Does `tensor_of`, with integers for an empty list."""
+    empty = isinstance(given, list | tuple) and not given
+    return torch.empty(0, dtype=torch.int64) if empty else tensor_of(given, what)
 
 
 def parts_of(
     format: Any, shape: Any, positions: Any, coordinates: Any, values: Any
 ) -> tuple[Format, tuple[int, ...], list[Tensor]]:
     """Returns the arguments of from_parts as a format, a shape, and the arrays in the order of `format.components()`."""
-    arrays = {"positions": listed(positions, "positions"), "coordinates": listed(coordinates, "coordinates")}
-    format, shape, values = format_of(format), shape_of(shape), tensor_of(values, "values")
-    format = with_widths_of(format, arrays)
+    format, shape = format_of(format), shape_of(shape)
     kinds = [kind for _, kind in format.components()]
+    given_arrays = {"positions": positions, "coordinates": coordinates}
+    arrays = {kind: listed(given, kind, kinds.count(kind)) for kind, given in given_arrays.items()}
+    values = tensor_of(values, "values")
+    format = with_widths_of(format, arrays)
     for kind, given in arrays.items():
         if kinds.count(kind) != len(given):
             raise FormatError(f"{format.name} has {kinds.count(kind)} arrays of {kind}, got {len(given)}")

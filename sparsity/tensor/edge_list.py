@@ -22,7 +22,8 @@ def edges(
     """Returns the coordinates [targets, sources], weights and shape of the adjacency of an edge list, after checks."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
         raise FormatError(f"edge_index must be integers [2, edges], got {edge_index.dtype} {list(edge_index.shape)}")
-    source, target = edge_index.long().unbind(0)
+    edge_index = edge_index.long()
+    source, target = edge_index.unbind(0)
     if weight is None:
         weight = torch.ones(source.shape[0], device=edge_index.device)
     if weight.dim() != 1 or not agree(weight.shape[0], source.shape[0]):

@@ -24,7 +24,7 @@ from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.einsum_order import Order, cheaper_order
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import conforming, einsum_sparse, in_format
-from gossamer.sparsity.tensor.abbreviations import EinsumError, plain
+from gossamer.sparsity.tensor.abbreviations import EinsumError, plain, with_own_letters
 from gossamer.sparsity.tensor.block_edges import summed_within
 from gossamer.sparsity.tensor.constructor_arguments import format_of
 from gossamer.sparsity.tensor.einsum_sketches import note_order, sketches_of
@@ -38,7 +38,7 @@ def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"]
 
     expression  letters for the dimensions of each operand, "->", letters of the result. Without "->" the result has the letters
                 that occur once, in alphabetic order. A letter that occurs twice in an operand means its diagonal. "..." means
-                all further dimensions, where sizes of 1 broadcast
+                all further dimensions. Sizes of 1 broadcast
     format      the format of the result: a Format, "dense", or None to infer it:
                 - one sparse operand, and the result has its letters in its order: the pattern of the operand
                 - all operands sparse, at least two, and the result a matrix or more: the format of the first (CSR or CSF if
@@ -83,6 +83,7 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
         format = "dense" if target == "dense" else Format.parse(target)
     expression, operands = plain(expression, tuple(operands))
     inputs, result = _parse(expression, operands)
+    inputs = with_own_letters(inputs, operands)
     if len(operands) == 1 and len(result) < len(inputs[0]):
         operands = (_as_summed(operands[0]),)
     bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]

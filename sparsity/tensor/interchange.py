@@ -110,12 +110,13 @@ def to_layout_of(like: Tensor, shape: tuple[int, ...], components: Sequence[Tens
 
 
 def from_scipy(matrix: Any) -> Parts:
-    """Returns the parts of a SciPy sparse array or matrix, and copies the values. It has two dimensions unless it is coo."""
+    """Returns the parts of a SciPy sparse array or matrix, and copies the values. Vectors become COO."""
     kind = getattr(matrix, "format", None)
     if kind is None:
         raise FormatError(f"from_scipy takes a SciPy sparse array or matrix, got {type(matrix).__name__}: see from_dense")
     shape = tuple(int(extent) for extent in matrix.shape)
-    if kind == "coo":
+    if kind == "coo" or len(shape) != 2:
+        matrix = matrix.tocoo()
         at = [_tensor(crd).long() for crd in matrix.coords]
         return _assembled(Format.coo(len(shape)), shape, at, _tensor(matrix.data).clone())
     if kind not in ("csr", "csc", "bsr") or (kind == "bsr" and 1 in matrix.blocksize):

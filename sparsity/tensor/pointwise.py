@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache, partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -15,14 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.modules.when_loaded import when_loaded
-from gossamer.runtime.torch_internals import (
-    FakeTensor,
-    FunctionalTensor,
-    SetExcludeDispatchKeyGuard,
-    return_and_correct_aliasing,
-    tree_map_only,
-)
+from gossamer.runtime.torch_internals import SetExcludeDispatchKeyGuard, return_and_correct_aliasing
 from gossamer.sparsity.operations.dispatch import transformed
+from gossamer.sparsity.operations.same_pattern import PatternError, share_pattern, traced, values_on
 from gossamer.sparsity.operations.sizes_in_optimizers import fix_sizes
 from gossamer.sparsity.operations.whole_arithmetic import leave_whole
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
@@ -46,23 +42,20 @@ ON_VALUES = (
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 
 
-class PatternError(GossamerError):
-    """The result of an operator does not follow from the stored values alone."""
-
-
 def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Applies an operator to the stored values of tensors of one pattern."""
     first = _pattern(func, args, kwargs)
     if kwargs.get("layout") not in (None, torch.strided):
         raise PatternError(f"{func._schema.name} of a SparseTensor in {kwargs['layout']}: use to_sparse(layout=) on the result")
-    traced = _traced(first)
-    with nullcontext() if traced else SetExcludeDispatchKeyGuard(_COUNTING, False):
-        values = func(*map(_of_values, args), **{name: _of_values(each) for name, each in kwargs.items()})
+    tracing = traced(first.components)
+    of_values = partial(_of_values, first)
+    with nullcontext() if tracing else SetExcludeDispatchKeyGuard(_COUNTING, False):
+        values = func(*map(of_values, args), **{name: of_values(each) for name, each in kwargs.items()})
     written, shared = _aliases(func)
-    if written and not traced:
+    if written and not tracing:
         return args[0]
     result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
-    return return_and_correct_aliasing(func, args, kwargs, result) if traced or shared else result
+    return return_and_correct_aliasing(func, args, kwargs, result) if tracing or shared else result
 
 
 @cache
@@ -75,11 +68,17 @@ def _aliases(func: Any) -> tuple[bool, bool]:
 def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Applies an operator on lists of tensors (torch._foreach_…, fused optimizers) to the stored values."""
     lists = [each for each in args if isinstance(each, list | tuple)]
-    patterns = [_pattern_of_several(func, operands) for operands in zip(*lists, strict=False)]
-    results = func(*_values(args), **_values(kwargs))
+    patterns = [_pattern_of_several(func, operands) for operands in zip_longest(*lists)]
+
+    def of_values(given: Any) -> Any:
+        if not isinstance(given, list | tuple):
+            return given
+        return [each if at is None else _of_values(at, each) for at, each in zip(patterns, given, strict=False)]
+
+    results = func(*map(of_values, args), **kwargs)
     for argument, given in zip(func._schema.arguments, args, strict=False):
         if argument.is_write and isinstance(given, list | tuple):  # fused optimizers do not count their writes
-            written = (each for each in given if isinstance(each, SparseTensor) and not _traced(each))
+            written = (each for each in given if isinstance(each, SparseTensor) and not traced(each.components))
             torch.autograd.graph.increment_version(each._stored for each in written)
     if not isinstance(results, list | tuple):
         return results
@@ -106,6 +105,20 @@ def has_metadata(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
 def conjugate(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Implements aten._conj by conjugating the values, because below autograd nothing reads the mark that it would set."""
     return on_values(aten._conj_physical.default, args, kwargs)
+
+
+def any_is_true(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Implements aten._is_any_true. Autograd calls it after aten.isnan within torch.autograd.detect_anomaly."""
+    found: Tensor = func(_own_values(args[0]))
+    return found
+
+
+def empty(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Implements aten.new_empty_strided, by which autograd copies a gradient with a gradient: other values of the pattern."""
+    tensor, size, *_ = args
+    if tuple(size) != tuple(tensor.shape):
+        return refuse(func, args, kwargs)
+    return on_values(aten.empty_like.default, (tensor,), kwargs)
 
 
 def refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -156,28 +169,17 @@ def _pattern_of_several(func: Any, operands: Sequence[Any]) -> SparseTensor | No
 def _shares_pattern(left: SparseTensor, right: SparseTensor) -> bool:
     if left.format != right.format or left.shape != right.shape:
         return False
-    pairs = list(zip(left.components[:-1], right.components[:-1], strict=True))
-    if _traced(left):  # traced arrays have no values to compare, so the sizes become guards
-        for a, b in pairs:
-            torch._check(a.shape == b.shape)
-        torch._check(left.components[-1].shape == right.components[-1].shape)
-        return True
-    return all(a is b or a.data_ptr() == b.data_ptr() or torch.equal(a, b) for a, b in pairs)
+    if traced(left.components):
+        torch._check(left._stored.shape == right._stored.shape)
+    return share_pattern(left.components[:-1], right.components[:-1])
 
 
-def _traced(tensor: SparseTensor) -> bool:
-    """Whether the arrays of a tensor are fake, without values."""
-    return any(isinstance(component, FakeTensor | FunctionalTensor) for component in tensor.components)
-
-
-def _values(tree: Any) -> Any:
-    return tree_map_only(SparseTensor, _own_values, tree)
-
-
-def _of_values(operand: Any) -> Any:
-    if isinstance(operand, SparseTensor):
-        return _own_values(operand)
-    return operand.full_tensor() if _is_shared_number(operand) else operand
+def _of_values(pattern: SparseTensor, operand: Any) -> Any:
+    """Returns the stored values of an operand that shares a pattern."""
+    if not isinstance(operand, SparseTensor):
+        return operand.full_tensor() if _is_shared_number(operand) else operand
+    values = _own_values(operand)
+    return values if operand is pattern else values_on(pattern.components[:-1], operand.components[:-1], values)
 
 
 def _is_shared_number(operand: Any) -> bool:
@@ -209,6 +211,9 @@ for _name in ON_VALUES:
 SparseTensor.operators[aten._to_copy.default] = convert
 SparseTensor.operators[aten._assert_tensor_metadata.default] = has_metadata
 SparseTensor.operators[aten._conj.default] = conjugate
+SparseTensor.operators[aten.new_empty_strided.default] = empty
+SparseTensor.operators[aten.isnan.default] = on_values
+SparseTensor.operators[aten._is_any_true.default] = any_is_true
 SparseTensor.operators[None] = refuse
 when_loaded("torch._dynamo", partial(leave_whole, SparseTensor))
 when_loaded("torch._dynamo", partial(fix_sizes, SparseTensor))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
 from gossamer.sparsity.compiler.operands import dense as bound_dense
+from gossamer.sparsity.operations.autocast import as_autocast, autocast_dtype
 from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
@@ -28,7 +29,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
         raise TypeError(f"matmul takes tensors, got {type(left).__name__} and {type(right).__name__}: see torch.as_tensor")
     if not torch.compiler.is_compiling() and (product := matmul_at_once(left, right)) is not None:
         return product
-    left, right = _autocast(left, right)
+    left, right = _autocast(left), _autocast(right)
     _check_product("matmul", left, right)
     if left.dim() > 2 and right.dim() == 2 and not isinstance(left, SparseTensor):
         return einsum("ik,kj->ij", left.flatten(0, -2), right).unflatten(0, left.shape[:-1])
@@ -41,16 +42,19 @@ def sparse_mm(left: Tensor, right: Tensor, reduce: str = "sum") -> Tensor:
 
     reduce  "sum"; or "mean", "amax" or "amin" with a sparse left and a dense right matrix. Rows without entries give 0
     """
-    product = matmul(left, right) if reduce in ("sum", "mean") else None
-    if product is not None and reduce == "sum":
-        return product
+    if reduce == "sum":
+        return matmul(left, right)
     if not isinstance(left, SparseTensor) or isinstance(right, SparseTensor) or reduce not in ("mean", "amax", "amin"):
         raise unsupported(f"torch.sparse.mm with reduce={reduce!r} of these operands", "reduce is sum, mean, amax or amin")
     entries = CoordinateList.of(left)
     row, column = entries.at
-    if product is not None:
+    if reduce == "mean":
         count = torch.zeros(left.shape[0], dtype=torch.int64, device=left.device).index_add(0, row, torch.ones_like(row))
-        return product / count.clamp(min=1)[:, None]
+        _check_product("sparse.mm", left, right)
+        wide = torch.promote_types(left.dtype, torch.float32) if left.dtype.is_floating_point else left.dtype
+        total = matmul(like(left, values_of(left).to(wide)), right.to(wide))  # a sum may exceed the range of float16
+        mean = total / count.clamp(min=1)[:, None]
+        return mean.to(left.dtype) if left.dtype.is_floating_point else mean
     terms = entries.values[:, None] * right.index_select(0, column)
     nothing = terms.new_zeros(left.shape[0], right.shape[1])
     return nothing.scatter_reduce(0, row[:, None].expand_as(terms), terms, reduce, include_self=False)
@@ -67,7 +71,7 @@ def addmm(addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha
     """Returns beta * addend + alpha * (left @ right)."""
     with sizes_stay_inside():
         product = matmul(left, right)
-    return _plus(addend, beta, product, alpha)
+    return _plus(_autocast(addend), beta, product, alpha)
 
 
 @implements(torch.addmv, torch.Tensor.addmv)
@@ -79,7 +83,7 @@ def addmv(addend: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, al
 @implements(F.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns input @ weight.T + bias, for a sparse weight, a sparse input, or both."""
-    input, weight = _autocast(input, weight)
+    input, weight = _autocast(input), _autocast(weight)
     _check_product("linear", input, weight, summed=-1)
     rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
     out = einsum("tk,mk->tm", rows, weight, format="dense")
@@ -134,13 +138,12 @@ def _described(tensor: Tensor) -> str:
     return f"{kind} {list(tensor.shape)} of {tensor.dtype}"
 
 
-def _autocast(*factors: Tensor) -> list[Tensor]:
-    """Returns the factors of a product, in the dtype of autocast if it is on."""
-    device = factors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return list(factors)
-    dtype = torch.get_autocast_dtype(device)
-    return [like(f, values_of(f).to(dtype)) if isinstance(f, SparseTensor) else f.to(dtype) for f in factors]
+def _autocast(operand: Tensor) -> Tensor:
+    """Does `as_autocast` to a sparse or dense operand."""
+    if not isinstance(operand, SparseTensor):
+        return as_autocast(operand)
+    dtype = autocast_dtype(operand)
+    return operand if dtype == operand.dtype else like(operand, values_of(operand).to(dtype))
 
 
 def _plus(addend: Tensor, beta: float, product: Tensor, alpha: float) -> Tensor:
@@ -164,7 +167,19 @@ def torch_einsum(equation: Any, *operands: Any) -> Tensor:
         operands = operands[: 2 * count : 2]
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
+    if _sums_products(equation, operands):
+        operands = tuple(map(_autocast, operands))
     return einsum(equation, *operands)
+
+
+def _sums_products(equation: Any, operands: Any) -> bool:
+    """Whether torch computes an einsum by products of matrices, to which autocast applies: operands share a summed letter."""
+    if not isinstance(equation, str) or not all(isinstance(each, Tensor) for each in operands):
+        return False  # einsum says what it takes
+    left, arrow, result = equation.partition("->")
+    inputs = [set(each) for each in left.replace(" ", "").replace(".", "").split(",")]
+    shared = {letter for each in inputs for letter in each if sum(letter in other for other in inputs) > 1}
+    return bool(shared - set(result) if arrow else shared)
 
 
 _LETTERS = ascii_uppercase + ascii_lowercase

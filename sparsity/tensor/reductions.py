@@ -38,7 +38,9 @@ def mean(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype:
     """Returns dense means over all or some dimensions."""
     if not (dtype or input.dtype).is_floating_point and not (dtype or input.dtype).is_complex:
         raise RuntimeError(f"mean(): the result must be floating point or complex, not {dtype or input.dtype}: give a dtype")
-    return sum_(input, dim, keepdim, dtype=dtype) / product_of(input.shape[each] for each in _dims(input, dim))
+    wanted = dtype or input.dtype
+    total = sum_(input, dim, keepdim, dtype=torch.promote_types(wanted, torch.float32))  # a sum may exceed the range of float16
+    return (total / product_of(input.shape[each] for each in _dims(input, dim))).to(wanted)
 
 
 @implements(torch.amax, torch.Tensor.amax)
@@ -91,7 +93,8 @@ def norm(
     size = values_of(input).to(wide).abs()
     if p == inf:
         return amax(like(input, size), dims, keepdim).to(size.dtype if wanted.is_complex else wanted)
-    total = sum_(like(input, size**p), dims, keepdim)
+    powers = size**p if p >= 1 else torch.where(size == 0, 0, torch.where(size == 0, 1, size) ** p)  # as the root below
+    total = sum_(like(input, powers), dims, keepdim)
     nothing = total == 0  # the root has no derivative at 0
     return torch.where(nothing, 0, torch.where(nothing, 1, total) ** (1 / p)).to(total.dtype if wanted.is_complex else wanted)
 

@@ -43,7 +43,8 @@ def t(input: SparseTensor) -> SparseTensor:
     return reversed_dimensions(input)
 
 
-@implements(torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes)
+@implements(torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes, torch.swapdims,
+            torch.Tensor.swapdims)  # fmt: skip
 def transpose(input: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
     """Exchanges two dimensions without a copy."""
     order = list(range(input.dim()))
@@ -58,6 +59,19 @@ def permute(input: SparseTensor, *order: Any, dims: Sequence[int] | None = None)
     if sorted(within(dim, input.dim()) for dim in wanted) != list(range(input.dim())):
         raise ArgumentError(f"permute of {input.dim()} dimensions takes each of them once, got {wanted}")
     return transposed(input, wanted)
+
+
+@implements(torch.movedim, torch.Tensor.movedim, torch.moveaxis, torch.Tensor.moveaxis)
+def movedim(input: SparseTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> SparseTensor:
+    """Moves dimensions to other places without a copy; the others keep their order."""
+    given = ([each] if isinstance(each, int) else each for each in (source, destination))
+    moved, places = ([within(dim, input.dim()) for dim in dims] for dims in given)
+    if not len(set(moved)) == len(set(places)) == len(moved) == len(places):
+        raise ArgumentError(f"movedim from {source} to {destination}: both name equally many dimensions, each once")
+    order = [dim for dim in range(input.dim()) if dim not in moved]
+    for place, dim in sorted(zip(places, moved, strict=True)):
+        order.insert(place, dim)
+    return transposed(input, order)
 
 
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]

@@ -46,13 +46,36 @@ def select(input: SparseTensor, dim: int, index: int) -> Tensor:
 
 
 @implements(torch.masked_select, torch.Tensor.masked_select)
-def masked_select(input: SparseTensor, mask: Tensor) -> SparseTensor:
-    """Returns the elements where a dense mask is set, in order, as a sparse vector. Its length depends on the mask."""
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """Returns the elements where a mask is set, in order, as a sparse vector. Its length depends on the mask.
+
+    The mask may be sparse. Elements of a dense tensor are dense.
+    """
+    mask = to_dense(mask) if isinstance(mask, SparseTensor) else mask
+    if not isinstance(input, SparseTensor):
+        return torch.masked_select(input, mask)
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     with sizes_stay_inside():
         flat = input.expand(shape).reshape(-1) if shape != input.shape else reshape(input, input.numel())
     assert isinstance(flat, SparseTensor)
     return index_select(flat, 0, set_places(mask.expand(shape).flatten()))
+
+
+def fill_diagonal(input: SparseTensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """Returns the tensor with one value on its diagonal, such as self-loops of a graph. The diagonal is stored."""
+    if input.dim() != 2 or wrap:
+        out: Tensor = densified(_fill_dense_diagonal, (input, fill_value, wrap), {})
+        return out
+    entries = CoordinateList.of(input)
+    kept = set_places(entries.at[0] != entries.at[1])
+    along = torch.arange(min(input.shape), device=input.device)
+    at = tuple([torch.cat([each.index_select(0, kept), along]) for each in entries.at])
+    values = torch.cat([entries.values.index_select(0, kept), entries.values.new_full(along.shape, fill_value)])
+    return CoordinateList(at, values).assembled(input.format, input.shape)
+
+
+def _fill_dense_diagonal(input: Tensor, fill_value: float, wrap: bool) -> Tensor:
+    return input.clone().fill_diagonal_(fill_value, wrap)
 
 
 @implements(torch.Tensor.__getitem__)

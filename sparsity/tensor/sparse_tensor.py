@@ -28,7 +28,7 @@ from gossamer.sparsity.arrays.stored_entries import block_sizes
 from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Bound, dense
-from gossamer.sparsity.operations.dispatch import in_memory, in_transform, transformed
+from gossamer.sparsity.operations.dispatch import in_transform
 from gossamer.sparsity.operations.exporting import exported, in_export
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import compress
@@ -36,6 +36,7 @@ from gossamer.sparsity.tensor import constructor_arguments, interchange
 from gossamer.sparsity.tensor.constructor_arguments import format_of, tensor_of
 from gossamer.sparsity.tensor.edge_list import edges
 from gossamer.sparsity.tensor.entries import checked, letters_of, nonzeros, stored
+from gossamer.sparsity.tensor.gradients import ValuesOf, with_gradient
 
 _make = refusal(SPARSE_TENSORS) or make_wrapper_subclass
 
@@ -297,11 +298,11 @@ def values_of(tensor: SparseTensor) -> Tensor:
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor._stored
     if in_export():
-        values: Tensor = exported(_Values.apply, tensor)
+        values: Tensor = exported(ValuesOf.apply, tensor)
         return values
     outside = temporarily_clear_interpreter_stack if in_transform() else nullcontext  # torch.func has not seen this tensor
     with outside():
-        values = _Values.apply(tensor)
+        values = ValuesOf.apply(tensor)
     return values
 
 
@@ -314,12 +315,7 @@ def wrap(format: Format, shape: Sequence[int], structure: Sequence[Tensor], valu
 
 def _made(format: Format | str, shape: Sequence[int], structure: Sequence[Tensor], values: Tensor) -> SparseTensor:
     format = Format.parse(format) if isinstance(format, str) else format
-    if transformed(values):
-        return SparseTensor(format, shape, (*structure, values))  # its values carry their derivatives
-    values = in_memory(values)
-    if not (values.requires_grad and torch.is_grad_enabled()):
-        return SparseTensor(format, shape, (*structure, values.detach()))
-    tensor: SparseTensor = _Wrap.apply(values, format, tuple(shape), *structure)
+    tensor: SparseTensor = with_gradient(SparseTensor, format, shape, structure, values)
     return tensor
 
 
@@ -341,35 +337,6 @@ def made_of(result: Bound) -> SparseTensor:
 def like(tensor: SparseTensor, values: Tensor) -> SparseTensor:
     """Returns a tensor of the same pattern with other values (flat); gradients flow to them."""
     return wrap(tensor._format, tensor.shape, tensor.components[:-1], values.contiguous())  # real parts have a stride of 2
-
-
-class _Values(torch.autograd.Function):
-    """SparseTensor → its values; the gradient is a SparseTensor of the same pattern."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: SparseTensor) -> Tensor:
-        *structure, values = tensor.components
-        ctx.save_for_backward(*structure)
-        ctx.format, ctx.shape = tensor._format, tensor.shape
-        return values.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> SparseTensor:
-        return SparseTensor(ctx.format, ctx.shape, (*ctx.saved_tensors, in_memory(grad)))
-
-
-class _Wrap(torch.autograd.Function):
-    """Values → SparseTensor."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, format: Format, shape: Sequence[int], *structure: Tensor) -> SparseTensor:
-        ctx.set_materialize_grads(False)  # else a missing gradient becomes dense zeros
-        ctx.structure = len(structure)
-        return SparseTensor(format, shape, (*structure, values.detach()))
-
-    @staticmethod
-    def backward(ctx: Any, grad: SparseTensor | None) -> tuple[Tensor | None, ...]:
-        return grad._stored if grad is not None else None, None, None, *[None] * ctx.structure
 
 
 def _names(format: Format) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from gossamer.sparsity.operations.dispatch import PLAIN
 from gossamer.sparsity.tensor.densify import computes, densified
 from gossamer.sparsity.tensor.extension import unsupported
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
-from gossamer.sparsity.torch_functions.in_place import into_torch_sparse, without_pattern
+from gossamer.sparsity.torch_functions.in_place import asked_in_place, into_torch_sparse, without_pattern, written
 from gossamer.sparsity.torch_functions.keywords import into, specialised, spelled
 from gossamer.sparsity.torch_functions.optimizer_steps import acts_on_entries, at_entries_of
 from gossamer.sparsity.torch_functions.torch_refusals import check_ranks, refusal
@@ -36,6 +36,8 @@ def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         return into(func.__name__, kwargs["out"], result)
     if acts_on_entries(func, args):
         return at_entries_of(func, args, kwargs)
+    if asked_in_place(func, args, kwargs):
+        return written(func, args, kwargs)
     ours = SparseTensor.functions.get(func)
     if ours is None:
         return densified(func, args, kwargs) if computes(func) else without_pattern(func, args, kwargs)

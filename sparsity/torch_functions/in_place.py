@@ -13,12 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from gossamer.runtime.torch_internals import tree_map_only
+from gossamer.sparsity.operations.same_pattern import PatternError
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.layouts import in_layout_of
-from gossamer.sparsity.tensor.pointwise import PatternError
+from gossamer.sparsity.tensor.shapes import to_dense
+from gossamer.sparsity.tensor.slices import fill_diagonal
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.torch_functions.lists import is_of_lists, one_by_one
 from gossamer.sparsity.torch_functions.optimizer_steps import at_entries_of, keeps_pattern, on_pattern, writes_entries
@@ -30,7 +34,7 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
         with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     except PatternError:
-        if func in (torch.autograd.grad, torch.autograd.backward):
+        if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
             raise  # the nodes of a backward pass have already freed their saved tensors
         if writes_entries(func, args):
             return at_entries_of(func, args, kwargs)
@@ -41,23 +45,48 @@ def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
             return densified(func, args, kwargs)  # a function under a name that `computes` does not know
         if plain is None or not args or not isinstance(args[0], Tensor):
             raise
+    return _write(func.__name__, plain, args, kwargs)
+
+
+def _write(name: str, plain: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Calls a function out of place, and writes its result to its first operand. Returns that operand."""
     input, *others = args
     kept = input.clone() if torch.is_grad_enabled() and input.requires_grad else input  # autograd may save what it reads
     result = plain(kept, *others, **kwargs)
-    return overwrite(func.__name__, input, result) if isinstance(input, SparseTensor) else into(input, result)
+    return overwrite(name, input, result) if isinstance(input, SparseTensor) else into(input, result)
+
+
+_INPLACE = {F.relu: 1, F.leaky_relu: 2, F.dropout: 3}
+"""Functions that write to their operand by inplace=True, and the place of that argument. Others give dense results."""
+
+
+def asked_in_place(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of torch.nn.functional is called with inplace=True, and shall write to a SparseTensor."""
+    place = _INPLACE.get(func)
+    return place is not None and bool(kwargs.get("inplace", args[place] if place < len(args) else False))
+
+
+def written(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Calls a function that is asked to work in place."""
+    named = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
+    operands = args[: _INPLACE[func]] if args else (kwargs["input"],)
+    return _write(func.__name__, func, operands, named)
 
 
 @implements(torch.Tensor.__setitem__)
-def setitem(input: SparseTensor, index: Any, value: Any) -> None:
-    """Writes elements by any index, through the dense tensor."""
+def setitem(input: Tensor, index: Any, value: Any) -> None:
+    """Writes elements by any index, through the dense tensor. Index and value may be sparse, too."""
+    if not isinstance(input, SparseTensor):
+        input[tree_map_only(SparseTensor, to_dense, index)] = to_dense(value) if isinstance(value, SparseTensor) else value
+        return
 
-    def written(dense: Tensor, index: Any, value: Any) -> Tensor:
+    def assigned(dense: Tensor, index: Any, value: Any) -> Tensor:
         copy = dense.clone()
         copy[index] = value
         return copy
 
-    written.__name__ = "setitem"
-    overwrite("setitem", input, densified(written, (input, index, value), {}))
+    assigned.__name__ = "setitem"
+    overwrite("setitem", input, densified(assigned, (input, index, value), {}))
 
 
 def into(out: Tensor, result: Tensor) -> Tensor:
@@ -196,6 +225,7 @@ def _copy(input: SparseTensor, source: Tensor, non_blocking: bool = False) -> Te
 
 _OUT_OF_PLACE: dict[str, Callable[..., Tensor] | None] = {
     "copy_": _copy,
+    "fill_diagonal_": fill_diagonal,
     "bernoulli_": None,
     "resize_": None,
     "resize_as_": None,

@@ -6,18 +6,14 @@ Outside of a step `a + eps` is dense, because zeros become eps. Dense operands g
 serves any subclass of torch.optim.Optimizer, in eager and in compiled steps.
 """
 
-import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.traceback import get_current_meta
-from torch.optim import Optimizer
 
-from gossamer.runtime.torch_internals import statically_known_true, traced_stack
+from gossamer.runtime.torch_internals import statically_known_true
+from gossamer.sparsity.operations.optimizer_calls import in_step
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.shapes import to_dense
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, like, values_of
@@ -43,28 +39,6 @@ _BY_ENTRY = frozenset(
     getattr(home, name) for names in (_ELEMENTWISE, [f"__{each}__" for each in _OPERATORS]) for name in names
     for home in (torch, torch.Tensor) if hasattr(home, name)
 )  # fmt: skip
-_AROUND = Optimizer.profile_hook_step(lambda: None).__code__  # torch's wrapper of every optimizer's step, which calls its hooks
-
-
-def in_step() -> bool:
-    """Whether an optimizer's step is on the stack: of Python, of Dynamo's trace, or of the traced node of a graph.
-
-    Hooks of the optimizer are not part of the step, because recipes change patterns there. Nor is a closure, which computes
-    gradients.
-    """
-    if torch.is_grad_enabled():
-        return False
-    frame = sys._getframe(1)
-    while frame is not None:
-        if _is_step(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno):  # Dynamo may have made other code of it
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    if not torch.compiler.is_compiling():
-        return False
-    if any(_is_step(each.name, each.filename, each.lineno) for each in traced_stack()):
-        return True
-    lines = get_current_meta().get("stack_trace") or ""
-    return f'"{_AROUND.co_filename}", line {_line_of_step()}, in {_AROUND.co_name}\n' in lines
 
 
 def acts_on_entries(func: Callable[..., Any], args: Sequence[Any]) -> bool:
@@ -152,14 +126,3 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     if torch.compiler.is_compiling():  # by sizes only, because the pattern is the same in every step
         return one.shape == other.shape
     return torch.equal(one, other)
-
-
-def _is_step(name: str, file: str, line: int | None) -> bool:
-    return name == _AROUND.co_name and file == _AROUND.co_filename and line == _line_of_step()
-
-
-@cache
-def _line_of_step() -> int:
-    """Returns the line of torch's wrapper that calls the step itself."""
-    lines, first = inspect.getsourcelines(_AROUND)
-    return first + next(n for n, line in enumerate(lines) if "out = func(" in line)

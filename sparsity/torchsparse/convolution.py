@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gossamer.dialects.errors import GossamerError
 from gossamer.sparsity.nn.layers import Size, convolved, led, way_from, window_of
 from gossamer.sparsity.nn.windows import Sizes, Window
+from gossamer.sparsity.operations.autocast import as_autocast
 from gossamer.sparsity.torchsparse.tensors import SparseTensor
 
 
@@ -76,7 +77,7 @@ def conv3d(
 def _convolve(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: Window, transposed: bool) -> SparseTensor:
     if _is_pointwise(window):
         y = input.feats @ kernel
-        return input.with_feats(y if bias is None else y + bias)
+        return input.with_feats(y if bias is None else y + as_autocast(bias))
     sites, stays = input.sites, max(window.stride) == 1
     if transposed and not stays:
         return _back(input, kernel, bias, window)

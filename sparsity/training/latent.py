@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gossamer.sparsity.operations.autocast import as_autocast
 from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.pruning.patterns import NM
 
@@ -78,10 +79,7 @@ class BackwardMask:
         weight, back = layer.weight, layer.backward_mask
         if x.dim() == 1:
             return self.forward(x[None])[0]
-        if torch.is_autocast_enabled(x.device.type):
-            kind = torch.get_autocast_dtype(x.device.type)
-            x, weight, back = x.to(kind), weight.to(kind), back.to(kind)
-        product: Tensor = _TwoMasks.apply(x, weight, back)
+        product: Tensor = _TwoMasks.apply(*map(as_autocast, (x, weight, back)))
         return product if layer.bias is None else product + layer.bias.to(product.dtype)
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gossamer
 from gossamer import OptionError, SparseTensor
 from gossamer.backend.report.report import collect
-from gossamer.sparsity.tensor.pointwise import PatternError
+from gossamer.sparsity.operations.same_pattern import PatternError
 from tests.backend.harness import prune_
 from tests.processes import in_processes, leave
 

@@ -33,6 +33,7 @@ ELEMENTWISE: dict[str, Operation] = {
     "over a number": lambda a, x: a / 2,
     "over dense": lambda a, x: a / (x.abs() + 1),
     "functions": lambda a, x: torch.tanh(a) + torch.relu(-a) * torch.abs(a).sqrt() - a.expm1() * F.leaky_relu(a),
+    "functions by other names": lambda a, x: torch.negative(a).absolute().subtract(torch.arctan(a.conj())),
     "power": lambda a, x: a**2,
     "same pattern": lambda a, x: torch.maximum(a, -2 * a),
     "intersection": lambda a, x: a * other(a),
@@ -56,7 +57,7 @@ REDUCTIONS: dict[str, Operation] = {
 }
 SHAPES: dict[str, Operation] = {
     "to_dense": lambda a, x: a.to_dense() + x,
-    "transposes": lambda a, x: a.t().transpose(0, 1).permute(1, 0).mT.T,
+    "transposes": lambda a, x: a.t().transpose(0, 1).permute(1, 0).mT.T.swapdims(0, 1).movedim(-1, 0),
     "reshape": lambda a, x: a.reshape(a.shape[1], -1),
     "view": lambda a, x: a.view(-1),
     "flatten": lambda a, x: a.flatten(),

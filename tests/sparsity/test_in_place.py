@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 import gossamer
 from gossamer import Format, GossamerError, SparseTensor
 from gossamer.backend import sparse as backend
+from gossamer.sparsity.operations.same_pattern import PatternError
 from tests.backend.harness import prune_
 from tests.sparsity.made import matrix, sparse
 
@@ -33,6 +35,7 @@ STATEMENTS = [
     "a.copy_(b[:1])", "a.div_(4)", "a.mul_(x)", "a.masked_fill_(x > 0, 3)", "a.addcmul_(b, b)", "a.lerp_(b, 0.5)",
     "a.nan_to_num_()", "a.index_add_(0, torch.tensor([0]), x[:1])", "a[0] = 0", "a[1] = x[1]", "a[a > 1] = 7",
     "a[0, 0] = 5", "a[:, 2:4] = b[:, 2:4]", "a.fill_(0)", "a.zero_()",
+    "a.fill_diagonal_(3)",
 ]  # fmt: skip
 
 
@@ -63,6 +66,40 @@ def test_into_a_dense_tensor() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad)
     with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
         torch.ones(6).add_(sparse(a))
+
+
+def test_dense_tensors_take_sparse_parts_and_masks() -> None:
+    def function(a: Tensor) -> tuple[Tensor, ...]:
+        padded, filled = torch.zeros(8, 6), x.clone()
+        padded[2:6] = a
+        filled[a.bool()] = 3
+        return padded, filled, x[0].expand_as(a), torch.masked_select(x, a.bool()), torch.masked_select(a, a.bool())
+
+    dense, x = matrix(4, 6), torch.randn(4, 6)
+    for ours, theirs in zip(function(sparse(dense)), function(dense), strict=True):
+        torch.testing.assert_close(ours.to_dense(), theirs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_modules_work_in_place(compiled: bool) -> None:
+    network = nn.Sequential(nn.LeakyReLU(0.5, inplace=True), nn.Dropout(0.5, inplace=True), nn.ReLU(inplace=True))
+
+    def function(a: Tensor) -> Tensor:
+        b = a * 1
+        network(b)
+        return b
+
+    weight = sparse(matrix(4, 6)).requires_grad_()
+    result = (torch.compile(function, backend=backend, fullgraph=True) if compiled else function)(weight)
+    given = weight.detach() * 1
+    assert network(given) is given
+    dense = weight.detach().to_dense()
+    kept = result.detach().to_dense() / F.relu(dense).where(dense > 0, 1)  # 0 or 2
+    torch.testing.assert_close(kept, torch.where(result.detach().to_dense() > 0, 2.0, 0.0))
+    (gradient,) = torch.autograd.grad(result.sum(), weight)
+    torch.testing.assert_close(gradient.to_dense(), kept)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        F.relu(weight, inplace=True)
 
 
 OPTIMIZERS = [
@@ -170,6 +207,22 @@ def test_in_a_graph_where_the_pattern_stays() -> None:
     dense = matrix(4, 6)
     ours = torch.compile(function, backend=backend, fullgraph=True)(sparse(dense))
     torch.testing.assert_close(ours.to_dense(), function(dense))
+
+
+def test_a_graph_compares_patterns_when_it_runs() -> None:
+    def averaged(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        state, copied, listed = a.clone(), a.clone(), [a.clone()]
+        state.mul_(0.5).add_(b)
+        torch._foreach_lerp_(listed, [b], 0.25)
+        copied.copy_(b)
+        return state, copied, listed[0]
+
+    called = torch.compile(averaged, backend=backend, fullgraph=True)
+    one, other = torch.diag(torch.arange(1.0, 5)), torch.diag(torch.arange(5.0, 9))
+    for ours, theirs in zip(called(sparse(one), sparse(other)), averaged(one, other), strict=True):
+        torch.testing.assert_close(ours.to_dense(), theirs)
+    with pytest.raises(PatternError, match="in a graph have different patterns"):
+        called(sparse(one), sparse(other.flip(0)))  # with equally many nonzeros
 
 
 @pytest.mark.parametrize("format", ["CSR", "CSC", "COO", Format.bsr(4, 4)], ids=str)

@@ -75,8 +75,18 @@ def test_products_with_a_reduction(reduce: str) -> None:
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_means_of_float16_whose_sums_are_too_large_for_it() -> None:
+    dense = torch.full((300, 300), 4.0, dtype=torch.float16)
+    dense[::2] = 0
+    a, x = sparse(dense), torch.full((300, 2), 100.0, dtype=torch.float16)
+    for dim in (None, 1, (0, 1)):
+        torch.testing.assert_close(a.mean(dim), dense.mean(dim))
+    expected = torch.where(dense[:, :2] != 0, 400.0, 0.0).half()  # sums are 300 * 400
+    torch.testing.assert_close(torch.sparse.mm(a, x, "mean"), expected)
+
+
 @pytest.mark.parametrize("dim", [None, 0, 1, (0, 1)])
-@pytest.mark.parametrize("p", [1, 2, 3.5, torch.inf, "fro", 0])
+@pytest.mark.parametrize("p", [0.5, 1, 2, 3.5, torch.inf, "fro", 0])
 @pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
 def test_norms(p: float, dim: int | None) -> None:
     dense = matrix(4, 6).double() * (torch.arange(4) != 2)[:, None]

@@ -73,9 +73,15 @@ WITH_ARRAYS: dict[str, Callable[[Any, Any], Any]] = {
     "function of NumPy": lambda a, x: np.multiply(x.T, a),
     "sine": lambda a, x: np.sin(a),
     "scalar of NumPy": lambda a, x: np.float32(2) * a,
+    "scalar minus": lambda a, x: np.float32(2) - a,
+    "comparison": lambda a, x: a == x.T,
+    "comparison with an array in front": lambda a, x: x.T != a,  # noqa: SIM300
+    "comparison with a scalar in front": lambda a, x: np.float32(0) == a,
+    "comparison by NumPy": lambda a, x: np.less(x.T, a),
 }
 
 
+@pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
 @pytest.mark.parametrize("function", WITH_ARRAYS)
 def test_arrays_of_numpy_are_operands(function: str) -> None:
     dense, x = matrix(6, 8), np.arange(48, dtype=np.float32).reshape(8, 6)

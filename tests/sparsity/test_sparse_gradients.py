@@ -1,5 +1,6 @@
 """Gradients of operations on SparseTensors, with respect to stored values and dense operands, by gradcheck."""
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from gossamer import Format, SparseTensor, einsum
+from gossamer.backend import sparse as backend
+from gossamer.sparsity.operations.same_pattern import PatternError
 from gossamer.sparsity.tensor.sparse_tensor import like
 from tests.sparsity.made import FORMATS, matrix, sparse, two_of_four
 
@@ -80,6 +83,53 @@ def test_gradients_of_gradients() -> None:
     assert gradgradcheck(lambda v, x: torch.tanh(like(pattern, v) @ x), (values, leaf(4, 2)))
 
 
+def test_the_gradient_of_a_parameter_has_gradients() -> None:
+    dense, x = matrix(4, 4, dtype=DOUBLE), torch.randn(4, 3, dtype=DOUBLE)
+    theirs, ours = dense.clone().requires_grad_(), nn.Parameter(sparse(dense))
+    for weight, kept in ((theirs, theirs * (dense != 0)), (ours, ours)):
+        (first,) = torch.autograd.grad(torch.tanh(kept @ torch.tanh(kept @ x)).sum(), weight, create_graph=True)
+        with warnings.catch_warnings(action="ignore"):  # that parameter and gradient refer to each other
+            ((first @ x).square().sum() + (first * kept).sum() + torch.tanh(kept @ x).sum()).backward(create_graph=True)
+        weight.grad.square().sum().backward()  # the gradient of a gradient of a gradient is added
+    assert ours.grad is not None
+    torch.testing.assert_close(ours.grad.to_dense(), theirs.grad)
+
+
+def test_a_gradient_may_be_given_in_any_form() -> None:
+    a, x = sparse(matrix(4, 4, dtype=DOUBLE)), torch.randn(4, 4, dtype=DOUBLE)
+    kept = a.to_dense() != 0
+    given = torch.randn(4, 4, dtype=DOUBLE)
+    flipped = (kept * 1.0).flip(1)  # as many entries in each row, in other columns
+    forms = [given, sparse(given, "CSC"), sparse(given.tril(), "COO"), sparse(flipped), a * 3]
+    for form in forms:
+        weight = nn.Parameter(a.clone())
+        (weight * x).backward(form)
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad.to_dense(), form.to_dense() * x * kept)
+
+
+def test_a_graph_refuses_gradients_of_another_pattern() -> None:
+    a, x = sparse(matrix(4, 4)), torch.randn(4, 4)
+    called = torch.compile(lambda a, x: a * x, backend=backend, fullgraph=True)
+    weight = nn.Parameter(a)
+    called(weight, x).backward(a * 3)
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad.to_dense(), a.detach().to_dense() * 3 * x)
+    with pytest.raises(PatternError, match="is the gradient of the other"):
+        called(weight, x).backward(sparse(a.detach().to_dense().flip(1)))
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+def test_detect_anomaly_finds_nan() -> None:
+    a = nn.Parameter(sparse(matrix(3, 4).abs()))
+    with torch.autograd.detect_anomaly():
+        (a * 2).sqrt().sum().backward()
+        assert a.grad is not None
+        with pytest.raises(RuntimeError, match="returned nan"):
+            (a * -2).sqrt().sum().backward()
+
+
 def test_from_dense_and_from_parts_are_differentiable() -> None:
     dense = matrix(3, 4, dtype=DOUBLE).requires_grad_()
     SparseTensor.from_dense(dense).to_dense().square().sum().backward()
@@ -147,6 +197,27 @@ def test_autocast() -> None:
     out.sum().backward()
     assert weight.grad is not None
     assert weight.grad.dtype == torch.float32
+
+
+PRODUCTS = {
+    "matmul": lambda a, x: a @ x,
+    "linear": lambda a, x: F.linear(x.t().contiguous(), a),
+    "addmm": lambda a, x: torch.addmm(x[:4], a, x),
+    "einsum": lambda a, x: torch.einsum("ij,jk->ik", a, x),
+    "einsum of rows": lambda a, x: torch.einsum("ij,jk,kl->il", a, x, x.t()),
+    "einsum without a sum": lambda a, x: torch.einsum("ij,jk->ijk", a, x),
+    "sum by einsum": lambda a, x: torch.einsum("ij->i", a),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_types_under_autocast_are_those_of_torch(name: str) -> None:
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        a, x = matrix(4, 6).to(dtype), torch.randn(6, 3).to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = PRODUCTS[name](sparse(a), x), PRODUCTS[name](a, x)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ GIVEN: dict[str, Callable[[], SparseTensor]] = {
     "torch.sparse": lambda: SparseTensor.from_dense(torch.tensor([[1.0, 0.0], [0.0, 2.0]]).to_sparse()),
     "the name of a format": lambda: SparseTensor.from_dense(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), "COO"),
     "parts as lists": lambda: SparseTensor.from_parts("CSR", [2, 2], [0, 1, 2], [0, 1], [1.0, 2.0]),
+    "parts as lists of NumPy's and torch's numbers": lambda: SparseTensor.from_parts(
+        "CSR", [2, 2], list(np.array([0, 1, 2], dtype=np.int32)), list(torch.tensor([0, 1])), list(np.array([1.0, 2.0], "f4"))
+    ),
+    "edges in 8 bits": lambda: SparseTensor.from_edge_index(torch.tensor([[0, 1], [0, 1]]).byte(), [1.0, 2.0]),
     "edges as lists": lambda: SparseTensor.from_edge_index([[0, 1], [0, 1]], [1.0, 2.0]),
 }
 
@@ -116,6 +120,22 @@ GIVEN: dict[str, Callable[[], SparseTensor]] = {
 @pytest.mark.parametrize("name", GIVEN)
 def test_what_constructors_take(name: str) -> None:
     assert GIVEN[name]().to_dense().equal(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+
+
+def test_parts_may_be_empty_lists() -> None:
+    assert SparseTensor.from_parts("CSR", (2, 2), [0, 0, 0], [], []).to_dense().equal(torch.zeros(2, 2))
+    assert SparseTensor.from_parts("COO", (2, 2), [0, 0], ([], []), []).to_dense().equal(torch.zeros(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
+def test_names_and_operators_that_few_use() -> None:
+    dense = matrix(4, 4)
+    assert isinstance(sparse(dense * 1j).conj(), SparseTensor)
+    turned = lambda a: torch.movedim(a, (0, 1), (1, 0))
+    for function in (turned, reversed, lambda a: a ** (1 + 2j), lambda a: (a * (1 + 2j)).conj()):
+        torch.testing.assert_close(function(sparse(dense)).to_dense(), function(dense), equal_nan=True)
+    with pytest.raises(GossamerError, match="equally many dimensions"):
+        torch.movedim(sparse(dense), (0, 1), (0, 0))
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,14 @@ def test_from_scipy_and_back(kind: str) -> None:
     assert back.format == (kind if kind in ("csr", "csc", "coo") else back.format)
 
 
+@pytest.mark.parametrize("kind", ["csr", "coo"])
+def test_vectors_of_scipy(kind: str) -> None:
+    theirs = getattr(scipy.sparse, f"{kind}_array")(np.array([1.0, 0.0, 2.0]))  # a matrix before SciPy 1.15
+    a = SparseTensor.from_scipy(theirs)
+    np.testing.assert_array_equal(a.to_dense().numpy(), theirs.toarray())
+    np.testing.assert_array_equal(a.to_scipy().toarray(), theirs.toarray())
+
+
 def test_scipy_with_unsorted_columns_and_duplicates() -> None:
     theirs = scipy.sparse.csr_array((np.array([1.0, 2.0]), np.array([2, 0]), np.array([0, 2])), shape=(1, 3))
     assert SparseTensor.from_scipy(theirs).to_dense().tolist() == [[2, 0, 1]]

@@ -34,6 +34,8 @@ def test_a_stride_of_one_stays_on_its_sites(size: tuple[int, ...]) -> None:
         close(y.feats, at(expected, x.coords))
         assert y.s == (1, 1, 1) and y.C is x.C
         close(y.dense(), dense(y.F, y.C, 2, SHAPE))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).feats.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("size", "stride"), [((2, 2, 2), 2), ((3, 3, 3), 2), ((1, 1, 1), 2), ((3, 1, 2), (3, 1, 2))])
