@@ -149,11 +149,13 @@ class SparseTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state. Load those of model and optimizer first. OptionError for another recipe or other layers."""
+        self._look_no_more()
         self.masks.load_state_dict(state)
         self._swap()
         self.step = state["step"]
         if self._variance is not None:
             self._variance.load_state_dict(state["variance"])
+        self._look_if_due()
 
     def _hook_gradient(self, layer: Masked) -> Any:
         def masked(gradient: Tensor) -> Tensor:
@@ -238,10 +240,7 @@ class SparseTraining:
         if changed and self.recipe.sparsifier.pruned == "stay":
             self._forget_momentum()
             self._swap()
-        if self._grows_next:
-            for layer in self.masks.layers:
-                if isinstance(layer, StoredWeight):
-                    layer.look_at_all()
+        self._look_if_due()
 
     def _swap(self) -> None:
         """Stores the weights of layers that may be stored and are sparse enough, and makes other weights plain."""
@@ -252,6 +251,12 @@ class SparseTraining:
                 layers[n] = store_weight(layer, self.optimizer)
             elif isinstance(layer, StoredWeight) and layer.plain is not None and not (layer.plain in self._storable and wanted):
                 layers[n] = unstore_weight(layer)
+
+    def _look_if_due(self) -> None:
+        """Makes stored weights compute the gradient of all elements, if nonzeros move after the next step."""
+        for layer in self.masks.layers if self._grows_next else ():
+            if isinstance(layer, StoredWeight):
+                layer.look_at_all()
 
     def _look_no_more(self) -> None:
         for layer in self.masks.layers:

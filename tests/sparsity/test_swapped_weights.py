@@ -72,7 +72,7 @@ def test_compiled_steps_are_eager_ones_on_sparse_kernels(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["gradual", "rigl", "one-shot"])
-@pytest.mark.parametrize("saved_at", [3, 10])
+@pytest.mark.parametrize("saved_at", [3, 4, 10])  # the next step moves nonzeros after 4
 def test_training_resumes(recipe: str, saved_at: int) -> None:
     """From before and after weights are stored, bit for bit."""
     model = network(False)
