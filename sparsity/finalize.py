@@ -14,7 +14,14 @@ from torch import nn
 
 from gossamer.sparsity.adjacency import leave_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.pruning.mask import make_plain, masked_tensors, original_of, parametrize_pruned
+from gossamer.sparsity.pruning.mask import (
+    has_one_original,
+    make_plain,
+    make_plain_together,
+    masked_tensors,
+    original_of,
+    parametrize_pruned,
+)  # fmt: skip
 from gossamer.sparsity.pruning.stored_layers import make_dense
 from gossamer.sparsity.training.latent import remove_backward_mask
 
@@ -34,19 +41,19 @@ def finalize(model: Model) -> Model:
     `torch.compile(model, backend="sparse")` still finds the zeros.
 
     Parameters stay the same objects, except packed and stored weights. A masked weight that another module uses without the
-    mask is no longer shared. SparseTensors that are no weight of a linear layer stay.
+    mask, or with another mask, is no longer shared. SparseTensors that are no weight of a linear layer stay.
     """
     parametrize_pruned(model)
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     under_masks = [(module, name) for module in model.modules() for name in masked_tensors(module)]
-    masked = Counter(id(original_of(module, name)) for module, name in under_masks)
+    holders = dict[int, list[tuple[nn.Module, str]]]()
     for module, name in under_masks:
-        original = original_of(module, name)
-        shared = uses[id(original)] > masked[id(original)]
-        value = getattr(module, name).detach().clone() if shared else None
-        make_plain(module, name, keep_value=not shared)
-        if value is not None:
-            setattr(module, name, nn.Parameter(value, original.requires_grad))
+        if has_one_original(module, name):
+            holders.setdefault(id(original_of(module, name)), []).append((module, name))
+        else:
+            make_plain(module, name)
+    for original, together in holders.items():
+        make_plain_together(together, shared=uses[original] > len(together))
     for module in model.modules():
         remove_backward_mask(module)
         if isinstance(module, PackedLinear):

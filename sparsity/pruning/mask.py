@@ -4,6 +4,7 @@ A parametrization of the user counts as a mask if it sets nonzero elements to ze
 `torch.where(mask, weight, 0)`, or a function that keeps the largest elements of each row.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -151,3 +152,27 @@ def make_plain(layer: nn.Module, name: str = "weight", *, keep_value: bool = Tru
     remove_parametrizations(layer, name, keep_value=keep_value)
     if name in layer._parameters:  # no buffer
         layer._parameters = {name: layer._parameters[name], **layer._parameters}
+
+
+def make_plain_together(holders: Sequence[tuple[nn.Module, str]], *, shared: bool = False) -> None:
+    """Makes the parametrized weights of modules that share a parameter plain.
+
+    Those that have the same value share the parameter again, others get one of their own. `shared` says that another module
+    uses the parameter itself, so that all get others.
+    """
+    if len(holders) == 1 and not shared:
+        make_plain(*holders[0])
+        return
+    original = original_of(*holders[0])
+    values = [getattr(module, name).detach().clone() for module, name in holders]
+    made = list[tuple[Tensor, Tensor]]()
+    for (module, name), value in zip(holders, values, strict=True):
+        make_plain(module, name, keep_value=False)
+        own = next((parameter for other, parameter in made if other.is_meta or torch.equal(other, value)), None)
+        if own is None:
+            own = original if not made and not shared else nn.Parameter(value, original.requires_grad)
+            made.append((value, own))
+        setattr(module, name, own)
+    if not shared:
+        with torch.no_grad():
+            original.copy_(values[0])
