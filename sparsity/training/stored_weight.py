@@ -8,7 +8,7 @@ Steps before nonzeros move need the gradient of elements that are not stored:
 Optimizers and state dicts always see the stored weight.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_places
 from gossamer.sparsity.arrays.stored_entries import coordinates
 from gossamer.sparsity.compiler.taking import take
+from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 from gossamer.sparsity.torch_functions.in_place import overwrite
@@ -75,6 +76,10 @@ class _Lent(_Forward):
         return type(self.module).forward(self._other, *args, **kwargs)
 
 
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
 def _dense_weight(module: Any) -> Tensor:
     dense: Tensor = module._parameters["weight"].to_dense() + module.forward.zeros
     return dense
@@ -93,12 +98,14 @@ class StoredWeight(Masked):
 
     parameter: SparseTensor  # type: ignore[assignment]
 
-    def __init__(self, name: str, module: nn.Module, optimizer: Optimizer, plain: Masked | None = None) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, optimizer: Optimizer, plain: Masked | None = None, sharers: Sequence[Layer] = ()
+    ) -> None:
         self.parameter: SparseTensor = module._parameters["weight"]  # type: ignore[assignment]
-        super().__init__(name, module, self.parameter, self.mask)  # type: ignore[arg-type]
+        super().__init__(name, module, self.parameter, self.mask, sharers=sharers)  # type: ignore[arg-type]
         self.first = 1 - self.density if plain is None else plain.first
         self.optimizer, self.plain = optimizer, plain
-        self._looking: _Forward | None = None  # always the same object, because compiled code guards on it
+        self._looking: list[_Forward] = []  # always the same objects, because compiled code guards on them
 
     @property
     def mask(self) -> Tensor:
@@ -178,18 +185,19 @@ class StoredWeight(Masked):
         """Does nothing, because pruned elements are not stored."""
 
     def look_at_all(self) -> None:
-        """Makes the module compute the gradient of all elements until `look_no_more`."""
-        if self._looking is None:
+        """Makes the modules compute the gradient of all elements until `look_no_more`."""
+        if not self._looking:
             weight = self.parameter
             zeros = nn.Parameter(torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape))
             zeros.register_post_accumulate_grad_hook(self._hand_over)
-            is_linear = isinstance(self.module, nn.Linear) and type(self.module).forward is nn.Linear.forward
-            self._looking = (_Watched if is_linear else _Lent)(self.module, zeros)
-        self.module.forward = self._looking  # type: ignore[method-assign, assignment]
+            self._looking = [(_Watched if _is_linear(module) else _Lent)(module, zeros) for module, _ in self.holders]
+        for forward in self._looking:
+            forward.module.forward = forward  # type: ignore[method-assign, assignment]
 
     def look_no_more(self) -> None:
-        """Makes the module compute as usual again."""
-        self.module.__dict__.pop("forward", None)
+        """Makes the modules compute as usual again."""
+        for module, _ in self.holders:
+            module.__dict__.pop("forward", None)
 
     @torch.no_grad()
     def _hand_over(self, zeros: Tensor) -> None:
