@@ -6,9 +6,9 @@ row[c] = scale q[c]        a row is read in a quarter, an eighth or half of the 
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gossamer.sparsity.bags.few_bits import floats_of, quantized_rows
 from gossamer.sparsity.bags.nonzero_rows import bytes_of_bits, nonzero_rows
 from gossamer.sparsity.bags.sum_bags import WIDEST
+from gossamer.sparsity.quantization.kept_types import KeepsTypes
 
 BITS = {"float16": 16, "int8": 8, "int4": 4}
 NONZEROS = "nonzeros"
@@ -38,7 +39,7 @@ def why_no_table(layer: nn.Module) -> str:
     return "" if layer.weight.device.type in ("cpu", "meta") else "is on a GPU"
 
 
-class _Stored:
+class _Stored(KeepsTypes):
     """The common base of both classes.
 
     weight_int8      [rows, columns]; or in its place
@@ -55,7 +56,6 @@ class _Stored:
 
     embedding_dim: int
     _kind: str
-    _dtype: torch.dtype
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -71,14 +71,6 @@ class _Stored:
     def weight(self) -> Tensor:
         """The table as floats."""
         return floats_of(*self.stored, self.embedding_dim).to(self._dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        held = self.stored
-        super()._apply(fn, recurse)  # type: ignore[misc]
-        for name, tensor in zip(self._names, held, strict=True):
-            setattr(self, name, tensor.to(getattr(self, name).device))
-        self._dtype = fn(torch.empty(0, dtype=self._dtype)).dtype
-        return self
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self._kind}"  # type: ignore[misc]
