@@ -5,6 +5,7 @@ layer.parametrizations.weight = [one of the user]          →    layer.weight, 
 layer.weight_orig, layer.weight_mask (torch.nn.utils.prune) →   layer.weight
 PackedLinear                                               →    nn.Linear
 layer.weight, a SparseTensor (gossamer.store_sparse)       →    layer.weight
+table.weight_nonzeros, table.weight_bits (the same)        →    table.weight
 """
 
 from collections import Counter
@@ -23,6 +24,7 @@ from gossamer.sparsity.pruning.mask import (
     parametrize_pruned,
 )  # fmt: skip
 from gossamer.sparsity.pruning.stored_layers import make_dense
+from gossamer.sparsity.quantization.stored_tables import become_floats
 from gossamer.sparsity.training.latent import remove_backward_mask
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -59,5 +61,6 @@ def finalize(model: Model) -> Model:
         if isinstance(module, PackedLinear):
             module.unpack()
     make_dense(model)
+    become_floats(model)
     leave_sparse(model)
     return model

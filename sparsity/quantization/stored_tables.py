@@ -56,15 +56,19 @@ class _Stored(KeepsTypes):
 
     embedding_dim: int
     _kind: str
+    _was: type[nn.Module]
+    _is_trained: bool
+    _parameters: dict[str, nn.Parameter | None]
 
     @property
-    def _names(self) -> tuple[str, str]:
+    def names(self) -> tuple[str, str]:
+        """The names of both buffers."""
         return _names(self._kind)
 
     @property
     def stored(self) -> tuple[Tensor, Tensor]:
         """The values of the table, and its scales or bits."""
-        values, of_rows = (getattr(self, name) for name in self._names)
+        values, of_rows = (getattr(self, name) for name in self.names)
         return values, of_rows
 
     @property
@@ -126,8 +130,25 @@ def become_stored(layer: nn.Module, kind: str, made: Shared) -> None:
     _become(layer, kind, *made[id(table)])
 
 
+def become_floats(model: nn.Module) -> None:
+    """Makes the tables of nonzeros of a model float parameters again, in place. Shared tables stay shared."""
+    made = dict[int, nn.Parameter]()
+    for layer in model.modules():
+        if isinstance(layer, _Stored) and layer._kind == NONZEROS:
+            values, own = layer.stored[0], vars(layer)
+            if id(values) not in made:
+                made[id(values)] = nn.Parameter(layer.weight, layer._is_trained)
+            for name in layer.names:
+                del layer._buffers[name]
+            layer._parameters = {"weight": made[id(values)], **layer._parameters}
+            layer.__class__ = layer._was
+            for name in ("_kind", "_dtype", "_was", "_is_trained"):
+                del own[name]
+
+
 def _become(layer: Any, kind: str, values: Tensor, of_rows: Tensor) -> None:
-    layer._dtype, layer._kind = layer._parameters.pop("weight").dtype, kind
+    table = layer._parameters.pop("weight")
+    layer._dtype, layer._kind, layer._was, layer._is_trained = table.dtype, kind, type(layer), table.requires_grad
     layer.__class__ = StoredEmbedding if isinstance(layer, nn.Embedding) else StoredEmbeddingBag
     for name, tensor in zip(_names(kind), (values, of_rows), strict=True):
         layer.register_buffer(name, tensor)
