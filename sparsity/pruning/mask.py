@@ -50,21 +50,21 @@ def masked_tensors(module: nn.Module) -> list[str]:
 
 def has_mask(module: nn.Module) -> bool:
     """Whether any tensor of a module has a mask: a parametrization, or a hook of torch.nn.utils.prune."""
-    return bool(masked_tensors(module) or _pruning_hooks(module))
+    return bool(masked_tensors(module) or pruning_hooks(module))
 
 
 def is_pruned_by_hook(module: nn.Module, name: str = "weight") -> bool:
     """Whether torch.nn.utils.prune has put a hook on a tensor."""
-    return name in _pruning_hooks(module).values()
+    return any(hook._tensor_name == name for hook in pruning_hooks(module).values())
 
 
 def parametrize_pruned(model: nn.Module) -> None:
     """Replaces the hooks of torch.nn.utils.prune by masks, in place."""
     check_model(model)
     for module in list(model.modules()):
-        for hook_id, name in _pruning_hooks(module).items():
+        for hook_id, hook in pruning_hooks(module).items():
             del module._forward_pre_hooks[hook_id]
-            _parametrize(module, name)
+            _parametrize(module, hook._tensor_name)
 
 
 def _parametrize(module: nn.Module, name: str) -> None:
@@ -78,10 +78,9 @@ def _parametrize(module: nn.Module, name: str) -> None:
     register_parametrization(module, name, Mask(mask))
 
 
-def _pruning_hooks(module: nn.Module) -> dict[int, str]:
-    """Returns the hooks of torch.nn.utils.prune: by the id of each hook, the name of the tensor that it computes."""
-    hooks = module._forward_pre_hooks.items()
-    return {number: hook._tensor_name for number, hook in hooks if isinstance(hook, prune.BasePruningMethod)}
+def pruning_hooks(module: nn.Module) -> dict[int, Any]:
+    """Returns the hooks of torch.nn.utils.prune by their ids. The attribute `_tensor_name` of each names its tensor."""
+    return {number: hook for number, hook in module._forward_pre_hooks.items() if isinstance(hook, prune.BasePruningMethod)}
 
 
 def original_of(layer: nn.Module, name: str = "weight") -> Tensor:

@@ -79,6 +79,11 @@ class QuantizedExperts(KeepsTypes, nn.Module):
             made.register_buffer(f"{name}_scale", scale)
         return made
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of both weights."""
+        return self._first, "down_proj"
+
     def __getattr__(self, name: str) -> Any:
         """Returns attributes, and computes weights as floats."""
         values = self._buffers.get(f"{name}_codes")
