@@ -70,9 +70,16 @@ class Masked:
         """Sets pruned weights to zero."""
         self.restrict(self.parameter)
 
-    def restrict(self, tensor: Tensor) -> None:
-        """Sets a tensor of the weight's shape to zero where the weight is pruned."""
-        tensor.mul_(self.mask)
+    @property
+    def own_mask(self) -> Tensor:
+        """The part of the mask that this process has."""
+        return self.mask
+
+    def restrict(self, tensor: Tensor, pruned: float = 0.0) -> None:
+        """Sets a tensor of the weight's shape to a number where the weight is pruned."""
+        tensor.mul_(self.own_mask)
+        if pruned:
+            tensor.add_(self.own_mask.logical_not().to(tensor.dtype), alpha=pruned)
 
     def keep(self, squares: Tensor | None) -> None:
         """Takes over saved squares."""

@@ -23,6 +23,7 @@ from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 from gossamer.sparsity.torch_functions.in_place import overwrite
 from gossamer.sparsity.training.data_parallel import averaging_of
+from gossamer.sparsity.training.first_values import first_value
 from gossamer.sparsity.training.masked import Masked
 
 
@@ -130,9 +131,11 @@ class StoredWeight(Masked):
         pattern = from_entries(weight.format, tuple(weight.shape), divided(new, weight.shape[1]), numbers)
         *structure, order = pattern.components
         source = torch.cat([source.new_full((1,), -1), source]).index_select(0, order.long())  # 0 marks padding of blocks
-        for tensor in self._of_its_pattern():
+        for tensor, first in self._of_its_pattern():
             values = tensor.components[-1].new_empty(len(source))
             take(tensor.components[-1].detach(), source, values)
+            if first:
+                values[(source < 0) & (order > 0)] = first
             overwrite("mask", tensor, SparseTensor(weight.format, weight.shape, (*structure, values)))
 
     def kept(self, mask: Tensor) -> SparseTensor:
@@ -166,11 +169,14 @@ class StoredWeight(Masked):
     def density(self) -> float:
         return self.parameter.nnz / self.parameter.numel()
 
-    def _of_its_pattern(self) -> Iterator[SparseTensor]:
-        state = self.optimizer.state.get(self.parameter, {}).values()
-        for tensor in (self.parameter, self.parameter.grad, *state):
+    def _of_its_pattern(self) -> Iterator[tuple[SparseTensor, float]]:
+        """Yields parameter, gradient and state, with the value of new elements."""
+        state = self.optimizer.state.get(self.parameter, {}).items()
+        found = ((name, tensor) for name, tensor in state if isinstance(tensor, SparseTensor))
+        firsts = [(tensor, first_value(self.optimizer, self.parameter, name)) for name, tensor in found]
+        for tensor, first in ((self.parameter, 0.0), (self.parameter.grad, 0.0), *firsts):
             if isinstance(tensor, SparseTensor):
-                yield tensor
+                yield tensor, first
 
     def sum_up(self, tensor: Tensor) -> None:
         """Sums a tensor over the processes that average the gradients of the weight."""

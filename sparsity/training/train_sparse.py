@@ -27,6 +27,7 @@ from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain_
 from gossamer.sparsity.pruning.stored_experts import StoredExperts
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
+from gossamer.sparsity.training.first_values import first_value
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.masks import Masks
 from gossamer.sparsity.training.open_sizes import OpenSizes
@@ -269,16 +270,16 @@ class SparseTraining:
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
-        """Sets the optimizer's state of dropped weights to zero, so that they start anew when they grow again."""
+        """Sets the optimizer's state of dropped weights to its first values, so that they start anew when they grow again."""
         if isinstance(self.optimizer, LBFGS):  # its state is past steps of another function, as other weights are zero now
             self.optimizer.state.clear()
             return
         for layer in self.masks.layers:
             if isinstance(layer, StoredWeight):
                 continue  # moving its nonzeros has moved their state, too
-            for value in self.optimizer.state.get(layer.parameter, {}).values():
+            for name, value in self.optimizer.state.get(layer.parameter, {}).items():
                 if isinstance(value, Tensor) and value.shape == layer.parameter.shape:
-                    layer.restrict(value)
+                    layer.restrict(value, first_value(self.optimizer, layer.parameter, name))
 
 
 def _own(optimizer: Optimizer) -> Optimizer:
