@@ -31,10 +31,10 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     computed: dict[int, list[_Computed]] = {}  # once for each table, so that shared tables stay shared
     for name, module in model.named_modules(remove_duplicate=False):
         prefix = f"{name}." if name else ""
-        key = id(module.stored[0] if isinstance(module, StoredEmbedding | StoredEmbeddingBag) else module)
-        if key not in computed:
-            computed[key] = list(_computed(module))
-        for part, value, stands_for in computed[key]:
+        number = id(module.stored[0] if isinstance(module, StoredEmbedding | StoredEmbeddingBag) else module)
+        if number not in computed:
+            computed[number] = list(_computed(module))
+        for part, value, stands_for in computed[number]:
             gone = [key for key in state if key.startswith(tuple(prefix + each for each in stands_for))]
             for key in gone:
                 del state[key]

@@ -141,7 +141,7 @@ def become_floats(model: nn.Module) -> None:
             for name in layer.names:
                 del layer._buffers[name]
             layer._parameters = {"weight": made[id(values)], **layer._parameters}
-            layer.__class__ = layer._was
+            layer.__class__ = layer._was  # type: ignore[assignment]
             for name in ("_kind", "_dtype", "_was", "_is_trained"):
                 del own[name]
 

@@ -42,6 +42,11 @@ class Masked:
         return [(self.module, self.weight_name), *((each.module, each.weight_name) for each in self.sharers)]
 
     @property
+    def names(self) -> list[str]:
+        """The names of the layer and of its sharers."""
+        return [self.name, *(each.name for each in self.sharers)]
+
+    @property
     def density(self) -> float:
         """The share of elements that the mask keeps."""
         return count_nonzeros(self.mask) / self.mask.numel()

@@ -70,8 +70,9 @@ class _Lent(_Forward):
     def __init__(self, module: nn.Module, zeros: nn.Parameter) -> None:
         super().__init__(module, zeros)
         kind = type(module)
-        self._other: Any = object.__new__(type(kind.__name__, (kind,), {"weight": property(_dense_weight)}))
-        self._other.__dict__ = module.__dict__
+        other: Any = object.__new__(type(kind.__name__, (kind,), {"weight": property(_dense_weight)}))
+        other.__dict__ = module.__dict__
+        self._other = other
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self._other, *args, **kwargs)
@@ -198,7 +199,7 @@ class StoredWeight(Masked):
             zeros.register_post_accumulate_grad_hook(self._hand_over)
             self._looking = [(_Watched if _is_linear(module) else _Lent)(module, zeros) for module, _ in self.holders]
         for forward in self._looking:
-            forward.module.forward = forward  # type: ignore[method-assign, assignment]
+            forward.module.forward = forward  # type: ignore[assignment]
 
     def look_no_more(self) -> None:
         """Makes the modules compute as usual again."""

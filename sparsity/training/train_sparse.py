@@ -132,7 +132,8 @@ class SparseTraining:
 
     def densities(self) -> dict[str, float]:
         """Returns the share of elements that each layer keeps."""
-        return {each.name: layer.density for layer in self.masks.layers for each in (layer, *layer.sharers)}
+        names = ((layer, name) for layer in self.masks.layers for name in layer.names)
+        return {name: layer.density for layer, name in names}
 
     def detach(self) -> None:
         """Ends the training: weights are plain parameters with zeros, the same objects as before."""
@@ -284,9 +285,8 @@ class SparseTraining:
 
 def _own(optimizer: Optimizer) -> Optimizer:
     """Returns the optimizer that does the steps: that of the user, not Accelerate's wrapper, which has no hooks."""
-    inner = getattr(optimizer, "optimizer", None)
-    wrapped = type(optimizer).__module__ == "accelerate.optimizer" and isinstance(inner, Optimizer)
-    return inner if wrapped else optimizer
+    wrapper: Any = optimizer
+    return wrapper.optimizer if type(optimizer).__module__ == "accelerate.optimizer" else optimizer
 
 
 def _of_this_process(model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Callable[[Tensor], Any] | None]:
