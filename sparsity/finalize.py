@@ -5,6 +5,7 @@ layer.parametrizations.weight = [one of the user]          →    layer.weight, 
 layer.weight_orig, layer.weight_mask (torch.nn.utils.prune) →   layer.weight
 PackedLinear                                               →    nn.Linear
 layer.weight, a SparseTensor (gossamer.store_sparse)       →    layer.weight
+table.weight_nonzeros, table.weight_bits (the same)        →    table.weight
 """
 
 from collections import Counter
@@ -14,8 +15,16 @@ from torch import nn
 
 from gossamer.sparsity.adjacency import leave_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.pruning.mask import make_plain, masked_tensors, original_of, parametrize_pruned
+from gossamer.sparsity.pruning.mask import (
+    has_one_original,
+    make_plain,
+    make_plain_together,
+    masked_tensors,
+    original_of,
+    parametrize_pruned,
+)  # fmt: skip
 from gossamer.sparsity.pruning.stored_layers import make_dense
+from gossamer.sparsity.quantization.stored_tables import become_floats
 from gossamer.sparsity.training.latent import remove_backward_mask
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -34,23 +43,24 @@ def finalize(model: Model) -> Model:
     `torch.compile(model, backend="sparse")` still finds the zeros.
 
     Parameters stay the same objects, except packed and stored weights. A masked weight that another module uses without the
-    mask is no longer shared. SparseTensors that are no weight of a linear layer stay.
+    mask, or with another mask, is no longer shared. SparseTensors that are no weight of a linear layer stay.
     """
     parametrize_pruned(model)
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     under_masks = [(module, name) for module in model.modules() for name in masked_tensors(module)]
-    masked = Counter(id(original_of(module, name)) for module, name in under_masks)
+    holders = dict[int, list[tuple[nn.Module, str]]]()
     for module, name in under_masks:
-        original = original_of(module, name)
-        shared = uses[id(original)] > masked[id(original)]
-        value = getattr(module, name).detach().clone() if shared else None
-        make_plain(module, name, keep_value=not shared)
-        if value is not None:
-            setattr(module, name, nn.Parameter(value, original.requires_grad))
+        if has_one_original(module, name):
+            holders.setdefault(id(original_of(module, name)), []).append((module, name))
+        else:
+            make_plain(module, name)
+    for original, together in holders.items():
+        make_plain_together(together, shared=uses[original] > len(together))
     for module in model.modules():
         remove_backward_mask(module)
         if isinstance(module, PackedLinear):
             module.unpack()
     make_dense(model)
+    become_floats(model)
     leave_sparse(model)
     return model

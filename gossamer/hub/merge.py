@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.finalize import finalize
-from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
 
@@ -43,15 +42,14 @@ def merge(model: Any) -> nn.Module:
         if layer.merged:
             raise OptionError(f"'{name}' is merged already, and its zeros are lost: call unmerge_adapter() first")
     finalize(model)
-    kept: list[tuple[nn.Module, Tensor]] = []
+    kept: list[tuple[nn.Module, str, Tensor]] = []
     for layer in layers.values():
         base = layer.get_base_layer()
         _make_floats(base)
-        kept.append((base, base.weight != 0))
+        kept += [(base, name, weight != 0) for name, weight in base.named_parameters(recurse=False) if weight.dim() > 1]
     merged: nn.Module = model.merge_and_unload()
-    for base, mask in kept:
-        if isinstance(base, nn.Linear) or is_transposed(base):
-            base.weight *= mask  # type: ignore[operator]
+    for base, name, mask in kept:
+        base.get_parameter(name).mul_(mask)
     return merged
 
 

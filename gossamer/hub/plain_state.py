@@ -4,6 +4,7 @@ layer.parametrizations.weight.original, .0.mask    →    layer.weight
 layer.weight, a SparseTensor                       →    layer.weight, dense
 layer.weight_orig, layer.weight_mask               →    layer.weight
 layer.weight_int8, layer.weight_scale              →    layer.weight, as floats
+table.weight_nonzeros, table.weight_bits           →    table.weight
 """
 
 from collections.abc import Iterator
@@ -12,10 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gossamer.sparsity.pruning.mask import is_pruned_by_hook
+from gossamer.sparsity.pruning.mask import pruning_hooks
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
+from gossamer.sparsity.quantization.quantized_experts import PARTS, QuantizedExperts
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
+from gossamer.sparsity.quantization.stored_tables import StoredEmbedding, StoredEmbeddingBag
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+
+_Computed = tuple[str, Tensor, tuple[str, ...]]
 
 
 @torch.no_grad()
@@ -23,13 +28,17 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Returns the state of a model, and does not change the model. Plain tensors are those of the model, not copies."""
     state = dict(model.state_dict())
     dense: dict[int, Tensor] = {}
+    computed: dict[int, list[_Computed]] = {}  # once for each table, so that shared tables stay shared
     for name, module in model.named_modules(remove_duplicate=False):
         prefix = f"{name}." if name else ""
-        for part, stands_for in _computed(module):
+        number = id(module.stored[0] if isinstance(module, StoredEmbedding | StoredEmbeddingBag) else module)
+        if number not in computed:
+            computed[number] = list(_computed(module))
+        for part, value, stands_for in computed[number]:
             gone = [key for key in state if key.startswith(tuple(prefix + each for each in stands_for))]
             for key in gone:
                 del state[key]
-            state[f"{prefix}{part}"] = getattr(module, part).detach()
+            state[f"{prefix}{part}"] = value.detach()
         for part, parameter in module._parameters.items():
             if isinstance(parameter, SparseTensor):
                 if id(parameter) not in dense:
@@ -38,12 +47,17 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _computed(module: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the tensors that a module computes from others, and the prefixes of the names of these others."""
+def _computed(module: nn.Module) -> Iterator[_Computed]:
+    """Yields the tensors that a module computes from others, by name, and the prefixes of the names of these others."""
     if isinstance(module, QuantizedLinear | GroupedLinear):
-        yield "weight", ("weight_int8", "weight_scale", "weight_groups", "input_")
-    if parametrize.is_parametrized(module):
-        for part in module.parametrizations:  # type: ignore[union-attr]
-            yield str(part), (f"parametrizations.{part}.",)
-    elif is_pruned_by_hook(module):
-        yield "weight", ("weight_orig", "weight_mask")
+        yield "weight", module.weight, ("weight_int8", "weight_scale", "weight_groups", "input_")
+    if isinstance(module, StoredEmbedding | StoredEmbeddingBag):
+        yield "weight", module.weight, module.names
+    if isinstance(module, QuantizedExperts):
+        for name in module.names:
+            yield name, getattr(module, name), tuple(f"{name}_{part}" for part in PARTS)
+    for part in module.parametrizations if parametrize.is_parametrized(module) else ():  # type: ignore[union-attr]
+        yield str(part), getattr(module, part), (f"parametrizations.{part}.",)
+    for hook in pruning_hooks(module).values():
+        part = hook._tensor_name
+        yield part, hook.apply_mask(module), (f"{part}_orig", f"{part}_mask")  # the attribute is of the last forward pass

@@ -1,5 +1,6 @@
 """Views layers as matrices: the weight [outputs, inputs] of a linear layer or convolution, and the rows of its inputs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,7 @@ from torch.nn.utils import parametrize
 from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.pruning.batches import rows_that_count
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers, has_weight, is_transposed, none_chosen, weight_names
-from gossamer.sparsity.pruning.mask import has_one_original, is_masked, is_pruned_by_hook
+from gossamer.sparsity.pruning.mask import has_one_original, is_masked, is_pruned_by_hook, original_of
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.pruning.unfolding import Convolution, patches
@@ -19,11 +20,20 @@ from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_nam
 
 @dataclass(eq=False)
 class Layer:
-    """A layer to be pruned, and its name in the model. Attention of torch.nn has a Layer for each of its weights."""
+    """A layer to be pruned, and its name in the model. Attention of torch.nn has a Layer for each of its weights.
+
+    sharers  other layers with the same weight, if `once_each` has found them
+    """
 
     name: str
     module: nn.Module = field(repr=False)
     weight_name: str = "weight"
+    sharers: "list[Layer]" = field(default_factory=list, repr=False)
+
+    @property
+    def holders(self) -> list[tuple[nn.Module, str]]:
+        """The modules that have the weight, and its name in each."""
+        return [(each.module, each.weight_name) for each in (self, *self.sharers)]
 
     @property
     def weight(self) -> Tensor:
@@ -101,6 +111,16 @@ def layers_of(
         if not (can_be_plain or (stored and is_stored(layer.module))):
             _check(layer)
     return layers
+
+
+def once_each(layers: Iterable[Layer]) -> list[Layer]:
+    """Returns the layers, but of those that share a weight only the first, with the others as its `sharers`."""
+    found: dict[int, Layer] = {}
+    for layer in layers:
+        first = found.setdefault(id(original_of(layer.module, layer.weight_name)), layer)
+        if first is not layer:
+            first.sharers.append(layer)
+    return list(found.values())
 
 
 def _check(layer: Layer) -> None:

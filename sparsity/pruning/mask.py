@@ -4,6 +4,7 @@ A parametrization of the user counts as a mask if it sets nonzero elements to ze
 `torch.where(mask, weight, 0)`, or a function that keeps the largest elements of each row.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,21 +50,21 @@ def masked_tensors(module: nn.Module) -> list[str]:
 
 def has_mask(module: nn.Module) -> bool:
     """Whether any tensor of a module has a mask: a parametrization, or a hook of torch.nn.utils.prune."""
-    return bool(masked_tensors(module) or _pruning_hooks(module))
+    return bool(masked_tensors(module) or pruning_hooks(module))
 
 
 def is_pruned_by_hook(module: nn.Module, name: str = "weight") -> bool:
     """Whether torch.nn.utils.prune has put a hook on a tensor."""
-    return name in _pruning_hooks(module).values()
+    return any(hook._tensor_name == name for hook in pruning_hooks(module).values())
 
 
 def parametrize_pruned(model: nn.Module) -> None:
     """Replaces the hooks of torch.nn.utils.prune by masks, in place."""
     check_model(model)
     for module in list(model.modules()):
-        for hook_id, name in _pruning_hooks(module).items():
+        for hook_id, hook in pruning_hooks(module).items():
             del module._forward_pre_hooks[hook_id]
-            _parametrize(module, name)
+            _parametrize(module, hook._tensor_name)
 
 
 def _parametrize(module: nn.Module, name: str) -> None:
@@ -77,10 +78,9 @@ def _parametrize(module: nn.Module, name: str) -> None:
     register_parametrization(module, name, Mask(mask))
 
 
-def _pruning_hooks(module: nn.Module) -> dict[int, str]:
-    """Returns the hooks of torch.nn.utils.prune: by the id of each hook, the name of the tensor that it computes."""
-    hooks = module._forward_pre_hooks.items()
-    return {number: hook._tensor_name for number, hook in hooks if isinstance(hook, prune.BasePruningMethod)}
+def pruning_hooks(module: nn.Module) -> dict[int, Any]:
+    """Returns the hooks of torch.nn.utils.prune by their ids. The attribute `_tensor_name` of each names its tensor."""
+    return {number: hook for number, hook in module._forward_pre_hooks.items() if isinstance(hook, prune.BasePruningMethod)}
 
 
 def original_of(layer: nn.Module, name: str = "weight") -> Tensor:
@@ -151,3 +151,27 @@ def make_plain(layer: nn.Module, name: str = "weight", *, keep_value: bool = Tru
     remove_parametrizations(layer, name, keep_value=keep_value)
     if name in layer._parameters:  # no buffer
         layer._parameters = {name: layer._parameters[name], **layer._parameters}
+
+
+def make_plain_together(holders: Sequence[tuple[nn.Module, str]], *, shared: bool = False) -> None:
+    """Makes the parametrized weights of modules that share a parameter plain.
+
+    Those that have the same value share the parameter again, others get one of their own. `shared` says that another module
+    uses the parameter itself, so that all get others.
+    """
+    if len(holders) == 1 and not shared:
+        make_plain(*holders[0])
+        return
+    original = original_of(*holders[0])
+    values = [getattr(module, name).detach().clone() for module, name in holders]
+    made = list[tuple[Tensor, Tensor]]()
+    for (module, name), value in zip(holders, values, strict=True):
+        make_plain(module, name, keep_value=False)
+        own = next((parameter for other, parameter in made if other.is_meta or torch.equal(other, value)), None)
+        if own is None:
+            own = original if not made and not shared else nn.Parameter(value, original.requires_grad)
+            made.append((value, own))
+        setattr(module, name, own)
+    if not shared:
+        with torch.no_grad():
+            original.copy_(values[0])

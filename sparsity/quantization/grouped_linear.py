@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from gossamer.dialects.errors import FormatError, GossamerError
 from gossamer.dialects.quantized_packings import Groups
 from gossamer.runtime.grouped_values import dense_groups, joined, mask_of_groups, parts
+from gossamer.sparsity.quantization.kept_types import KeepsTypes
 from gossamer.sparsity.quantization.quantized_linear import check_finite
 
 GROUP = Groups.COLUMNS
 
 
-class GroupedLinear(nn.Linear):
+class GroupedLinear(KeepsTypes, nn.Linear):
     """A linear layer with a weight of 4- or 8-bit integers in groups.
 
     weight_groups  uint8 [lines, 8 or 16]: a line with the integers of each kept group, then all scales and the bits of kept
@@ -28,14 +29,13 @@ class GroupedLinear(nn.Linear):
     weight_codes   [groups kept, 8 or 16], uint8: signed integers; of 4 bits two in a byte, the first in its lower half
     weight_scale   [groups kept], bfloat16
     weight_kept    [out_features, groups / 8], uint8: a bit for each group, least significant first
-    weight         the weight as floats, in its original dtype; computed at each access, never written
+    weight         the weight as floats, in its original dtype or that of a conversion; computed at each access, never written
 
     The input has any floating type, [..., in_features]; the result has the same type, and sums are in float32. The weight has
     no gradient. Checkpoints may keep other groups, and another number of groups.
     """
 
     weight_groups: Tensor
-    _dtype: torch.dtype
     _bits: int
 
     @classmethod

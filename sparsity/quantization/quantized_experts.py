@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gossamer.sparsity.experts.expert_weights import floats_of
 from gossamer.sparsity.experts.named_activation import named, numbers
 from gossamer.sparsity.experts.routed_mlp import routed_mlp
+from gossamer.sparsity.quantization.kept_types import KeepsTypes
 from gossamer.sparsity.torch_functions.open_experts import expert_weights
 
 GROUPS = {8: 16, 4: 32}
@@ -40,7 +41,7 @@ def why_no_experts(module: nn.Module, bits: int, grouped: bool) -> str:
     return ""
 
 
-class QuantizedExperts(nn.Module):
+class QuantizedExperts(KeepsTypes, nn.Module):
     """Experts with integer weights, called like those of transformers.
 
     gate_up_proj_codes, down_proj_codes  int8 [experts, rows, columns], or uint8 [experts, rows, columns / 2] with two integers
@@ -51,7 +52,6 @@ class QuantizedExperts(nn.Module):
 
     _first: str
     _how: tuple[str, str]
-    _dtype: torch.dtype
     is_transposed: bool
     has_bias: bool
 
@@ -78,6 +78,11 @@ class QuantizedExperts(nn.Module):
             made.register_buffer(f"{name}_codes", values)
             made.register_buffer(f"{name}_scale", scale)
         return made
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of both weights."""
+        return self._first, "down_proj"
 
     def __getattr__(self, name: str) -> Any:
         """Returns attributes, and computes weights as floats."""

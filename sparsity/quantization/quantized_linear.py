@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.int8_product import int8_product
+from gossamer.sparsity.quantization.kept_types import KeepsTypes
 
 _MOST = 127
 _LEAST = torch.finfo(torch.float32).tiny
@@ -45,12 +46,13 @@ class InputGrid(NamedTuple):
         return ((x * (1 / self.step)).round() + self.zero).clamp(-128, 127)
 
 
-class QuantizedLinear(nn.Linear):
+class QuantizedLinear(KeepsTypes, nn.Linear):
     """A linear layer with an int8 weight.
 
     weight_int8   [out_features, in_features], int8, -127 to 127
     weight_scale  [out_features], float32
-    weight        their product, in the weight's original dtype; computed at each access, never written
+    weight        their product, computed at each access, never written. Its dtype is the original one, or that of a
+                  conversion (`half`, `to`)
 
     Buffers of a calibrated input, otherwise None:
     input_scale, input_zero_point   those of an `InputGrid`; layers with the same input tensor share these buffers
@@ -66,7 +68,6 @@ class QuantizedLinear(nn.Linear):
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     input_offset: Tensor | None
-    _dtype: torch.dtype
 
     @classmethod
     def of(cls, linear: nn.Linear, grid: InputGrid | None = None) -> Self:

@@ -6,9 +6,9 @@ row[c] = scale q[c]        a row is read in a quarter, an eighth or half of the 
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gossamer.sparsity.bags.few_bits import floats_of, quantized_rows
 from gossamer.sparsity.bags.nonzero_rows import bytes_of_bits, nonzero_rows
 from gossamer.sparsity.bags.sum_bags import WIDEST
+from gossamer.sparsity.quantization.kept_types import KeepsTypes
 
 BITS = {"float16": 16, "int8": 8, "int4": 4}
 NONZEROS = "nonzeros"
@@ -38,7 +39,7 @@ def why_no_table(layer: nn.Module) -> str:
     return "" if layer.weight.device.type in ("cpu", "meta") else "is on a GPU"
 
 
-class _Stored:
+class _Stored(KeepsTypes):
     """The common base of both classes.
 
     weight_int8      [rows, columns]; or in its place
@@ -55,30 +56,25 @@ class _Stored:
 
     embedding_dim: int
     _kind: str
-    _dtype: torch.dtype
+    _was: type[nn.Module]
+    _is_trained: bool
+    _parameters: dict[str, nn.Parameter | None]
 
     @property
-    def _names(self) -> tuple[str, str]:
+    def names(self) -> tuple[str, str]:
+        """The names of both buffers."""
         return _names(self._kind)
 
     @property
     def stored(self) -> tuple[Tensor, Tensor]:
         """The values of the table, and its scales or bits."""
-        values, of_rows = (getattr(self, name) for name in self._names)
+        values, of_rows = (getattr(self, name) for name in self.names)
         return values, of_rows
 
     @property
     def weight(self) -> Tensor:
         """The table as floats."""
         return floats_of(*self.stored, self.embedding_dim).to(self._dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        held = self.stored
-        super()._apply(fn, recurse)  # type: ignore[misc]
-        for name, tensor in zip(self._names, held, strict=True):
-            setattr(self, name, tensor.to(getattr(self, name).device))
-        self._dtype = fn(torch.empty(0, dtype=self._dtype)).dtype
-        return self
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self._kind}"  # type: ignore[misc]
@@ -134,8 +130,25 @@ def become_stored(layer: nn.Module, kind: str, made: Shared) -> None:
     _become(layer, kind, *made[id(table)])
 
 
+def become_floats(model: nn.Module) -> None:
+    """Makes the tables of nonzeros of a model float parameters again, in place. Shared tables stay shared."""
+    made = dict[int, nn.Parameter]()
+    for layer in model.modules():
+        if isinstance(layer, _Stored) and layer._kind == NONZEROS:
+            values, own = layer.stored[0], vars(layer)
+            if id(values) not in made:
+                made[id(values)] = nn.Parameter(layer.weight, layer._is_trained)
+            for name in layer.names:
+                del layer._buffers[name]
+            layer._parameters = {"weight": made[id(values)], **layer._parameters}
+            layer.__class__ = layer._was  # type: ignore[assignment]
+            for name in ("_kind", "_dtype", "_was", "_is_trained"):
+                del own[name]
+
+
 def _become(layer: Any, kind: str, values: Tensor, of_rows: Tensor) -> None:
-    layer._dtype, layer._kind = layer._parameters.pop("weight").dtype, kind
+    table = layer._parameters.pop("weight")
+    layer._dtype, layer._kind, layer._was, layer._is_trained = table.dtype, kind, type(layer), table.requires_grad
     layer.__class__ = StoredEmbedding if isinstance(layer, nn.Embedding) else StoredEmbeddingBag
     for name, tensor in zip(_names(kind), (values, of_rows), strict=True):
         layer.register_buffer(name, tensor)

@@ -98,7 +98,7 @@ class Cuttlefish:
 
 def stable_rank(weight: Tensor) -> float:
     """Returns the sum of the squares of all singular values over the square of the largest; 0 for a weight of zeros."""
-    values = torch.linalg.svdvals(weight.float())
+    values = torch.linalg.svdvals(_wide(weight))
     largest = float(values[0])
     return float(values.square().sum()) / largest**2 if largest else 0.0
 
@@ -127,7 +127,7 @@ class FactoredLinear(nn.Sequential):
 
 def factored(layer: nn.Linear, rank: int) -> FactoredLinear:
     """Returns two linear layers for one: factors of the nearest weight of this rank. The second has the same bias object."""
-    u, s, vh = torch.linalg.svd(layer.weight.detach().float(), full_matrices=False)
+    u, s, vh = torch.linalg.svd(_wide(layer.weight.detach()), full_matrices=False)
     roots = s[:rank].sqrt()
     made = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     first = nn.Linear(layer.in_features, rank, bias=False, **made)
@@ -140,3 +140,8 @@ def factored(layer: nn.Linear, rank: int) -> FactoredLinear:
         part.weight.requires_grad_(layer.weight.requires_grad)
         part.train(layer.training)
     return FactoredLinear(first, second)
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """Returns a weight in float32 or float64, because torch has no singular values of smaller floats."""
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -6,7 +6,7 @@ from torch import nn
 
 from gossamer.dialects.option_check import check_least, check_share
 from gossamer.sparsity.pruning.choose_layers import Layers
-from gossamer.sparsity.pruning.layers import layers_of
+from gossamer.sparsity.pruning.layers import layers_of, once_each
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.masks import Masks
 from gossamer.sparsity.training.recipe import Recipe, Sparsifier
@@ -36,7 +36,7 @@ class GradualMasks:
         kept = Recipe(Sparsifier("zeros"), once())
         recipe = kept if sparsity is None else recipe_of("gradual", steps, sparsity=sparsity, every=every)
         layers = layers_of(model, only, skip, (nn.MultiheadAttention,), stored=sparsity is None, experts=True)
-        self._masks, self._step = Masks([layer for layer in layers if not is_stored(layer.module)], recipe), 0
+        self._masks, self._step = Masks(once_each(layer for layer in layers if not is_stored(layer.module)), recipe), 0
 
     def step(self) -> None:
         """Computes sparser masks if the step is due, and applies the masks to the weights."""

@@ -21,9 +21,13 @@ class KeptState(dict[str, Any]):
     """The entry of one parameter in the state of an optimizer.
 
     While a vector is newer than its dense tensor, the dictionary itself has the old tensor, or None if there is none yet.
+    Code that makes another dictionary by the type of this one, as from pairs, gets a plain one.
     """
 
     __slots__ = ("_kept", "_shape", "_vectors")
+
+    def __new__(cls, known: Any = (), *of_kept: Any, **more: Any) -> Any:
+        return super().__new__(cls) if of_kept else dict(known, **more)
 
     def __init__(self, known: dict[str, Any], kept: KeptEntries, shape: torch.Size) -> None:
         super().__init__(known)

@@ -1,5 +1,6 @@
 """`Masked` is a layer and its mask under a recipe. Masks (masks.py) has one for each layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import is_transposed
+from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.torch_functions.open_experts import expert_weights
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 
@@ -15,6 +17,7 @@ from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 class Masked:
     """A layer and its mask. Tensors have the weight's shape.
 
+    sharers    other layers with the same parameter, and so with the same mask
     parameter  the trained parameter: the weight, or the parameter under its mask
     first      the sparsity of the weight when training starts
     squares    the mean over steps of (w g)^2 or g^2, if the recipe needs it
@@ -31,6 +34,17 @@ class Masked:
     dense: Tensor | None = None
     latent: LatentWeight | None = None
     back: BackwardMask | None = None
+    sharers: Sequence[Layer] = ()
+
+    @property
+    def holders(self) -> list[tuple[nn.Module, str]]:
+        """The modules that have the parameter, and its name in each."""
+        return [(self.module, self.weight_name), *((each.module, each.weight_name) for each in self.sharers)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the layer and of its sharers."""
+        return [self.name, *(each.name for each in self.sharers)]
 
     @property
     def density(self) -> float:
@@ -61,9 +75,16 @@ class Masked:
         """Sets pruned weights to zero."""
         self.restrict(self.parameter)
 
-    def restrict(self, tensor: Tensor) -> None:
-        """Sets a tensor of the weight's shape to zero where the weight is pruned."""
-        tensor.mul_(self.mask)
+    @property
+    def own_mask(self) -> Tensor:
+        """The part of the mask that this process has."""
+        return self.mask
+
+    def restrict(self, tensor: Tensor, pruned: float = 0.0) -> None:
+        """Sets a tensor of the weight's shape to a number where the weight is pruned."""
+        tensor.mul_(self.own_mask)
+        if pruned:
+            tensor.add_(self.own_mask.logical_not().to(tensor.dtype), alpha=pruned)
 
     def keep(self, squares: Tensor | None) -> None:
         """Takes over saved squares."""

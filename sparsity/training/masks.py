@@ -39,6 +39,8 @@ class Masks:
         together: Callable[[Tensor], Any] | None = None, kept: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.recipe, self.together, self._kept = recipe, together, kept
+        for layer in layers if recipe.sparsifier.backward_mask else ():
+            _check_backward(layer)
         self.generator = torch.Generator().manual_seed(seed)
         self.layers = [layer if isinstance(layer, StoredWeight) else self._masked(layer) for layer in layers]
         self.foresight = Foresight(recipe, self.layers, self._densities)
@@ -50,17 +52,16 @@ class Masks:
         else:
             kept = self._kept.get(layer.name)
             mask = nonzero_mask(layer.parameter) if kept is None else kept
-            masked = Masked(layer.name, layer.module, layer.parameter, mask, layer.weight_name)
+            masked = Masked(layer.name, layer.module, layer.parameter, mask, layer.weight_name, sharers=layer.sharers)
         if sparsifier.pruned != "stay" or sparsifier.grows or not count_nonzeros(masked.mask):
             masked.mask = torch.ones_like(masked.mask)
         masked.first = 1 - masked.density
         if sparsifier.backward_mask:
-            if not isinstance(layer.module, nn.Linear):
-                raise OptionError(f"'{layer.name}' is a {type(layer.module).__name__}: Bi-Mask is for linear layers, `skip` it")
             masked.back = BackwardMask(layer.module, self.recipe.rule)  # type: ignore[arg-type]
         if sparsifier.is_latent:
             masked.latent = LatentWeight(masked.parameter.detach(), sparsifier.pruned == "train")
-            register_parametrization(layer.module, masked.weight_name, masked.latent)
+            for module, name in masked.holders:
+                register_parametrization(module, name, masked.latent)
         return masked
 
     @torch.no_grad()
@@ -196,8 +197,9 @@ class Masks:
             if layer.latent is not None:
                 with torch.no_grad():
                     layer.latent.mask.copy_(layer.mask)
-                if is_masked(layer.module, layer.weight_name):  # else somebody has made it plain
-                    make_plain(layer.module, layer.weight_name)
+                for module, name in layer.holders:
+                    if is_masked(module, name):  # else somebody has made it plain
+                        make_plain(module, name)
             else:
                 with torch.no_grad():
                     layer.set_to_zero()
@@ -235,3 +237,12 @@ class Masks:
             if layer.back is not None:
                 layer.module.backward_mask.copy_(saved["backward"])  # type: ignore[operator]
         self.foresight.load_state_dict(state["foresight"])
+
+
+def _check_backward(layer: Layer | Masked) -> None:
+    """OptionError for a layer that cannot have a BackwardMask."""
+    kind, names = type(layer.module).__name__, ", ".join(f"'{each.name}'" for each in layer.sharers)
+    if not isinstance(layer.module, nn.Linear):
+        raise OptionError(f"'{layer.name}' is a {kind}: Bi-Mask is for linear layers, `skip` it")
+    if names:
+        raise OptionError(f"'{layer.name}' shares its weight with {names}: Bi-Mask has a mask for one layer, `skip` the others")

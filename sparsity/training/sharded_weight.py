@@ -45,8 +45,9 @@ class ShardedWeight(Masked):
     def weight(self) -> Tensor:
         return self.whole(self.parameter.detach())
 
-    def restrict(self, tensor: Tensor) -> None:
-        tensor.mul_(self._part)
+    @property
+    def own_mask(self) -> Tensor:
+        return self._part
 
     def keep(self, squares: Tensor | None) -> None:
         self.squares = None if squares is None else self.part(squares)

@@ -4,12 +4,11 @@ layer.mask = mask    →    weight, gradient and the optimizer's state have that
 
 Steps before nonzeros move need the gradient of elements that are not stored:
 - A linear layer computes as usual. Beside it, a weight of zeros without memory gets the gradient of all elements.
-- A module with its own forward is computed by a copy with a dense weight, which hands over its gradient.
+- A module with its own forward computes with the sum of the dense weight and such a weight of zeros.
 Optimizers and state dicts always see the stored weight.
 """
 
-from collections.abc import Callable, Iterator
-from copy import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +18,12 @@ from torch.optim import Optimizer
 from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_places
 from gossamer.sparsity.arrays.stored_entries import coordinates
 from gossamer.sparsity.compiler.taking import take
+from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 from gossamer.sparsity.torch_functions.in_place import overwrite
 from gossamer.sparsity.training.data_parallel import averaging_of
+from gossamer.sparsity.training.first_values import first_value
 from gossamer.sparsity.training.masked import Masked
 
 
@@ -45,40 +46,45 @@ class _Beside(torch.autograd.Function):
         return gradient, None, (rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype)).to(ctx.weight_dtype)
 
 
-class _Watched:
-    """The forward function of a linear layer that also computes the gradient of a dense weight, and passes it to `see`."""
+class _Forward:
+    """A forward function of a module that also computes the gradient of all elements of its weight, as that of `zeros`."""
 
-    def __init__(self, module: nn.Linear, weight: Tensor, see: Callable[[Tensor], None]) -> None:
-        zeros = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
-        self.module, self.zeros, self._see = module, nn.Parameter(zeros), see
-        self.zeros.register_post_accumulate_grad_hook(self._hand_over)
+    def __init__(self, module: nn.Module, zeros: nn.Parameter) -> None:
+        self.module, self.zeros = module, zeros
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _own_forward(self.module)
+
+
+class _Watched(_Forward):
+    """That of a linear layer, which computes with the stored weight."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = _Beside.apply(nn.Linear.forward(self.module, x), x.detach(), self.zeros)
+        y: Tensor = _Beside.apply(nn.Linear.forward(self.module, x), x.detach(), self.zeros)  # type: ignore[arg-type]
         return y
 
-    @torch.no_grad()
-    def _hand_over(self, zeros: Tensor) -> None:
-        assert zeros.grad is not None
-        gradient, zeros.grad = zeros.grad, None
-        self._see(gradient)
 
+class _Lent(_Forward):
+    """That of another module, which computes with a dense weight. Its other attributes are always those of the module."""
 
-class _Lent:
-    """The forward function of a module, computed with another weight."""
-
-    def __init__(self, module: nn.Module, weight: nn.Parameter) -> None:
-        self.module, self._other = module, copy(module)
-        self._other._parameters = {**module._parameters, "weight": weight}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _own_forward(self.module)
+    def __init__(self, module: nn.Module, zeros: nn.Parameter) -> None:
+        super().__init__(module, zeros)
+        kind = type(module)
+        other: Any = object.__new__(type(kind.__name__, (kind,), {"weight": property(_dense_weight)}))
+        other.__dict__ = module.__dict__
+        self._other = other
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._other.forward(*args, **kwargs)
+        return type(self.module).forward(self._other, *args, **kwargs)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
+def _dense_weight(module: Any) -> Tensor:
+    dense: Tensor = module._parameters["weight"].to_dense() + module.forward.zeros
+    return dense
 
 
 def _own_forward(module: nn.Module) -> tuple[Any, ...]:
@@ -94,12 +100,14 @@ class StoredWeight(Masked):
 
     parameter: SparseTensor  # type: ignore[assignment]
 
-    def __init__(self, name: str, module: nn.Module, optimizer: Optimizer, plain: Masked | None = None) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, optimizer: Optimizer, plain: Masked | None = None, sharers: Sequence[Layer] = ()
+    ) -> None:
         self.parameter: SparseTensor = module._parameters["weight"]  # type: ignore[assignment]
-        super().__init__(name, module, self.parameter, self.mask)  # type: ignore[arg-type]
+        super().__init__(name, module, self.parameter, self.mask, sharers=sharers)  # type: ignore[arg-type]
         self.first = 1 - self.density if plain is None else plain.first
         self.optimizer, self.plain = optimizer, plain
-        self._watched: _Watched | None = None  # always the same object, because compiled code guards on it
+        self._looking: list[_Forward] = []  # always the same objects, because compiled code guards on them
 
     @property
     def mask(self) -> Tensor:
@@ -124,9 +132,11 @@ class StoredWeight(Masked):
         pattern = from_entries(weight.format, tuple(weight.shape), divided(new, weight.shape[1]), numbers)
         *structure, order = pattern.components
         source = torch.cat([source.new_full((1,), -1), source]).index_select(0, order.long())  # 0 marks padding of blocks
-        for tensor in self._of_its_pattern():
+        for tensor, first in self._of_its_pattern():
             values = tensor.components[-1].new_empty(len(source))
             take(tensor.components[-1].detach(), source, values)
+            if first:
+                values[(source < 0) & (order > 0)] = first
             overwrite("mask", tensor, SparseTensor(weight.format, weight.shape, (*structure, values)))
 
     def kept(self, mask: Tensor) -> SparseTensor:
@@ -160,11 +170,14 @@ class StoredWeight(Masked):
     def density(self) -> float:
         return self.parameter.nnz / self.parameter.numel()
 
-    def _of_its_pattern(self) -> Iterator[SparseTensor]:
-        state = self.optimizer.state.get(self.parameter, {}).values()
-        for tensor in (self.parameter, self.parameter.grad, *state):
+    def _of_its_pattern(self) -> Iterator[tuple[SparseTensor, float]]:
+        """Yields parameter, gradient and state, with the value of new elements."""
+        state = self.optimizer.state.get(self.parameter, {}).items()
+        found = ((name, tensor) for name, tensor in state if isinstance(tensor, SparseTensor))
+        firsts = [(tensor, first_value(self.optimizer, self.parameter, name)) for name, tensor in found]
+        for tensor, first in ((self.parameter, 0.0), (self.parameter.grad, 0.0), *firsts):
             if isinstance(tensor, SparseTensor):
-                yield tensor
+                yield tensor, first
 
     def sum_up(self, tensor: Tensor) -> None:
         """Sums a tensor over the processes that average the gradients of the weight."""
@@ -179,32 +192,22 @@ class StoredWeight(Masked):
         """Does nothing, because pruned elements are not stored."""
 
     def look_at_all(self) -> None:
-        """Makes the module compute the gradient of all elements until `look_no_more`."""
-        if isinstance(self.module, nn.Linear) and type(self.module).forward is nn.Linear.forward:
-            if self._watched is None:
-                self._watched = _Watched(self.module, self.parameter, self.see)
-            self.module.forward = self._watched  # type: ignore[method-assign, assignment]
-        else:
-            self._lend()
+        """Makes the modules compute the gradient of all elements until `look_no_more`."""
+        if not self._looking:
+            weight = self.parameter
+            zeros = nn.Parameter(torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape))
+            zeros.register_post_accumulate_grad_hook(self._hand_over)
+            self._looking = [(_Watched if _is_linear(module) else _Lent)(module, zeros) for module, _ in self.holders]
+        for forward in self._looking:
+            forward.module.forward = forward  # type: ignore[assignment]
 
     def look_no_more(self) -> None:
-        """Makes the module compute as usual again."""
-        self.module.__dict__.pop("forward", None)
-
-    def _lend(self) -> None:
-        leaf = nn.Parameter(self.weight())
-        leaf.register_post_accumulate_grad_hook(self._hand_over)
-        self.module.forward = _Lent(self.module, leaf)
+        """Makes the modules compute as usual again."""
+        for module, _ in self.holders:
+            module.__dict__.pop("forward", None)
 
     @torch.no_grad()
-    def _hand_over(self, leaf: Tensor) -> None:
-        assert leaf.grad is not None
-        gradient, leaf.grad = leaf.grad, None
-        own = gradient.sparse_mask(self.parameter.detach())
+    def _hand_over(self, zeros: Tensor) -> None:
+        assert zeros.grad is not None
+        gradient, zeros.grad = zeros.grad, None
         self.see(gradient)
-        if self.parameter.grad is None:
-            self.parameter.grad = own
-        else:
-            self.parameter.grad.add_(own)
-        for hook in (self.parameter._post_accumulate_grad_hooks or {}).values():
-            hook(self.parameter)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gossamer.sparsity.pruning.stored_layers import FORMAT
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+from gossamer.sparsity.training.first_values import first_value
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.stored_weight import StoredWeight
 
@@ -27,7 +28,7 @@ def store_weight(layer: Masked, optimizer: Optimizer) -> StoredWeight:
         made.grad, plain.grad = sampled(plain.grad), None
     plain.data = plain.new_empty(0)
     _put(layer.module, optimizer, plain, made)
-    _pass_on(optimizer, made, shape, sampled)
+    _pass_on(optimizer, made, shape, lambda _, tensor: sampled(tensor))
     return StoredWeight(layer.name, layer.module, optimizer, layer)
 
 
@@ -36,12 +37,13 @@ def unstore_weight(layer: StoredWeight) -> Masked:
     """Makes module and optimizer train the plain parameter again, with zeros."""
     masked, stored = layer.plain, layer.parameter
     assert masked is not None, "it came as a stored one"
-    masked.mask, plain = layer.mask, masked.parameter
+    masked.mask, plain, optimizer = layer.mask, masked.parameter, layer.optimizer
     plain.data = stored.detach().to_dense()
     plain.requires_grad_(stored.requires_grad)
     plain.grad = None if stored.grad is None else stored.grad.to_dense()
-    _put(layer.module, layer.optimizer, stored, plain)
-    _pass_on(layer.optimizer, plain, plain.shape, Tensor.to_dense)
+    _put(layer.module, optimizer, stored, plain)
+    dense = lambda name, tensor: torch.where(masked.mask, tensor.to_dense(), first_value(optimizer, plain, name))
+    _pass_on(optimizer, plain, plain.shape, dense)
     return masked
 
 
@@ -53,9 +55,9 @@ def _put(module: nn.Module, optimizer: Optimizer, old: Tensor, new: Tensor) -> N
         optimizer.state[new] = optimizer.state.pop(old)
 
 
-def _pass_on(optimizer: Optimizer, parameter: Tensor, shape: torch.Size, through: Callable[[Tensor], Tensor]) -> None:
-    """Applies a function to the tensors of an optimizer's state that have the weight's shape."""
+def _pass_on(optimizer: Optimizer, parameter: Tensor, shape: torch.Size, through: Callable[[str, Tensor], Tensor]) -> None:
+    """Applies a function to the tensors of an optimizer's state that have the weight's shape, and their names."""
     state = optimizer.state.get(parameter, {})
     for name, value in state.items():
         if isinstance(value, Tensor) and value.shape == shape:
-            state[name] = through(value)
+            state[name] = through(name, value)

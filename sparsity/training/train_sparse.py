@@ -22,11 +22,12 @@ from torch.optim import LBFGS, Optimizer
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.modules.when_held import say_held
 from gossamer.sparsity.pruning.choose_layers import Layers
-from gossamer.sparsity.pruning.layers import Layer, layers_of
-from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain, original_of
+from gossamer.sparsity.pruning.layers import Layer, layers_of, once_each
+from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain_together, original_of
 from gossamer.sparsity.pruning.stored_experts import StoredExperts
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
+from gossamer.sparsity.training.first_values import first_value
 from gossamer.sparsity.training.masked import Masked
 from gossamer.sparsity.training.masks import Masks
 from gossamer.sparsity.training.open_sizes import OpenSizes
@@ -54,7 +55,8 @@ def train_sparse(
     seed     the seed of random choices; it must be the same on all processes
     store    linear layers store only their nonzeros until `detach`, as soon as half of all their elements are zeros
 
-    - Call it before or after torch.compile. Gradient scaling, accumulation and clipping work.
+    - Call it before or after torch.compile, and before or after Accelerate's `prepare`. Gradient scaling, accumulation and
+      clipping work.
     - In recipes whose pruned weights stay zero, weights stay plain parameters, and their gradients are masked as soon as they
       are computed. Other recipes put a parametrization on the weight; its parameter stays the same object.
     - With DistributedDataParallel, pass the wrapped model. Attach recipes with parametrizations before you wrap it.
@@ -90,18 +92,21 @@ class SparseTraining:
         self, model: nn.Module, optimizer: Optimizer, recipe: Recipe, only: Layers | None, skip: Layers, seed: int,
         store: bool = False,
     ) -> None:  # fmt: skip
+        optimizer = _own(optimizer)
         if store:
             _check_storable(model, recipe)
         model, together = _of_this_process(model, recipe)
         keeps_zeros = recipe.sparsifier.saliency == "zeros"
-        layers = layers_of(model, only, skip, (nn.Conv2d, nn.MultiheadAttention), stored=True, masked=keeps_zeros, experts=True)
+        kinds = (nn.Conv2d, nn.MultiheadAttention)
+        layers = once_each(layers_of(model, only, skip, kinds, stored=True, masked=keeps_zeros, experts=True))
         _check_trained(layers, optimizer)
         self.optimizer, self.recipe, self.step = optimizer, recipe, 0
-        kept = {layer.name: _take_masks(layer) for layer in layers if is_masked(layer.module, layer.weight_name)}
+        stored = [_stored(each, optimizer, recipe) for each in layers]
+        kept = _take_masks(layers)
         between = recipe.sparsifier.frozen_variance
         weights: list[Tensor] = [layer.parameter for layer in layers]
         self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
-        known = [_stored(each, optimizer, recipe) or _sharded(each, recipe) or each for each in layers]
+        known = [own or _sharded(each, recipe) or each for own, each in zip(stored, layers, strict=True)]
         self.masks = Masks(known, recipe, seed, together, kept)
         self._storable = _storable(self.masks, model) if store else set[Masked]()
         if store:
@@ -127,7 +132,8 @@ class SparseTraining:
 
     def densities(self) -> dict[str, float]:
         """Returns the share of elements that each layer keeps."""
-        return {layer.name: layer.density for layer in self.masks.layers}
+        names = ((layer, name) for layer in self.masks.layers for name in layer.names)
+        return {name: layer.density for layer, name in names}
 
     def detach(self) -> None:
         """Ends the training: weights are plain parameters with zeros, the same objects as before."""
@@ -149,11 +155,13 @@ class SparseTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state. Load those of model and optimizer first. OptionError for another recipe or other layers."""
+        self._look_no_more()
         self.masks.load_state_dict(state)
         self._swap()
         self.step = state["step"]
         if self._variance is not None:
             self._variance.load_state_dict(state["variance"])
+        self._look_if_due()
 
     def _hook_gradient(self, layer: Masked) -> Any:
         def masked(gradient: Tensor) -> Tensor:
@@ -238,10 +246,7 @@ class SparseTraining:
         if changed and self.recipe.sparsifier.pruned == "stay":
             self._forget_momentum()
             self._swap()
-        if self._grows_next:
-            for layer in self.masks.layers:
-                if isinstance(layer, StoredWeight):
-                    layer.look_at_all()
+        self._look_if_due()
 
     def _swap(self) -> None:
         """Stores the weights of layers that may be stored and are sparse enough, and makes other weights plain."""
@@ -253,6 +258,12 @@ class SparseTraining:
             elif isinstance(layer, StoredWeight) and layer.plain is not None and not (layer.plain in self._storable and wanted):
                 layers[n] = unstore_weight(layer)
 
+    def _look_if_due(self) -> None:
+        """Makes stored weights compute the gradient of all elements, if nonzeros move after the next step."""
+        for layer in self.masks.layers if self._grows_next else ():
+            if isinstance(layer, StoredWeight):
+                layer.look_at_all()
+
     def _look_no_more(self) -> None:
         for layer in self.masks.layers:
             if isinstance(layer, StoredWeight):
@@ -260,16 +271,22 @@ class SparseTraining:
 
     @torch.no_grad()
     def _forget_momentum(self) -> None:
-        """Sets the optimizer's state of dropped weights to zero, so that they start anew when they grow again."""
+        """Sets the optimizer's state of dropped weights to its first values, so that they start anew when they grow again."""
         if isinstance(self.optimizer, LBFGS):  # its state is past steps of another function, as other weights are zero now
             self.optimizer.state.clear()
             return
         for layer in self.masks.layers:
             if isinstance(layer, StoredWeight):
                 continue  # moving its nonzeros has moved their state, too
-            for value in self.optimizer.state.get(layer.parameter, {}).values():
+            for name, value in self.optimizer.state.get(layer.parameter, {}).items():
                 if isinstance(value, Tensor) and value.shape == layer.parameter.shape:
-                    layer.restrict(value)
+                    layer.restrict(value, first_value(self.optimizer, layer.parameter, name))
+
+
+def _own(optimizer: Optimizer) -> Optimizer:
+    """Returns the optimizer that does the steps: that of the user, not Accelerate's wrapper, which has no hooks."""
+    wrapper: Any = optimizer
+    return wrapper.optimizer if type(optimizer).__module__ == "accelerate.optimizer" else optimizer
 
 
 def _of_this_process(model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Callable[[Tensor], Any] | None]:
@@ -304,14 +321,33 @@ def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
             f"the weight of '{layer.name}' is a DTensor, a part of it on each process, and this recipe needs a parametrization "
             'on it: take "fixed", "one-shot", "gradual", "random", "set", "rigl" or "soft"'
         )
-    return ShardedWeight(layer.name, layer.module, layer.parameter)
+    found = ShardedWeight(layer.name, layer.module, layer.parameter)
+    found.sharers = layer.sharers
+    return found
 
 
-def _take_masks(layer: Layer) -> Tensor:
-    """Makes a masked weight plain, and returns the elements that its masks keep."""
-    kept = kept_by_masks(layer.module, layer.weight_name)
-    make_plain(layer.module, layer.weight_name)
-    return kept
+def _take_masks(layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """Makes masked weights plain. Returns the elements that their masks keep, by the names of layers.
+
+    OptionError for layers that share a weight, but not its mask.
+    """
+    found = dict[str, Tensor]()
+    for layer in layers:
+        kept = [kept_by_masks(*holder) if is_masked(*holder) else None for holder in layer.holders]
+        first = kept[0]
+        if all(each is None for each in kept):
+            continue
+        if first is None or not all(each is not None and torch.equal(each, first) for each in kept):
+            others = ", ".join(f"'{each.name}'" for each in layer.sharers)
+            raise OptionError(
+                f"'{layer.name}' shares its weight with {others}, but not its mask: `skip` these layers, or call "
+                "gossamer.finalize(model) first, which gives each its own weight"
+            )
+        found[layer.name] = first
+    for layer in layers:
+        if layer.name in found:
+            make_plain_together(layer.holders)
+    return found
 
 
 def _check_storable(model: nn.Module, recipe: Recipe) -> None:
@@ -354,7 +390,7 @@ def _stored(layer: Layer, optimizer: Optimizer, recipe: Recipe) -> StoredWeight 
             f'\'{layer.name}\' stores only its nonzeros, and this recipe also needs the zeros: take "fixed", "one-shot", '
             '"gradual", "random", "set" or "rigl", or gossamer.finalize(model) first, which makes weights plain'
         )
-    found = StoredWeight(layer.name, layer.module, optimizer)
+    found = StoredWeight(layer.name, layer.module, optimizer, sharers=layer.sharers)
     if isinstance(recipe.schedule, Exchange) and recipe.sparsity is not None and abs(found.first - recipe.sparsity) > 0.3:
         raise OptionError(
             f"'{layer.name}' stores {1 - found.first:.1%} of its elements, and their number stays the same when nonzeros move: "

@@ -114,6 +114,36 @@ def test_merging_keeps_the_zeros(held: str) -> None:
     assert logits(merged).isfinite().all()
 
 
+class Mixed(torch.nn.Module):
+    """Layers of several kinds that peft adapts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.conv = torch.nn.Embedding(16, 8), torch.nn.Conv1d(8, 8, 3, padding=1)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.conv(self.words(tokens).mT).mT
+        found: Tensor = self.attention(x, x, x)[0]
+        return found
+
+
+@torch.no_grad()
+def test_merging_keeps_the_zeros_of_convolutions_embeddings_and_attention() -> None:
+    model = Mixed()
+    names = ["words.weight", "conv.weight", "attention.in_proj_weight", "attention.out_proj.weight"]
+    before = {}
+    for name in names:
+        model.get_parameter(name)[torch.rand_like(model.get_parameter(name)) < 0.8] = 0
+        before[name] = model.get_parameter(name).clone()
+    lora = peft.LoraConfig(r=4, target_modules=["words", "conv", "attention"], init_lora_weights=False)
+    merged = gossamer.merge(peft.get_peft_model(model, lora))
+    for name in names:
+        found = merged.get_parameter(name)
+        assert torch.equal(found == 0, before[name] == 0) and not torch.equal(found, before[name])
+
+
 def test_peft_by_itself_fills_the_zeros() -> None:
     merged = adapted("plain").merge_and_unload()
     assert merged.model.layers[0].mlp.up_proj.weight.eq(0).float().mean() < 0.01

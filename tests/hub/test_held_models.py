@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.utils import prune
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -53,6 +54,28 @@ def test_a_recipe_that_stores_weights_is_saved_while_it_trains(tmp_path: Path) -
     model.save_pretrained(tmp_path)
     assert "quantization_config" not in (tmp_path / "config.json").read_text()
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model.eval()))
+
+
+def test_whatever_holds_a_tensor_its_present_value_is_saved(tmp_path: Path) -> None:
+    """Hooks of torch.nn.utils.prune compute the tensor in the next forward pass only."""
+    model = made("masked")
+    names = set(AutoModelForCausalLM.from_config(config()).state_dict())
+    table, layer, norm = model.model.embed_tokens, model.model.layers[0].mlp.up_proj, model.model.norm
+    with torch.no_grad():
+        table.weight[torch.rand_like(table.weight) < 0.8] = 0
+        expected = table.weight.clone()
+    gossamer.store_sparse(model, only="model.embed_tokens")
+    layer.bias = torch.nn.Parameter(torch.randn(layer.out_features))
+    for module, name in ((norm, "weight"), (layer, "bias")):
+        prune.l1_unstructured(module, name, 0.5)
+    with torch.no_grad():
+        norm.weight_orig.mul_(2)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == names | {"model.layers.0.mlp.up_proj.bias"}
+    assert torch.equal(saved["model.embed_tokens.weight"], expected)
+    assert torch.equal(saved["model.norm.weight"], norm.weight_orig * norm.weight_mask)
+    assert torch.equal(saved["model.layers.0.mlp.up_proj.bias"], layer.bias_orig * layer.bias_mask)
 
 
 def test_other_masks_are_taken_from_plain_weights() -> None:

@@ -97,6 +97,25 @@ def test_accelerate_compiles_a_training_step() -> None:
         AcceleratorState._reset_state(True)
 
 
+def test_a_recipe_takes_the_optimizer_of_accelerate() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    try:
+        model = torch.nn.Linear(32, 64)
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.01))
+        training = gossamer.train_sparse(model, optimizer, "rigl", steps=10, sparsity=0.8, every=2)
+        for _ in range(20):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.randn(16, 32)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        assert training.step == 10
+        training.detach()
+        assert accelerator.unwrap_model(model).weight.eq(0).float().mean() == pytest.approx(0.8, abs=0.01)
+    finally:
+        accelerator.free_memory()
+        AcceleratorState._reset_state(True)
+
+
 def test_the_trainer_compiles_a_training_step(tmp_path: Path) -> None:
     torch.manual_seed(0)
     dense = AutoModelForCausalLM.from_config(config())

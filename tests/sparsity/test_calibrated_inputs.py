@@ -1,6 +1,7 @@
 """gossamer.quantize(model, batches): the grids that inputs get, by the data, and what layers compute with them, by integers."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,35 @@ def test_models_of_other_types(dtype: torch.dtype) -> None:
     x = torch.randn(7, 24).to(dtype)
     assert net.q(x).dtype == dtype
     torch.testing.assert_close(net.q(x), by_integers(x, net.q).to(dtype), rtol=1e-2, atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "quantize",
+    [
+        lambda net: gossamer.quantize(net, [torch.rand(64, 512)]),  # its zero point is -128, and sums of rows are large
+        gossamer.quantize,
+        lambda net: gossamer.quantize(net, weights="int4", group=16),
+    ],
+)
+def test_conversions_after_quantizing_keep_integers_and_scales(
+    quantize: Callable[[nn.Module], nn.Module], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(512, 64))
+    net[0].weight[:, 128:] = 0
+    quantize(net)
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    x = torch.rand(9, 512).to(dtype)
+    expected = net(x.float())
+    net.to(dtype)
+    assert net[0].weight.dtype == net[0].bias.dtype == net(x).dtype == dtype
+    torch.testing.assert_close(net(x).float(), expected, rtol=1e-2, atol=5e-3)
+    for name, buffer in net.named_buffers():
+        torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0)
+    net.to("meta").to_empty(device="cpu")
+    assert [buffer.dtype for buffer in net.buffers()] == [buffer.dtype for buffer in buffers.values()]
 
 
 @torch.no_grad()

@@ -166,16 +166,17 @@ def test_cuttlefish_leaves_a_layer_whose_factors_would_be_larger() -> None:
     assert factors.dense == [] and type(made[0]) is nn.Linear
 
 
-def test_factors_of_full_rank_compute_the_same() -> None:
-    made = nn.Sequential(nn.Linear(8, 20))
-    factors, x = gossamer.Cuttlefish(made, patience=1, change=1.0), torch.randn(3, 8)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+def test_factors_of_full_rank_compute_the_same(dtype: torch.dtype, error: float) -> None:
+    made = nn.Sequential(nn.Linear(8, 20, dtype=dtype))
+    factors, x = gossamer.Cuttlefish(made, patience=1, change=1.0), torch.randn(3, 8, dtype=dtype)
     with torch.no_grad():
-        made[0].weight.copy_(torch.randn(20, 2) @ torch.randn(2, 8))
+        made[0].weight.copy_(torch.randn(20, 2, dtype=dtype) @ torch.randn(2, 8, dtype=dtype))
     expected = made(x)
     factors.epoch()
     switched = factors.epoch()
     assert switched["0"] >= 2
-    torch.testing.assert_close(made(x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made(x), expected, atol=error, rtol=error)
 
 
 def switch(made: nn.Module, **options: Any) -> None:

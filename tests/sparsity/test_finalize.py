@@ -45,6 +45,17 @@ def with_torch_ao(model: Encoder) -> Encoder:
     return model
 
 
+class Scaled(nn.Module):
+    """A mask that is not 1 where it keeps a weight."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", 0.5 * mask)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.mask
+
+
 WAYS: list[Callable[[Encoder], Encoder]] = [
     lambda model: gossamer.sparsify(model, "nm", n=1, m=4),
     lambda model: gossamer.sparsify(gossamer.sparsify(model, "nm", n=2, m=4), "magnitude", density=0.25),
@@ -88,6 +99,21 @@ def test_a_weight_that_is_shared_without_its_mask_is_no_longer_shared() -> None:
     gossamer.finalize(model)
     torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
     assert torch.equal(model.words.weight, words) and torch.count_nonzero(model.head.weight) == 64 * 16
+
+
+def test_weights_that_are_shared_under_masks_stay_shared_if_the_masks_are_equal() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 16) for _ in range(4)]
+    masks = [torch.rand(16, 16) < 0.5 for _ in range(2)]
+    for layer in layers:
+        layer.weight = layers[0].weight
+    for layer, mask in zip(layers, (0, 1, 0, 1), strict=True):
+        register_parametrization(layer, "weight", Scaled(masks[mask]))
+    model, x = nn.Sequential(*layers), torch.randn(4, 16)
+    original, expected = layers[0].parametrizations.weight.original, model(x).detach()
+    assert torch.equal(gossamer.finalize(model)(x), expected)
+    weights = [layer.weight for layer in layers]
+    assert weights[0] is weights[2] is original and weights[1] is weights[3] is not original
 
 
 @pytest.mark.parametrize("masked", [False, True])

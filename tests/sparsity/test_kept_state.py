@@ -1,6 +1,7 @@
 """Steps by kept entries: the state as others see it, hooks, failures, and optimizers that step as a whole."""
 
 import copy
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,8 @@ def test_the_state_is_a_dictionary_of_dense_tensors() -> None:
         each.steps(2)
     state, expected = (each.optimizer.state[each.masked[0][0]] for each in (ours, plain))
     assert list(state) == list(expected) and len(state) == 3 and "exp_avg" in state
-    for found in (dict(state), {**state}, state.copy(), {} | state, copy.copy(state), copy.deepcopy(state)):
+    by_type = type(state)(OrderedDict(state)), type(state)(**state)  # as Lightning and Accelerate move states
+    for found in (dict(state), {**state}, state.copy(), {} | state, copy.copy(state), copy.deepcopy(state), *by_type):
         assert type(found) is dict
         torch.testing.assert_close(found, dict(expected))
     ours.steps(1)

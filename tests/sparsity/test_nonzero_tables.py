@@ -105,6 +105,21 @@ def test_a_mask_is_multiplied_in_and_a_shared_table_stays_shared() -> None:
     assert_same(model[2](torch.arange(50)), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finalize_makes_them_floats_again(dtype: torch.dtype) -> None:
+    model = nn.ModuleList([nn.Embedding(50, 16), nn.EmbeddingBag(50, 16, mode="sum"), nn.Embedding(50, 16)]).to(dtype)
+    model[1].weight = model[0].weight
+    model[2].requires_grad_(False)
+    for layer in (model[0], model[2]):
+        prune.remove(prune.random_unstructured(layer, "weight", 0.8), "weight")
+    state, kinds = copy.deepcopy(model.state_dict()), [type(layer) for layer in model]
+    gossamer.finalize(gossamer.store_sparse(model, only=TABLES))
+    assert [type(layer) for layer in model] == kinds and list(model.state_dict()) == list(state)
+    assert model[0].weight is model[1].weight and model[0].weight.requires_grad and not model[2].weight.requires_grad
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
+    assert vars(model[0]).keys() == vars(nn.Embedding(50, 16)).keys()
+
+
 def test_tables_stay_floats_unless_asked_for_and_pruned() -> None:
     model = nn.ModuleList([nn.Embedding(50, 16), nn.Linear(16, 16)])
     with torch.no_grad():

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import gossamer
 from gossamer import OptionError
@@ -39,6 +40,29 @@ def test_what_makes_no_sense_is_refused(name: str, options: dict[str, Any], reas
     model = network()
     with pytest.raises(OptionError, match=reason):
         gossamer.train_sparse(model, adamw(model), name, steps=10, **options)
+
+
+def test_a_refused_recipe_leaves_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 4, 3))
+    names, optimizer = list(model.state_dict()), adamw(model)
+    with pytest.raises(OptionError, match=r"'2' is a Conv2d: Bi-Mask is for linear layers, `skip` it"):
+        gossamer.train_sparse(model, optimizer, "bi-mask", steps=10)
+    assert list(model.state_dict()) == names and "forward" not in vars(model[0])
+    gossamer.train_sparse(model, optimizer, "bi-mask", steps=10, skip=nn.Conv2d)
+
+
+def test_layers_that_share_a_weight_need_one_mask() -> None:
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    with pytest.raises(OptionError, match=r"'0' shares its weight with '1': Bi-Mask has a mask for one layer, `skip`"):
+        gossamer.train_sparse(model, adamw(model), "bi-mask", steps=10, only=["0", "1"])
+    for layer in model:
+        prune.random_unstructured(layer, "weight", 0.5)
+    gossamer.prepare(model)
+    with pytest.raises(OptionError, match=r"'0' shares its weight with '1', but not its mask: .* gossamer.finalize"):
+        gossamer.train_sparse(model, adamw(model), "fixed", only=["0", "1"])
+    gossamer.train_sparse(gossamer.finalize(model), adamw(model), "fixed")
 
 
 def test_steps_are_asked_for_where_they_matter() -> None:

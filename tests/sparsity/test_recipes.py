@@ -3,6 +3,7 @@
 import copy
 import io
 from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -292,3 +293,41 @@ def test_accumulated_and_clipped_gradients_are_those_of_nonzeros() -> None:
         torch.testing.assert_close(layer.parameter.grad, reference.weight.grad)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "way"),
+    [
+        ("random", {"sparsity": 0.8}, "dense"), ("gradual", {"sparsity": 0.8, "every": 3}, "dense"), ("sr-ste", {}, "dense"),
+        ("mask-decay", {}, "dense"), ("rigl", {"sparsity": 0.8, "every": 3}, "dense"), ("fixed", {}, "pruned"),
+        ("rigl", {"sparsity": 0.8, "every": 3}, "stored"),
+    ],
+)  # fmt: skip
+def test_layers_that_share_a_weight_train_as_one_layer_that_is_used_twice(
+    recipe: str, options: dict[str, Any], way: str
+) -> None:
+    def model(twice: bool) -> nn.Sequential:
+        torch.manual_seed(0)
+        first, second, last = (nn.Linear(16, 16) for _ in range(3))
+        if way != "dense":
+            gossamer.finalize(gossamer.sparsify(first, "magnitude", density=0.2))
+        second.weight, second.bias = first.weight, first.bias
+        found = nn.Sequential(first, nn.Tanh(), first if twice else second, nn.Tanh(), last)
+        return gossamer.store_sparse(found) if way == "stored" else found
+
+    found = list[list[Tensor]]()
+    for twice in (True, False):
+        net = model(twice)
+        optimizer = adamw(net)
+        only = ["0"] if twice else ["0", "2"]
+        training = gossamer.train_sparse(net, optimizer, recipe, steps=16, only=only, **options)
+        for step in range(14):
+            optimizer.zero_grad()
+            net(torch.randn(32, 16, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            optimizer.step()
+        densities = training.densities()
+        assert len(densities) == (1 if twice else 2) and len(set(densities.values())) == 1 and densities["0"] < 1
+        training.detach()
+        assert net[0].weight is net[2].weight
+        found.append([parameter.detach() for parameter in gossamer.finalize(net).parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

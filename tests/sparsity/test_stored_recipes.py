@@ -228,10 +228,51 @@ def test_what_is_lent_is_seen_by_forward_alone() -> None:
     assert all(isinstance(model[at].weight, SparseTensor) for at in (0, 2))
 
 
-def test_training_goes_on_from_a_checkpoint() -> None:
+class Dropping(nn.Linear):
+    """A linear layer with a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(F.dropout(input, 0.5, self.training), self.weight, self.bias)
+
+
+def own() -> nn.Sequential:
+    model = network()
+    for layer in (model[0], model[2]):
+        layer.__class__ = Dropping
+    return model.eval()
+
+
+def test_modules_with_their_own_forward_take_the_same_steps() -> None:
+    options: dict[str, Any] = {"sparsity": 0.8, "every": 5}
+    losses, _ = trained(own(), "rigl", store=True, **options)
+    plain, _ = trained(own(), "rigl", **options)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=1e-3, atol=1e-4)
+    torch._dynamo.reset()
+    counters.clear()
+    found, training = trained(own(), "rigl", store=True, compiled=True, **options)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-3, atol=1e-4)
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] == 2
+    assert all(isinstance(layer, StoredWeight) for layer in training.masks.layers)
+
+
+def test_before_a_step_that_moves_nonzeros_modules_follow_their_weights_and_modes() -> None:
+    model = gossamer.store_sparse(own().train())
+    trained(model, "rigl", sparsity=0.8, every=5, steps=4)
+    assert "forward" in model[0].__dict__
+    with torch.no_grad():
+        assert not torch.equal(model(X), model(X))
+        for weight in stored_in(model):
+            weight.mul_(0.5)
+        first, last = (weight.detach().to_dense() for weight in stored_in(model))
+        expected = F.linear(F.linear(X, first, model[0].bias).relu(), last, model[2].bias)
+        torch.testing.assert_close(model.eval()(X), expected)
+
+
+@pytest.mark.parametrize("saved_at", [9, 12])  # the next step moves nonzeros after 9
+def test_training_goes_on_from_a_checkpoint(saved_at: int) -> None:
     whole, _ = trained(gossamer.store_sparse(network()), "rigl", sparsity=0.8, every=5)
     model = gossamer.store_sparse(network())
-    first, training = trained(model, "rigl", sparsity=0.8, every=5, steps=12)
+    first, training = trained(model, "rigl", sparsity=0.8, every=5, steps=saved_at)
     states = copy.deepcopy((model.state_dict(), training.optimizer.state_dict(), training.state_dict()))
     other = gossamer.store_sparse(network())
     optimizer = adam(other.parameters())
@@ -239,7 +280,7 @@ def test_training_goes_on_from_a_checkpoint() -> None:
     other.load_state_dict(states[0])
     optimizer.load_state_dict(states[1])
     again.load_state_dict(states[2])
-    rest = [train(other, optimizer, step) for step in range(12, STEPS)]
+    rest = [train(other, optimizer, step) for step in range(saved_at, STEPS)]
     torch.testing.assert_close(torch.tensor(first + rest), torch.tensor(whole), rtol=1e-5, atol=1e-6)
 
 

@@ -72,7 +72,7 @@ def test_compiled_steps_are_eager_ones_on_sparse_kernels(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["gradual", "rigl", "one-shot"])
-@pytest.mark.parametrize("saved_at", [3, 10])
+@pytest.mark.parametrize("saved_at", [3, 4, 10])  # the next step moves nonzeros after 4
 def test_training_resumes(recipe: str, saved_at: int) -> None:
     """From before and after weights are stored, bit for bit."""
     model = network(False)
@@ -85,6 +85,26 @@ def test_training_resumes(recipe: str, saved_at: int) -> None:
     for each, state in zip((again, optimizer, resumed), states, strict=True):
         each.load_state_dict(state)
     assert [train(again, optimizer, step) for step in range(saved_at, STEPS)] == losses
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize(
+    ("make", "name", "first"),
+    [
+        (lambda parameters: torch.optim.Rprop(parameters, 0.01), "step_size", 0.01),
+        (lambda parameters: torch.optim.Adagrad(parameters, 0.01, initial_accumulator_value=0.1), "sum", 0.1),
+    ],
+)
+def test_the_state_of_nonzeros_that_grow_is_that_before_the_first_step(make: Any, name: str, first: float, store: bool) -> None:
+    model = network(False)
+    _, training = trained(model, "rigl", store=store, make=make, steps=10, **RECIPES["rigl"])
+    for layer in training.masks.layers:
+        value, new = training.optimizer.state[layer.parameter][name], layer.mask & (layer.weight() == 0)
+        found = (value.to_dense() if isinstance(value, SparseTensor) else value)[new]
+        assert len(found) and torch.equal(found, torch.full_like(found, first))
+    training.detach()
+    value = training.optimizer.state[model[0].weight][name]
+    assert torch.equal(value[model[0].weight == 0].unique(), torch.tensor([first]))
 
 
 def test_copies_compute_between_steps_that_look_at_all_gradients() -> None:
