@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import transformers.integrations.moe
 from torch import Tensor, nn
 
+from gossamer.dialects.errors import ArgumentError
 from tests.backend import harness
 from tests.backend.experts_in_models import grouped
 
@@ -132,6 +133,47 @@ def test_gathered_products_with_a_rounding_between_are_no_layer(between: Callabl
     run = harness.compile_and_run(model, *given)
     assert not any("one operation" in d.reason for d in run.decisions)
     torch.testing.assert_close(run.output, model(*given).detach(), rtol=1e-3, atol=2e-3)
+
+
+def test_gathered_weights_may_count_from_the_end_and_must_exist() -> None:
+    model, x, scores = Layer(gathered), torch.randn(TOKENS, COLUMNS), torch.rand(TOKENS, 2)
+    chosen = torch.randint(-EXPERTS, EXPERTS, (TOKENS, 2))
+    run = harness.compile_and_run(model, x, scores, chosen, regions=2)
+    assert all("one operation for the layer" in d.reason for d in run.regions)
+    assert_near(run.output, model(x, scores, chosen).detach())
+    chosen[3, 1] = EXPERTS
+    with torch.no_grad(), pytest.raises(ArgumentError, match="token 3 chose expert 4"):
+        run.function(x, scores, chosen)
+
+
+def routed(m: Layer, x: Tensor, s: Tensor, c: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for e in range(EXPERTS):
+        token, slot = torch.where(c == e)
+        y.index_add_(0, token, m.expert(x[token], e) * s[token, slot, None])
+    return y
+
+
+def test_rows_of_tokens_without_an_expert_are_not_read() -> None:
+    model, x, scores = Layer(routed), torch.randn(TOKENS, COLUMNS), torch.rand(TOKENS, 2)
+    chosen, padding = torch.rand(TOKENS, EXPERTS).topk(2).indices, torch.arange(TOKENS) >= 16
+    x[padding], chosen[16:20], chosen[20:] = torch.nan, -1, EXPERTS
+    run = harness.compile_and_run(model, x, scores, chosen, grad=True, regions=2)
+    assert all("one operation for the layer" in d.reason for d in run.regions)
+    expected = model(x, scores, chosen)
+    assert_near(run.output, expected)
+    leaves = list(model.parameters())
+    for found, wanted in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (run.output, expected)), strict=True):
+        assert_near(found, wanted)
+
+
+def test_rows_behind_the_last_end_are_not_read_in_training() -> None:
+    x, weight = torch.randn(9, COLUMNS), torch.randn(EXPERTS, COLUMNS, HIDDEN, requires_grad=True)
+    ends, x[7:] = torch.tensor([2, 2, 5, 7], dtype=torch.int32), torch.nan
+    run = harness.compile_and_run(grouped, x, weight, ends, grad=True, regions=1)
+    parts = [x[begin:end] @ weight[e] for e, (begin, end) in enumerate(((0, 2), (2, 2), (2, 5), (5, 7)))]
+    found, wanted = (torch.autograd.grad(y[:7].square().sum(), weight)[0] for y in (run.output, torch.cat(parts)))
+    assert_near(found, wanted)
 
 
 def test_ends_of_one_routing_say_nothing_about_rows_sorted_by_another() -> None:
