@@ -16,11 +16,11 @@ from torch import fx
 from gossamer.backend.experts.layers import Layer
 from gossamer.backend.experts.products import Product
 from gossamer.backend.experts.routes import from_the_end
-from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, stops_gradient
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.inputs import Static, noticed
-from gossamer.backend.graph.nodes import between, equal, equal_sizes
+from gossamer.backend.graph.nodes import ancestors, between, equal, equal_sizes
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.options import Verify
 from gossamer.backend.run.listed_experts import listed_experts, listed_mlp
@@ -30,6 +30,7 @@ from gossamer.sparsity.experts import routed_mlp as _  # noqa: F401  # defines t
 aten, prims = torch.ops.aten, torch.ops.prims
 mixture, mixture_backward = torch.ops.gossamer.routed_mlp.default, torch.ops.gossamer.routed_mlp_backward.default
 routed_product, routed_outer = torch.ops.gossamer.routed_product.default, torch.ops.gossamer.routed_outer.default
+_PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default}
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | Non
     inputs = list(dict.fromkeys(piece for leaf in _leaves(layer) for piece in leaf))
     if layer.added is not None:
         inputs.append(layer.added)
-    return joint.part(_on_the_way(inputs, layer.routing.experts, layer.node), inputs, layer.node)
+    return _part(joint, inputs, layer.routing.experts, layer.node)
 
 
 def _leaves(layer: Layer) -> list[tuple[fx.Node, ...]]:
@@ -214,7 +215,19 @@ def product_backward(product: Product, joint: JointGraph | None) -> BackwardPart
     chosen = product.ends if product.routing is None else product.routing.experts
     assert chosen is not None
     inputs = [each for each in (product.source, product.weight, product.bias) if each is not None]
-    return joint.part(_on_the_way(inputs, chosen, product.node), inputs, product.node)
+    return _part(joint, inputs, chosen, product.node)
+
+
+def _part(joint: JointGraph, inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> BackwardPart:
+    """Returns the part of a joint graph that computes the gradients of `inputs`. Raises Refused if a gradient stops within."""
+    nodes = _on_the_way(inputs, chosen, output)
+    part = joint.part(nodes, inputs, output)
+    silent = [node for node in nodes if node.target in _PRODUCTS and not joint.backward_of(node)]
+    before = ancestors(silent, lambda node: node is chosen)
+    stops = any(map(stops_gradient, nodes)) or any(part.gradients.get(node) for node in before)
+    if stops:
+        raise Refused("a gradient stops within it")
+    return part
 
 
 def _on_the_way(inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> list[fx.Node]:

@@ -191,3 +191,38 @@ def test_ends_of_one_routing_say_nothing_about_rows_sorted_by_another() -> None:
     chosen, others = (torch.randint(EXPERTS, (TOKENS, 2)) for _ in range(2))
     run = harness.compile_and_run(model, x, chosen, others, regions=1)
     assert_near(run.output, model(x, chosen, others).detach())
+
+
+def detached(m: Layer, x: Tensor, s: Tensor, c: Tensor) -> Tensor:
+    def expert(e: int) -> Tensor:
+        gate, up = F.linear(x, m.up[e]).chunk(2, -1)
+        return F.linear(F.silu(gate) * up.detach(), m.down[e])
+
+    return summed(lambda e: expert(e) * own(s, c, e))
+
+
+def frozen(m: Layer, x: Tensor, s: Tensor, c: Tensor) -> Tensor:
+    def expert(e: int) -> Tensor:
+        gate, up = F.linear(x, m.up[e] if e else m.up[e].detach()).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, m.down[e])
+
+    return summed(lambda e: expert(e) * own(s, c, e))
+
+
+def without_gradients(m: Layer, x: Tensor, s: Tensor, c: Tensor) -> Tensor:
+    def expert(e: int) -> Tensor:
+        with torch.no_grad():
+            gate = F.linear(x, m.up[e, :HIDDEN])
+        return F.linear(F.silu(gate) * F.linear(x, m.up[e, HIDDEN:]), m.down[e])
+
+    return summed(lambda e: expert(e) * own(s, c, e))
+
+
+@pytest.mark.parametrize("run", [detached, frozen, without_gradients])
+def test_a_gradient_that_stops_within_an_expert_stops_there(run: Callable[..., Tensor]) -> None:
+    model, x, logits = Layer(run), torch.randn(TOKENS, COLUMNS, requires_grad=True), torch.randn(TOKENS, EXPERTS)
+    found = harness.compile_and_run(model, x, logits, grad=True, regions=0, min_gain=1.1)
+    leaves = [x, *model.parameters()]
+    of = [torch.autograd.grad(y.square().sum(), leaves) for y in (found.output, model(x, logits))]
+    for one, other in zip(*of, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
