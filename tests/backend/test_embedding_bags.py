@@ -268,6 +268,33 @@ def test_torch_steps_are_the_same_and_touch_no_other_row(name: str) -> None:
         assert_same(torch.as_tensor(value, dtype=torch.float32), torch.as_tensor(their_state[key], dtype=torch.float32))
 
 
+def test_hooks_of_optimizers_see_and_change_sparse_gradients() -> None:
+    def trained(compiled: bool) -> tuple[Tensor, list[bool]]:
+        torch.manual_seed(0)
+        table, seen = nn.EmbeddingBag(50, 8, mode="sum", sparse=True), list[bool]()
+        call = torch.compile(table, backend="sparse", options={"dense": "eager", "strict": True}) if compiled else table
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.5)
+
+        def shrink(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            table.weight.grad = table.weight.grad * 0.1  # type: ignore[operator]
+
+        hook = optimizer.register_step_pre_hook(shrink)
+        optimizer.register_step_post_hook(lambda *_: seen.append(table.weight.grad is not None))
+        for step in range(3):
+            call(torch.tensor([[1, 2], [2, 3 + step]])).square().sum().backward()
+            if step == 2:
+                hook.remove()
+            optimizer.step()
+            optimizer.zero_grad()
+        return table.weight.detach(), seen
+
+    with unwatched():
+        expected, saw = trained(False)
+    found, seen = trained(True)
+    assert_same(found, expected)
+    assert seen == saw == [True] * 3
+
+
 def test_row_wise_adagrad_keeps_a_number_for_each_row() -> None:
     weight = nn.Parameter(torch.randn(6, 8))
     before = weight.detach().double()
