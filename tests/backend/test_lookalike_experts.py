@@ -128,7 +128,7 @@ def gathered(m: Layer, x: Tensor, s: Tensor, c: Tensor, between: Callable[[Tenso
 
 @pytest.mark.parametrize("between", [fixed_point, float8])
 def test_gathered_products_with_a_rounding_between_are_no_layer(between: Callable[[Tensor], Tensor]) -> None:
-    model = Layer(lambda *given: gathered(*given, between))
+    model = Layer(lambda m, x, s, c: gathered(m, x, s, c, between))
     given = torch.randn(TOKENS, COLUMNS), torch.randn(TOKENS, EXPERTS)
     run = harness.compile_and_run(model, *given)
     assert not any("one operation" in d.reason for d in run.decisions)
