@@ -264,6 +264,13 @@ PRIVATE = {
         "whether one runs", TRANSFORMS,
     ),
     "transforms_active": Private(_ACTIVE, "whether one runs", TRANSFORMS),
+    "is_gradient_batch": Private(
+        f"{_FUNCTORCH}:is_legacy_batchedtensor", "several gradients at once (is_grads_batched)", TRANSFORMS, lambda _: False
+    ),
+    "enter_gradient_batch": Private("torch._C:_vmapmode_increment_nesting", "in which call", TRANSFORMS),
+    "leave_gradient_batch": Private("torch._C:_vmapmode_decrement_nesting", "likewise", TRANSFORMS),
+    "gradient_batch": Private("torch:_add_batch_dim", "their results", TRANSFORMS),
+    "gradients_of_batch": Private("torch:_remove_batch_dim", "each of them", TRANSFORMS),
     "is_functorch_wrapped_tensor": Private(
         f"{_FUNCTORCH}:is_functorch_wrapped_tensor", "what is inside of one", TRANSFORMS, lambda _: False
     ),

@@ -33,6 +33,7 @@ from gossamer.backend.report.report import FAILED, Decision
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.torch_internals import OpOverload
 from gossamer.sparsity.bags import gradients as _gradients  # noqa: F401  # defines the operations
+from gossamer.sparsity.bags.bag_lists import index_type
 from gossamer.sparsity.bags.sum_bags import kernel_of
 
 aten = torch.ops.aten
@@ -85,7 +86,7 @@ def _at_the_first(graph: fx.Graph, found: Sequence[Bags]) -> list[list[Bags]]:
     groups, open_ = list[list[Bags]](), dict[object, list[Bags]]()
     for bags in found:
         group = open_.get(bags.alike)
-        if group is None or _is_single(bags) or not _hoisted(graph, bags, group):
+        if group is None or _is_single(group[0]) or _is_single(bags) or not _hoisted(graph, bags, group):
             group = open_[bags.alike] = []
             groups.append(group)
         group.append(bags)
@@ -279,7 +280,8 @@ def _compute_bags_of_entries(node: fx.Node, bags: Bags) -> None:
     entries = emit(aten.arange.start_step, 0, count, 1, dtype=torch.int64, device=torch.device("cpu"))
     behind = emit(aten.bucketize.Tensor, entries, begins, right=True)
     own = emit(aten.sub.Tensor, behind, 1)
-    if indices.meta["val"].dtype is not torch.int64:
-        own = emit(torch.ops.prims.convert_element_type.default, own, indices.meta["val"].dtype)
+    wide = index_type(indices.meta["val"], offsets.meta["val"])
+    if wide is not torch.int64:
+        own = emit(torch.ops.prims.convert_element_type.default, own, wide)
     made = emit(node.target, grad, table, indices, begins, own, *rest)
     node.replace_all_uses_with(made)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from gossamer.backend.graph.fusable import ELEMENTWISE
 from gossamer.backend.graph.layout import is_view
 from gossamer.backend.graph.nodes import between, function_of, hint
-from gossamer.backend.graph.patterns import CONVERTS, number_of
+from gossamer.backend.graph.patterns import CONVERTS, is_rounding, number_of
 from gossamer.runtime.experts.activations import LAYOUTS
 from gossamer.sparsity.experts.named_activation import named, numbers
 
@@ -90,7 +90,7 @@ def gate_between(given: Between, columns: int) -> tuple[Gate | None, tuple[int, 
         return gate_at(given.hidden, given.sums[0], 1, rows[0], columns), (0,)
     if rows != [columns, columns]:
         return None, ()
-    sums = numbers([_OPEN, 2 * columns])
+    sums = numbers([hint(given.sums[0].meta["val"].shape[0]) or _OPEN, 2 * columns])
     for order in ((0, 1), (1, 0)):
         halves = sums.chunk(2, -1)
         found = given.of([halves[place] for place in order])
@@ -125,8 +125,8 @@ def _run(nodes: list[fx.Node], given: Mapping[fx.Node, Tensor], hidden: fx.Node)
 
     for node in nodes:
         args, named = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
-        if unknown:
+        if unknown or (node.target in CONVERTS and not is_rounding(node)):
             return None
-        values[node] = args[0] if node.target in CONVERTS else function_of(node)(*args, **named)
+        values[node] = args[0] if is_rounding(node) else function_of(node)(*args, **named)
     result = values[hidden]
     return result if isinstance(result, Tensor) else None

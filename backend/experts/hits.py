@@ -14,10 +14,21 @@ import torch
 from torch import fx
 
 from gossamer.backend.experts.layers import is_zeros
-from gossamer.backend.experts.routes import Routing, counts_up
-from gossamer.backend.graph.layout import Axis, Layout, follow, path
-from gossamer.backend.graph.nodes import arguments, equal_sizes, same
-from gossamer.backend.graph.patterns import CONVERTS, LAST, Call, Hole, Pattern, converted, match, matches, one_of
+from gossamer.backend.experts.routes import INTEGERS, Routing, counts_up, in_order, same_dims
+from gossamer.backend.graph.layout import Layout, follow, path, spans
+from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, same, same_shape
+from gossamer.backend.graph.patterns import (
+    LAST,
+    Call,
+    Hole,
+    Pattern,
+    before_converts,
+    converted,
+    is_rounding,
+    match,
+    matches,
+    one_of,
+)
 
 aten = torch.ops.aten
 
@@ -37,19 +48,23 @@ class Scored:
 
 
 def scored(weight: Any, token: fx.Node | None) -> Scored | None:
-    """Returns the scores that a factor [.., 1] has: of the expert's tokens `token`, or of all tokens if that is None.
+    """Returns the scores that a factor has, row by row: of the expert's tokens `token`, or of all tokens if that is None.
 
-    Returns None for other factors.
+    Returns None for other factors, and for types that the operation does not take.
     """
-    if not _is_tensor(weight):
+    found = _scored(unrounded(weight), token) if is_tensor(weight) else None
+    if found is None or found.experts.meta["val"].dtype not in INTEGERS:
         return None
-    weight = plain(weight)
+    return found if all(each.meta["val"].is_floating_point() for each in (weight, found.scores)) else None
+
+
+def _scored(weight: fx.Node, token: fx.Node | None) -> Scored | None:
     if token is None:
-        return _of_all(weight) or _column(weight, None)
+        return _of_all(weight) or _column(weight)
     whole = path(weight)
     root = whole[0]
     indices: Any = arguments(root)[1] if root.target is aten.index.Tensor else ()
-    if not indices or indices[0] is not token or _flat(root, whole[1:]) is None:
+    if not indices or indices[0] is not token or not in_order(whole):
         return None
     inner: Any = arguments(root)[0]
     if len(indices) == 2:
@@ -61,16 +76,10 @@ def scored(weight: Any, token: fx.Node | None) -> Scored | None:
     if chosen.meta["val"].dim() == 1:
         scores = _in_shape_of(inner, chosen)
         return None if scores is None else Scored(chosen, scores, expert)
-    found = _of_all(inner) or _column(inner, chosen)
-    return found if found is not None and (found.experts, found.expert) == hit else None
-
-
-def _flat(root: fx.Node, views: list[fx.Node]) -> Layout | None:
-    """Returns the layout of a value after views, if they leave a column with one value for each token, else None."""
-    layout = follow(Layout.contiguous(root.meta["val"].shape), views)
-    if layout is None or layout.offset:
+    if not equal_sizes(inner.meta["val"].shape[:1], chosen.meta["val"].shape[:1]):
         return None
-    return layout if all(not dim for dim in layout.dims[1:]) and len(layout.dims) <= 2 else None
+    found = _of_all(inner) or _column(inner)
+    return found if found is not None and (found.experts, found.expert) == hit else None
 
 
 def _of_slots(inner: Any, token: fx.Node, slot: Any) -> Scored | None:
@@ -86,29 +95,32 @@ def _of_slots(inner: Any, token: fx.Node, slot: Any) -> Scored | None:
 
 def _in_shape_of(scores: Any, experts: fx.Node) -> fx.Node | None:
     """Returns the value before views that has a score for each pair, in the shape of the experts; None if its order differs."""
-    if not _is_tensor(scores):
+    if not is_tensor(scores):
         return None
-    whole, shape = path(scores), experts.meta["val"].shape
-    if not equal_sizes(whole[0].meta["val"].shape, shape):
-        return None
-    layout = follow(Layout.contiguous(shape), whole[1:])
-    return whole[0] if layout is not None and layout.dims[: len(shape)] == Layout.contiguous(shape).dims else None
+    shape, steps = experts.meta["val"].shape, path(scores)
+    for number, before in enumerate(steps):
+        if equal_sizes(before.meta["val"].shape, shape):
+            pairs = Layout.contiguous(shape)
+            layout = follow(pairs, steps[number + 1 :])
+            fits = layout is not None and not layout.offset and same_dims(layout.dims[: len(shape)], pairs.dims)
+            return before if fits else None
+    return None
 
 
 def _of_all(weight: fx.Node) -> Scored | None:
     """Recognises (scores * (chosen == e)).sum(-1), with or without the summed dimension."""
     whole = path(weight)
-    if _flat(whole[0], whole[1:]) is None:
+    if not in_order(whole):
         return None
     for found in matches(_OWN_SCORES, whole[0]):
         hit = _chosen(found["mask"])
-        if hit is not None and hit[0].meta["val"].dim() == 2:
+        if hit is not None and hit[0].meta["val"].dim() == 2 and same_shape(found["scores"], hit[0]):
             scores = _in_shape_of(found["scores"], hit[0])
             return None if scores is None else Scored(hit[0], scores, hit[1])
     return None
 
 
-def _column(weight: Any, chosen: fx.Node | None) -> Scored | None:
+def _column(weight: fx.Node) -> Scored | None:
     """Recognises a column of a matrix [tokens, experts] that has the scores of the chosen experts, and zeros for others."""
     whole = path(weight)
     full, layout = whole[0], follow(Layout.contiguous(whole[0].meta["val"].shape), whole[1:])
@@ -116,11 +128,12 @@ def _column(weight: Any, chosen: fx.Node | None) -> Scored | None:
         return None
     zeros, dim, experts, scores = arguments(full)
     tokens, count = full.meta["val"].shape
-    column = layout.dims[:1] == ((Axis(tokens, count),),) and not any(layout.dims[1:])
+    column = spans(tuple(axis for dim in layout.dims for axis in dim), tokens, count)
     known = isinstance(count, int) and Routing(experts).all_exist(count)  # so that no expert is chosen twice
     if dim not in (1, -1) or not column or not known or not is_zeros(same(zeros)):
         return None
-    return Scored(experts, scores, layout.offset) if equal_sizes(scores.meta["val"].shape, experts.meta["val"].shape) else None
+    fits = same_shape(scores, experts) and equal(experts.meta["val"].shape[0], tokens)
+    return Scored(experts, scores, layout.offset) if fits else None
 
 
 def _coordinate(index: Any) -> tuple[fx.Node, int] | None:
@@ -159,7 +172,7 @@ def _hit(token: fx.Node) -> tuple[fx.Node, int] | None:
 
 def _chosen(mask: Any) -> tuple[fx.Node, int] | None:
     """Returns the experts, and the number that a mask compares them with, else None."""
-    found = match(_EQUAL, plain(mask))
+    found = match(_EQUAL, _plain(mask))
     if found is None or not isinstance(found["number"], int) or found["experts"].meta["val"].dim() > 2:
         return None
     return found["experts"], found["number"]
@@ -180,14 +193,19 @@ def _one_hot(mask: Any, tokens: int) -> tuple[fx.Node, int] | None:
     return (experts, arguments(mask)[2]) if experts.meta["val"].dim() == 2 else None
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
     """Whether a factor is a tensor, not a number or a size."""
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
-def plain(node: Any) -> Any:
-    """Returns a value before copies and conversions of its type."""
-    while isinstance(node, fx.Node) and same(node).target in CONVERTS:
+def _plain(mask: Any) -> Any:
+    """Returns a mask before copies and conversions of its type, none of which changes what is zero."""
+    return before_converts(mask) if isinstance(mask, fx.Node) else mask
+
+
+def unrounded(node: Any) -> Any:
+    """Returns a value before copies and roundings to another type of floats."""
+    while isinstance(node, fx.Node) and is_rounding(same(node)):
         node = arguments(same(node))[0]
     return same(node) if isinstance(node, fx.Node) else node
 

@@ -21,7 +21,7 @@ from gossamer.backend.experts.routes import Order, Routing, ids_at, inverts, ord
 from gossamer.backend.graph.fusable import ELEMENTWISE
 from gossamer.backend.graph.layout import Axis, Dim, Layout, follow, path, spans
 from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, is_backward
-from gossamer.backend.graph.patterns import CONVERTS, number_of
+from gossamer.backend.graph.patterns import CONVERTS, is_rounding, number_of
 
 aten = torch.ops.aten
 
@@ -109,7 +109,8 @@ class Mixtures:
         if not known:
             return
         if node.target in CONVERTS:
-            self._rows[node] = replace(known[0], node=node)
+            if is_rounding(node):
+                self._rows[node] = replace(known[0], node=node)
             return
         found = self._with_bias(node, given) or self._with_scores(node, given) or self._hidden(node, known)
         if found is not None:

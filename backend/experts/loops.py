@@ -8,7 +8,7 @@ The weights are parts of one parameter, weight[e], or parameters of separate mod
 only under torch._dynamo.config.capture_dynamic_output_shape_ops.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,13 @@ import torch
 from torch import fx
 
 from gossamer.backend.experts.gates import Between, Gate, gate_between
-from gossamer.backend.experts.hits import Scored, plain, scored
+from gossamer.backend.experts.hits import Scored, is_tensor, scored, unrounded
 from gossamer.backend.experts.layers import Layer, is_zeros
 from gossamer.backend.experts.parts import Part, first_parts, part_at, weights_of, whole
 from gossamer.backend.experts.products import Product
 from gossamer.backend.experts.routes import Routing
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import arguments, is_backward, same
+from gossamer.backend.graph.nodes import Size, arguments, equal, equal_sizes, is_backward, same, same_shape
 
 aten = torch.ops.aten
 
@@ -33,12 +33,14 @@ _ADDS = {aten.add.Tensor, aten.index_add.default, aten.index_put.default}
 class _Term:
     """The term that one expert adds to the result.
 
+    shape   its shape if it has all tokens, None if it has those that chose the expert
     x       the tokens that the expert may choose from
     scored  the scores of its tokens
     firsts  its first products: one of gate and up together, or one of each
     hidden  the operand of `down`
     """
 
+    shape: Sequence[Size] | None
     x: fx.Node
     scored: Scored
     firsts: tuple[Part, ...]
@@ -67,9 +69,8 @@ def _loop(node: fx.Node, seen: set[fx.Node]) -> Layer | None:
     terms, into = list[_Term](), node
     while isinstance(into, fx.Node):
         seen.add(into)
-        step = next(
-            ((term, before) for before, token, value in _steps(into) if (term := _term(value, token)) is not None), None
-        )
+        found = ((_term(value, token), before) for before, token, value in _steps(into))
+        step = next(((term, before) for term, before in found if term is not None and _fits(into, term, before)), None)
         if step is None:
             break
         terms.append(step[0])
@@ -91,6 +92,20 @@ def _loop(node: fx.Node, seen: set[fx.Node]) -> Layer | None:
         return None
     x = first.x if all(term.x is first.x for term in terms) else whole(first.x)
     return Layer(node, added, x, routing, first.scored.scores, up, down, gate)
+
+
+def _fits(node: fx.Node, term: _Term, before: Any) -> bool:
+    """Whether a step adds a term to the rows of its tokens, and starts from a value of the same shape or from zeros."""
+    shape, routing = node.meta["val"].shape, Routing(term.scored.experts)
+    if term.shape is not None and not equal_sizes(term.shape, shape):
+        return False
+    if term.shape is None and not (len(shape) == 2 and equal(shape[0], routing.tokens)):
+        return False
+    if node.target is aten.index_put.default and not any(arguments(node)[3:]) and not routing.all_differ:
+        return False  # a token would keep one of the rows that it gets from an expert
+    if not isinstance(before, fx.Node):
+        return not before
+    return is_tensor(before) and (is_zeros(before) or same_shape(before, node))
 
 
 def _alike(term: _Term, other: _Term) -> bool:
@@ -118,21 +133,29 @@ def _product(parts: list[list[Part]], emit: Emitter, routing: Routing) -> Produc
 
 def _term(value: Any, token: fx.Node | None) -> _Term | None:
     """Returns the term that a value is: the result of an expert times scores, for its tokens or for all; else None."""
-    value = plain(value)
+    value = unrounded(value)
     if not isinstance(value, fx.Node) or value.target is not aten.mul.Tensor:
         return None
     for result, weight in (arguments(value), arguments(value)[::-1]):
-        if not isinstance(result, fx.Node) or not isinstance(weight, fx.Node):
+        if not is_tensor(result) or not is_tensor(weight):
             continue
-        found, down = scored(weight, token), part_at(plain(result))
-        if found is None or down is None:
+        found, down = scored(weight, token), part_at(unrounded(result))
+        if found is None or down is None or not _is_row_by_row(value, result, weight):
             continue
         firsts = first_parts(down.x)
         rows = {_rows(part.x, token) for part in firsts}
         x = rows.pop() if len(rows) == 1 else None
-        if x is not None and len(firsts) <= 2:
-            return _Term(x, found, tuple(firsts), same(down.x), down)
+        if x is None or len(firsts) > 2 or not equal(x.meta["val"].shape[0], Routing(found.experts).tokens):
+            continue
+        shape = value.meta["val"].shape if token is None else None
+        return _Term(shape, x, found, tuple(firsts), same(down.x), down)
     return None
+
+
+def _is_row_by_row(value: fx.Node, result: Any, weight: Any) -> bool:
+    """Whether a product multiplies each row of a result with one number."""
+    shape = result.meta["val"].shape
+    return same_shape(value, result) and equal_sizes(weight.meta["val"].shape, (*shape[:-1], 1))
 
 
 def _steps(node: fx.Node) -> Iterator[tuple[Any, fx.Node | None, Any]]:
@@ -154,7 +177,7 @@ def _assigned(into: fx.Node, indices: Any, value: Any, *adds: Any) -> Iterator[t
     if any(adds):
         yield into, indices[0], value
         return
-    total = plain(value)
+    total = unrounded(value)
     if total.target is not aten.add.Tensor or total.kwargs:
         return
     for own, other in (arguments(total), arguments(total)[::-1]):
@@ -170,11 +193,12 @@ def _rows(x: Any, token: fx.Node | None) -> fx.Node | None:
     x = whole(x)
     if x.target is not aten.index.Tensor:
         return None
-    *first, index = arguments(x)[1]
+    source, (*first, index) = arguments(x)
     if index is not token or any(each is not None for each in first):
         return None
-    if not first:
-        return arguments(x)[0]
-    source = same(arguments(x)[0])
-    leading = len(first) == 1 and source.target is aten.unsqueeze.default and arguments(source)[1] == 0
-    return arguments(source)[0] if leading else None
+    if first:
+        source = same(source)
+        if len(first) > 1 or source.target is not aten.unsqueeze.default or arguments(source)[1] != 0:
+            return None
+        source = arguments(source)[0]
+    return source if source.meta["val"].dim() == 2 else None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.backend.experts.layers import is_zeros
+from gossamer.backend.experts.routes import from_the_end
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.layout import Layout, follow, path, spans
@@ -166,9 +167,8 @@ class _Gradient:
 
 def _experts(emit: Emitter, ids: fx.Node, adapters: int, sequences: Any, tokens: Any) -> fx.Node:
     """Returns the adapter of each token, [sequences * tokens, 1]. Negative ids count from the end."""
-    last = emit(aten.add.Tensor, ids, adapters)
-    ids = emit(aten.where.self, emit(aten.lt.Scalar, ids, 0), last, ids)
-    each = emit(aten.expand.default, emit(aten.unsqueeze.default, ids, 1), [sequences, tokens])
+    ids = emit(aten.unsqueeze.default, from_the_end(emit, ids, adapters), 1)
+    each = emit(aten.expand.default, ids, [sequences, tokens])
     flat: fx.Node = emit(aten.reshape.default, each, [-1, 1])
     return flat
 

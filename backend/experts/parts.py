@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from gossamer.backend.experts.products import Pieces
+from gossamer.backend.experts.routes import in_order
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.layout import path
 from gossamer.backend.graph.nodes import arguments, equal_sizes, same
@@ -47,7 +48,7 @@ def part_at(result: Any) -> Part | None:
     bias: fx.Node | None = None
     if node.target is aten.addmm.default and not node.kwargs:
         bias, args = same(args[0]), args[1:]
-        if bias.meta["val"].dim() != 1:
+        if not equal_sizes(bias.meta["val"].shape, node.meta["val"].shape[1:]):
             return None
     elif node.target is not aten.mm.default:
         return None
@@ -73,10 +74,12 @@ def first_parts(hidden: fx.Node) -> list[Part]:
 
 
 def whole(node: Any) -> fx.Node:
-    """Returns a value before views that keep its last dimension."""
-    while (before := path(node)[0]) is not node and equal_sizes(before.meta["val"].shape[-1:], node.meta["val"].shape[-1:]):
-        node = before
-    return same(node)
+    """Returns a value before views that keep all of its rows, in their order."""
+    steps = path(node)
+    for number, before in enumerate(steps):
+        if equal_sizes(before.meta["val"].shape[-1:], node.meta["val"].shape[-1:]) and in_order(steps[number:]):
+            return before
+    return steps[-1]
 
 
 def weights_of(parts: Sequence[Sequence[Part]], emit: Emitter) -> tuple[fx.Node, fx.Node | None, Pieces] | None:

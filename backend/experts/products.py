@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.experts.routes import Order, Routing, ends_at, ids_at, same_dims, tokens_at
+from gossamer.backend.experts.routes import Order, Routing, ends_at, ids_at, same_dims, sorts, tokens_at
 from gossamer.backend.graph.layout import Axis, Dim, Layout, follow, merged, path, spans
 from gossamer.backend.graph.nodes import equal, equal_sizes
 
@@ -89,6 +89,11 @@ class Product:
         return self.x.node if self.x is not None and self.per_token else self.rows
 
     @property
+    def gathered(self) -> bool:
+        """Whether the graph gathers the weight of each row by its expert's number: negative numbers count from the end."""
+        return self.ends is None and self.x is not None
+
+    @property
     def experts(self) -> int:
         return int(self.weight.meta["val"].shape[0])
 
@@ -153,7 +158,7 @@ def grouped(node: fx.Node, found: Mapping[fx.Node, Rows]) -> Product | None:
     if routing is not None:
         width = int(rows.meta["val"].shape[1])
         x = operand(rows, routing, width, found)
-        sorted_rows = x is not None and x.order is not None and _is_matrix(x, routing)
+        sorted_rows = x is not None and x.order is not None and sorts(x.order, routing) and _is_matrix(x, routing)
         order, x = (x.order, x) if x is not None and sorted_rows else (None, None)
     if order is None:
         routing = None  # the rows may be in any order

@@ -15,11 +15,12 @@ from torch import fx
 
 from gossamer.backend.experts.layers import Layer
 from gossamer.backend.experts.products import Product
-from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
+from gossamer.backend.experts.routes import from_the_end
+from gossamer.backend.graph.backward_part import BackwardPart, JointGraph, stops_gradient
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from, cut
 from gossamer.backend.graph.inputs import Static, noticed
-from gossamer.backend.graph.nodes import between, equal, equal_sizes
+from gossamer.backend.graph.nodes import ancestors, between, equal, equal_sizes
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.options import Verify
 from gossamer.backend.run.listed_experts import listed_experts, listed_mlp
@@ -29,6 +30,7 @@ from gossamer.sparsity.experts import routed_mlp as _  # noqa: F401  # defines t
 aten, prims = torch.ops.aten, torch.ops.prims
 mixture, mixture_backward = torch.ops.gossamer.routed_mlp.default, torch.ops.gossamer.routed_mlp_backward.default
 routed_product, routed_outer = torch.ops.gossamer.routed_product.default, torch.ops.gossamer.routed_outer.default
+_PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default}
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | Non
     inputs = list(dict.fromkeys(piece for leaf in _leaves(layer) for piece in leaf))
     if layer.added is not None:
         inputs.append(layer.added)
-    return joint.part(_on_the_way(inputs, layer.routing.experts, layer.node), inputs, layer.node)
+    return _part(joint, inputs, layer.routing.experts, layer.node)
 
 
 def _leaves(layer: Layer) -> list[tuple[fx.Node, ...]]:
@@ -109,13 +111,22 @@ def _operands(emit: Emitter, layer: Layer) -> tuple[list[fx.Node], fx.Node | Non
     """Returns x [tokens, columns], experts and scores [tokens, top]; and which of the experts exist, None if all do."""
     _keep_sizes(layer)
     experts = _matrix(emit, layer.routing.experts)
-    scores = emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
-    exists = None
-    if not layer.routing.all_exist(layer.up.experts):  # such experts add nothing to their tokens
-        exists = emit(aten.lt.Scalar, experts, layer.up.experts)
-        experts = emit(aten.clamp_max.default, experts, layer.up.experts - 1)
-        scores = _where(emit, exists, scores)
-    return [_tokens(emit, layer), experts, scores], exists
+    x, scores = _tokens(emit, layer), emit(aten.reshape.default, layer.scores, list(experts.meta["val"].shape))
+    exists, count = None, layer.up.experts
+    if layer.up.gathered or layer.down.gathered:
+        experts = _from_the_end(emit, layer.up, experts)
+    elif not layer.routing.all_exist(count):  # such experts add nothing to their tokens
+        exists = emit(aten.logical_and.default, emit(aten.ge.Scalar, experts, 0), emit(aten.lt.Scalar, experts, count))
+        experts, scores = _where(emit, exists, experts), _where(emit, exists, scores)
+        x = _where(emit, emit(aten.any.dim, exists, 1, True), x)  # a token without experts may have any numbers
+    return [x, experts, scores], exists
+
+
+def _from_the_end(emit: Emitter, product: Product, ids: fx.Node) -> fx.Node:
+    """Returns the ids of gathered weights, of which negative ones count from the end, as numbers from 0 on."""
+    if product.routing is not None and product.routing.all_exist(product.experts):
+        return ids
+    return from_the_end(emit, ids, product.experts)
 
 
 def _result(emit: Emitter, layer: Layer, y: fx.Node) -> fx.Node:
@@ -204,7 +215,19 @@ def product_backward(product: Product, joint: JointGraph | None) -> BackwardPart
     chosen = product.ends if product.routing is None else product.routing.experts
     assert chosen is not None
     inputs = [each for each in (product.source, product.weight, product.bias) if each is not None]
-    return joint.part(_on_the_way(inputs, chosen, product.node), inputs, product.node)
+    return _part(joint, inputs, chosen, product.node)
+
+
+def _part(joint: JointGraph, inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> BackwardPart:
+    """Returns the part of a joint graph that computes the gradients of `inputs`. Raises Refused if a gradient stops within."""
+    nodes = _on_the_way(inputs, chosen, output)
+    part = joint.part(nodes, inputs, output)
+    silent = [node for node in nodes if node.target in _PRODUCTS and not joint.backward_of(node)]
+    before = ancestors(silent, lambda node: node is chosen)
+    stops = any(map(stops_gradient, nodes)) or any(part.gradients.get(node) for node in before)
+    if stops:
+        raise Refused("a gradient stops within it")
+    return part
 
 
 def _on_the_way(inputs: list[fx.Node], chosen: fx.Node, output: fx.Node) -> list[fx.Node]:
@@ -238,10 +261,10 @@ def put_product(product: Product, backward: BackwardPart | None) -> None:
 def _ids(emit: Emitter, product: Product) -> tuple[fx.Node, fx.Node | None]:
     """Returns the experts of the rows, [rows, 1] or [tokens, top]; and which rows have an expert, None if all do."""
     if product.routing is not None and product.per_token:
-        return _matrix(emit, product.routing.experts), None
+        return _from_the_end(emit, product, _matrix(emit, product.routing.experts)), None
     if product.ends is None:
         assert product.routing is not None
-        return emit(aten.reshape.default, product.routing.experts, [-1, 1]), None
+        return _from_the_end(emit, product, emit(aten.reshape.default, product.routing.experts, [-1, 1])), None
     (count,) = emit.sizes(product.rows, (0,))
     ends = product.ends.meta["val"]
     places = emit(aten.arange.start_step, 0, count, 1, dtype=ends.dtype, device=ends.device)
@@ -264,6 +287,8 @@ def _put_product_gradients(
         turned = emit(aten.permute.default, weight, [0, 2, 1])
         _put(emit, places, emit(aten.sum.dim_IntList, emit(routed_product, gradient, ids, turned, None, None), [1]))
     if places := backward.gradients[product.weight]:
+        if hit is not None:  # rows without an expert may have any numbers
+            rows = _where(emit, emit(aten.squeeze.dim, hit, 2), rows)
         value = emit(routed_outer, gradient, rows, ids, product.experts)
         _put(emit, places, emit(aten.permute.default, value, [0, 2, 1]) if product.turned else value)
     if product.bias is not None and (places := backward.gradients[product.bias]):

@@ -11,11 +11,13 @@
 
 import operator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.layout import Axis, Layout, follow, merged, path, spans
 from gossamer.backend.graph.nodes import Size, arguments, equal, same, same_shape
 from gossamer.backend.graph.patterns import CONVERTS, Hole, Pattern, Rule, apply, match
@@ -24,6 +26,9 @@ from gossamer.backend.graph.patterns import Call as Calls
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Order = fx.Node | None
+
+INTEGERS = (torch.int64, torch.int32)
+"""The types that experts may have."""
 
 _SORTS = (aten.sort.default, aten.sort.stable)
 _SCATTERS_ORDER = (aten.scatter.src,)
@@ -55,11 +60,24 @@ class Routing:
     def all_exist(self, count: int) -> bool:
         """Whether all chosen experts are known to be below `count`, because they are the places of the largest of `count`
         scores."""
+        choice = self._choice
+        return choice is not None and equal(arguments(choice)[0].meta["val"].shape[-1], count)
+
+    @property
+    def all_differ(self) -> bool:
+        """Whether no token is known to choose an expert twice."""
+        steps = path(_plain(self.experts))
+        as_chosen = equal(steps[0].meta["val"].shape[-1], self.top) and in_order(steps)
+        return self.top == 1 or (as_chosen and self._choice is not None)
+
+    @property
+    def _choice(self) -> fx.Node | None:
+        """The node that chose the experts as the places of the largest of several scores; None if it is unknown."""
         root = path(_plain(self.experts))[0]
         if root.target is operator.getitem and root.args[1] == 1:
             root = arguments(root)[0]
         chooses = root.target in (aten.topk.default, aten.argmax.default, aten.sort.default)
-        return chooses and equal(arguments(root)[0].meta["val"].shape[-1], count) and _along_last(root)
+        return root if chooses and _along_last(root) else None
 
     @property
     def rows(self) -> Layout:
@@ -115,14 +133,13 @@ def _plain(node: Any) -> Any:
 
 def _routing(whole: list[fx.Node]) -> Routing | None:
     """Returns the routing of the last value among these views that has a row for each token, else None."""
-    integers = (torch.int64, torch.int32)
     for node in reversed(whole):
         value = node.meta["val"]
-        if value.dtype in integers and value.dim() == 2 and isinstance(value.shape[1], int) and not _is_flat(node, whole):
+        if value.dtype in INTEGERS and value.dim() == 2 and isinstance(value.shape[1], int) and not _is_flat(node, whole):
             return Routing(node)
     node = whole[0]
     value = node.meta["val"]
-    return Routing(node) if value.dtype in integers and value.dim() == 1 else None
+    return Routing(node) if value.dtype in INTEGERS and value.dim() == 1 else None
 
 
 def _is_flat(node: fx.Node, whole: list[fx.Node]) -> bool:
@@ -148,6 +165,11 @@ def sort_of(node: fx.Node, number: int) -> fx.Node | None:
         return None
     descending = sort.kwargs.get("descending", sort.args[2] if len(sort.args) > 2 else False)
     return None if descending else sort
+
+
+def sorts(order: fx.Node, routing: Routing) -> bool:
+    """Whether a sort puts the pairs of this routing in the order of their experts."""
+    return _natural(order.args[0]) == routing
 
 
 def order_at(node: Any) -> Order:
@@ -219,6 +241,12 @@ def counts_up(node: Any) -> bool:
     return node.target in (aten.arange.start, aten.arange.start_step) and node.args[0] == 0 and node.args[2:3] in ((), (1,))
 
 
+def from_the_end(emit: Emitter, ids: fx.Node, count: int) -> fx.Node:
+    """Returns the indices of `count` values, of which negative ones count from the end, as numbers from 0 on."""
+    last = emit(aten.add.Tensor, ids, count)
+    return emit(aten.where.self, emit(aten.lt.Scalar, ids, 0), last, ids)
+
+
 def ends_at(node: Any, experts: int) -> Ids | None:
     """Returns the ids of experts, if a value says where the rows of each expert end after sorting, else None."""
     found = match(_CUMULATED, _plain(node))
@@ -258,3 +286,12 @@ def same_dims(one: Any, other: Any) -> bool:
         if len(a) != len(b) or not all(equal(x.size, y.size) and equal(x.stride, y.stride) for x, y in zip(a, b, strict=True)):
             return False
     return True
+
+
+def in_order(steps: list[fx.Node]) -> bool:
+    """Whether views, the steps after the first, have all elements of the first in their order."""
+    shape = steps[0].meta["val"].shape
+    count, layout = prod(shape), follow(Layout.contiguous(shape), steps[1:])
+    if layout is None or layout.offset:
+        return equal(count, 0)
+    return same_dims((tuple(axis for dim in layout.dims for axis in dim),), Layout.contiguous((count,)).dims)

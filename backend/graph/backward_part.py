@@ -150,7 +150,7 @@ class JointGraph:
         pending, seen = [output], {output}
         while pending:
             node = pending.pop()
-            if not _has_gradient(node) or _origin(node) == "aten.detach.default":
+            if not _has_gradient(node) or stops_gradient(node):
                 continue
             silent = node.target not in _PASSING and not self.backward_of(node) and _number(node) not in written
             for before in node.all_input_nodes:
@@ -216,6 +216,11 @@ def _factor(product: fx.Node, read: set[fx.Node], value: fx.Node) -> set[fx.Node
     of_factor = {n for n in factors if isinstance(n, fx.Node) and _fits(n, value) and not read.isdisjoint(factors - {n} or {n})}
     added = {n for n in product.all_input_nodes if n not in factors and _fits(n, value)}
     return of_factor or added
+
+
+def stops_gradient(node: fx.Node) -> bool:
+    """Whether the user detached a value here."""
+    return _origin(node) == "aten.detach.default"
 
 
 def _number(node: fx.Node) -> int:

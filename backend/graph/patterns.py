@@ -28,6 +28,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 CONVERTS = {prims.convert_element_type.default, aten._to_copy.default}
 """Operations that return the same values in another type."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Found = dict[str, Any]
 """The values that match the holes, by the holes' names."""
@@ -160,6 +161,14 @@ def side_by_side(*parts: Pattern) -> Pattern:
 def in_any_type(x: Pattern) -> Pattern:
     """x, or x in another type."""
     return Behind(before_converts, x)
+
+
+def is_rounding(node: fx.Node) -> bool:
+    """Whether a node converts floats to floats that differ only in their precision, not to integers or to 8 bits.
+
+    Torch's own compiler computes such values in the wider type, too.
+    """
+    return node.target in CONVERTS and all(each.meta["val"].dtype in _FLOATS for each in (node, arguments(node)[0]))
 
 
 def before_converts(node: fx.Node) -> fx.Node:

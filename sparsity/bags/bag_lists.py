@@ -122,11 +122,15 @@ def bag_list(indices: Tensor, offsets: Tensor | None, weights: Tensor | None, pa
                 f"embedding bag: offsets {list(offsets.shape)} must be a vector. With include_last_offset, "
                 "its last number is the end of the last bag"
             )
-        if offsets.dtype is not indices.dtype:
-            offsets, indices = offsets.long(), indices.long()
-        offsets = offsets.contiguous()
+        wide = index_type(indices, offsets)
+        offsets, indices = offsets.to(wide).contiguous(), indices.to(wide)
     held = None if weights is None else weights.detach().contiguous()
     return BagList(indices.contiguous(), offsets, held, padding, last)
+
+
+def index_type(indices: Tensor, offsets: Tensor | None) -> torch.dtype:
+    """Returns the type to which indices and offsets are converted."""
+    return indices.dtype if offsets is None or offsets.dtype is indices.dtype else torch.int64
 
 
 def lines_of(lines: Sequence[Sequence[int]]) -> Tensor:

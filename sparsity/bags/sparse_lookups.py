@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gossamer.sparsity.bags.bag_lists import BagList, bag_list
+from gossamer.sparsity.bags.bag_lists import BagList, bag_list, index_type
 from gossamer.sparsity.bags.gradients import row_gradients
 from gossamer.sparsity.bags.sum_bags import WIDEST, empty_results, into
 
@@ -54,12 +54,12 @@ def look_up(lookups: Sequence[Lookup], operands: Sequence[Sequence[Tensor | None
     """Returns the results of look-ups. `operands` has a table, indices, offsets and weights for each, None if left out."""
     results = list[Tensor | None]([None] * len(lookups))
     groups = dict[object, list[int]]()
-    for number, (table, indices, _, weights) in enumerate(operands):
+    for number, (table, indices, offsets, weights) in enumerate(operands):
         assert table is not None and indices is not None
         held = None if weights is None else weights.dtype
         ours = table.is_cpu and table.dtype in TYPES and 0 < table.shape[1] <= WIDEST and held in (None, table.dtype)
         kind = "sum" if lookups[number].kind == "rows" else lookups[number].kind
-        key: object = (table.dtype, table.shape[1], indices.dtype, held, kind) if ours else number
+        key: object = (table.dtype, table.shape[1], index_type(indices, offsets), held, kind) if ours else number
         groups.setdefault(key, []).append(number)
     for key, numbers in groups.items():
         some, given = [lookups[n] for n in numbers], [operands[n] for n in numbers]

@@ -6,7 +6,8 @@ hooks of `watch_optimizers` step these rows:
     optimizer = torch.optim.Adagrad(model.parameters())     as usual
     optimizer.step()                                        steps all other parameters as torch does
 
-For other optimizers and dtypes, the hooks only coalesce sparse gradients, which takes torch several times as long.
+For other optimizers and dtypes, and beside hooks of the user, these hooks only coalesce sparse gradients, which takes torch
+several times as long.
 """
 
 import math
@@ -36,6 +37,8 @@ from gossamer.sparsity.compiler.op_kernels import run
 _TYPES = (torch.float32, torch.float64)
 _FLAGS = ("differentiable", "fused", "weight_decay", "momentum")
 _left_alone: list[None] = []
+_dicts: WeakKeyDictionary[Optimizer, list[Callable[[], Any]]] = WeakKeyDictionary()  # the hooks of each optimizer
+_common: list[Callable[[], Any]] = []  # those of all optimizers
 _held: WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
 
@@ -151,21 +154,38 @@ def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, A
     """Does the step of rows, and hides these gradients until torch has stepped the other parameters."""
     if _left_alone or len(arguments) > 1 or named.get("closure") is not None:
         return  # a closure will compute new gradients
+    found = {parameter: group for group in optimizer.param_groups for parameter in group["params"] if fits(parameter)}
+    if not found:
+        return
     kind, make = _STEPS.get(type(optimizer), ("", None))
+    make = None if _has_hooks(optimizer) else make
     steps, held = list[RowStep](), list[tuple[Tensor, Tensor]]()
-    for group in optimizer.param_groups:
+    for parameter, group in found.items():
+        gradient = parameter.grad = coalesced(parameter.grad)
         plain = not any(group.get(flag) for flag in _FLAGS)
-        for parameter in group["params"]:
-            if not fits(parameter):
-                continue
-            gradient = parameter.grad = coalesced(parameter.grad)
-            if make is not None and plain and _ours(optimizer, parameter) and gradient._nnz():
-                steps.append(make(optimizer, group, parameter, gradient))
-                held.append((parameter, gradient))
-                parameter.grad = None
+        if make is not None and plain and _ours(optimizer, parameter) and gradient._nnz():
+            steps.append(make(optimizer, group, parameter, gradient))
+            held.append((parameter, gradient))
+            parameter.grad = None
     if steps:
         _held[optimizer] = held
         step_all(kind, steps)
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    """Whether hooks of the user may read or write gradients: they run after our first hook, or before our last."""
+    dicts = _dicts.get(optimizer)
+    if dicts is None:
+        handles = optimizer.register_step_pre_hook(_nothing), optimizer.register_step_post_hook(_nothing)
+        dicts = _dicts[optimizer] = [each.hooks_dict_ref for each in handles]
+        for each in handles:
+            each.remove()
+    hooks = (hook for of in (*dicts, *_common) for hook in (of() or {}).values())
+    return not all(str(getattr(hook, "__module__", "")).startswith("gossamer.") for hook in hooks)
+
+
+def _nothing(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """A hook that does nothing."""
 
 
 def _ours(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -185,8 +205,8 @@ def _after(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, An
 @cache
 def watch_optimizers() -> None:
     """Registers the hooks for steps of all torch optimizers."""
-    register_optimizer_step_pre_hook(_before)
-    register_optimizer_step_post_hook(_after)
+    handles = register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)
+    _common.extend(each.hooks_dict_ref for each in handles)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from gossamer.sparsity.operations.autocast import as_autocast
 from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
 
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
 
 def routed_linear(
     x: Tensor, experts: Tensor, weight: Tensor, bias: Tensor | None = None, *, scales: Tensor | None = None
@@ -43,10 +45,15 @@ def routed_linear(
     Under torch.autocast, floats get its lower precision, as in nn.Linear.
     ArgumentError for shapes that do not fit and for an expert that does not exist.
     """
-    several = experts.unsqueeze(1) if experts.dim() == 1 else experts
+    several = as_signed(experts.unsqueeze(1) if experts.dim() == 1 else experts)
     x, weight, bias = as_autocast(x), as_autocast(weight), None if bias is None else as_autocast(bias)
     y: Tensor = routed_product(x, several, weight, scales, bias)
     return y.squeeze(1) if experts.dim() == 1 else y
+
+
+def as_signed(experts: Tensor) -> Tensor:
+    """Returns experts of an unsigned type as int64, because the operations take signed integers."""
+    return experts.long() if experts.dtype in _UNSIGNED else experts
 
 
 def check_rows(name: str, x: Tensor, experts: Tensor) -> None:

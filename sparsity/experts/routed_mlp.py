@@ -19,7 +19,9 @@ from gossamer.runtime.experts.activations import check_activation
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.torch_internals import transforms_active
 from gossamer.sparsity.experts.mixture import PLACES, Mixture
+from gossamer.sparsity.experts.routed_linear import as_signed
 from gossamer.sparsity.operations.autocast import as_autocast
+from gossamer.sparsity.operations.batches import batched_one_by_one
 from gossamer.sparsity.operations.derivatives import Derivative
 
 
@@ -54,7 +56,7 @@ def routed_mlp(
     torch.autocast, float tokens, weights and biases get its lower precision, as in nn.Linear.
     ArgumentError for shapes that do not fit and for an expert that does not exist.
     """
-    x, gate_up, down = as_autocast(x), as_autocast(gate_up), as_autocast(down)
+    x, experts, gate_up, down = as_autocast(x), as_signed(experts), as_autocast(gate_up), as_autocast(down)
     gate_up_bias, down_bias = (None if each is None else as_autocast(each) for each in (gate_up_bias, down_bias))
     inputs = x, experts, scores, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias, activation, layout
     if not torch.compiler.is_compiling() and transforms_active():
@@ -151,10 +153,12 @@ mixture = Operation(
     _mixture,
     _fake,
     derivative=Derivative(_setup, _gradients, _tangent),
+    batched=batched_one_by_one,
 ).register()
 mixture_backward = Operation(
     f"routed_mlp_backward(Tensor gradient: f[tokens outputs], Tensor kept, {_GIVEN}, bool[] wanted) -> Tensor[]",
     _backward,
     _backward,
     _fake_backward,
+    batched=batched_one_by_one,
 ).register()

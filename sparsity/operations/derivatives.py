@@ -25,7 +25,12 @@ from gossamer.runtime.torch_internals import (
     AutoDispatchBelowAutograd,
     after_autograd_keyset,
     enable_single_level_autograd_function,
+    enter_gradient_batch,
     forward_level,
+    gradient_batch,
+    gradients_of_batch,
+    is_gradient_batch,
+    leave_gradient_batch,
     refusal,
     set_forward_gradients,
     transforms_active,
@@ -82,7 +87,7 @@ class Derivative:
                 gradient = gradients[ctx.at]
                 if gradient is None:
                     return (None,) * len(ctx.needs_input_grad)
-                return None, None, *backward(ctx, gradient)
+                return None, None, *_one_by_one(partial(backward, ctx), gradient)
 
             @staticmethod
             def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
@@ -117,6 +122,29 @@ class Derivative:
             on_autograd = call = refuse
         LIBRARY.impl(name, untraced(on_autograd), "Autograd", with_keyset=True)
         return call
+
+
+def _one_by_one(backward: Callable[[Tensor], Sequence[Tensor | None]], gradient: Tensor) -> Sequence[Tensor | None]:
+    """Returns what `backward` gives for a gradient, or for each of several at once (`is_grads_batched` of torch.autograd.grad).
+
+    Torch's own rule for these takes no operation with lists.
+    """
+    if not is_gradient_batch(gradient):
+        return backward(gradient)
+    level = enter_gradient_batch() - 1
+    leave_gradient_batch()
+    return _of_levels(backward, gradient, level)
+
+
+def _of_levels(backward: Callable[[Tensor], Sequence[Tensor | None]], gradient: Tensor, level: int) -> Sequence[Tensor | None]:
+    """Does this for gradients in batches of several nested calls, of which `level` is the innermost."""
+    if level == 0 or not is_gradient_batch(gradient):
+        return backward(gradient)
+    each = gradients_of_batch(gradient, level, 0, 0)  # empty if the gradient is the same for the whole batch
+    if not len(each):
+        return _of_levels(backward, gradient, level - 1)
+    results = [_of_levels(backward, own, level - 1) for own in each]
+    return [None if found[0] is None else gradient_batch(torch.stack(found), 0, level) for found in zip(*results, strict=True)]
 
 
 def _keeping(names: str, operation: Any) -> Setup:

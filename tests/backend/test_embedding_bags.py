@@ -131,6 +131,43 @@ def test_weights_of_entries_learn() -> None:
         assert_same(a, b)
 
 
+def test_a_frozen_maximum_is_no_part_of_the_call_of_one_that_learns() -> None:
+    model = nn.ModuleList(nn.EmbeddingBag(40, 8, mode="max") for _ in range(2))
+    model[1].requires_grad_(False)
+    indices = torch.randint(0, 40, (5, 3))
+    both = lambda indices: model[0](indices) * model[1](indices)
+    run = compile_and_run(both, indices, grad=True, regions=2)
+    assert not any("one of 2" in d.reason for d in run.decisions)
+    found, wanted = (torch.autograd.grad(y.square().sum(), model[0].weight)[0] for y in (run.output, both(indices)))
+    assert_same(found, wanted)
+
+
+class Mixed(nn.Module):
+    """Indices of int32 beside offsets of int64, as torch.tensor and cumsum make them, and weights that learn."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.words, self.bags = nn.Embedding(50, 16, sparse=sparse), nn.EmbeddingBag(60, 16, mode="sum", sparse=sparse)
+        self.weights = nn.Parameter(torch.rand(60))
+
+    def forward(self, ids: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
+        result: Tensor = self.words(ids) + self.bags(rows, offsets, per_sample_weights=self.weights[rows])
+        return result + F.embedding_bag(rows, self.bags.weight, offsets, mode="sum", sparse=self.bags.sparse)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_indices_and_offsets_may_have_different_types(sparse: bool) -> None:
+    torch.manual_seed(0)
+    model, offsets = Mixed(sparse), torch.tensor([0, 3, 3, 8, 12, 19])
+    ids, rows = torch.randint(0, 50, (6,), dtype=torch.int32), torch.randint(0, 60, (20,), dtype=torch.int32)
+    run = compile_and_run(model, ids, rows, offsets, grad=True)
+    expected = model(ids.long(), rows.long(), offsets)
+    assert_same(run.output, expected)
+    leaves = list(model.parameters())
+    for found, wanted in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (run.output, expected)), strict=True):
+        assert_same(found.to_dense(), wanted.to_dense())
+
+
 @pytest.mark.parametrize("index", [10, -1])
 def test_an_index_out_of_range_is_an_error_that_names_it(index: int) -> None:
     model = nn.EmbeddingBag(10, 8, mode="sum")
@@ -229,6 +266,33 @@ def test_torch_steps_are_the_same_and_touch_no_other_row(name: str) -> None:
     assert state.keys() == their_state.keys()
     for key, value in state.items():
         assert_same(torch.as_tensor(value, dtype=torch.float32), torch.as_tensor(their_state[key], dtype=torch.float32))
+
+
+def test_hooks_of_optimizers_see_and_change_sparse_gradients() -> None:
+    def trained(compiled: bool) -> tuple[Tensor, list[bool]]:
+        torch.manual_seed(0)
+        table, seen = nn.EmbeddingBag(50, 8, mode="sum", sparse=True), list[bool]()
+        call = torch.compile(table, backend="sparse", options={"dense": "eager", "strict": True}) if compiled else table
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.5)
+
+        def shrink(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            table.weight.grad = table.weight.grad * 0.1  # type: ignore[operator]
+
+        hook = optimizer.register_step_pre_hook(shrink)
+        optimizer.register_step_post_hook(lambda *_: seen.append(table.weight.grad is not None))
+        for step in range(3):
+            call(torch.tensor([[1, 2], [2, 3 + step]])).square().sum().backward()
+            if step == 2:
+                hook.remove()
+            optimizer.step()
+            optimizer.zero_grad()
+        return table.weight.detach(), seen
+
+    with unwatched():
+        expected, saw = trained(False)
+    found, seen = trained(True)
+    assert_same(found, expected)
+    assert seen == saw == [True] * 3
 
 
 def test_row_wise_adagrad_keeps_a_number_for_each_row() -> None:

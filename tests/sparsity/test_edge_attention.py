@@ -169,7 +169,7 @@ def test_gradcheck() -> None:
         return attend_edges(positions, coordinates, values, **dict(zip(terms, given, strict=True)), scale=0.7, slope=0.3)
 
     inputs = [each.requires_grad_() for each in (values, *terms.values())]
-    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradcheck(function, inputs, check_batched_grad=True)
 
 
 def test_entries_that_occur_twice_count_twice() -> None:

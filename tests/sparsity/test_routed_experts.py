@@ -140,12 +140,14 @@ def test_operands_that_are_views(dtype: torch.dtype) -> None:
     close(gossamer.routed_mlp(experts=experts, **{**operands, **wider}), expected, dtype)
 
 
-@pytest.mark.parametrize("integers", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("integers", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_any_integers_name_experts(integers: torch.dtype) -> None:
     operands, experts = in_type(layer(6), torch.float32), routing(6)
     assert torch.equal(
         gossamer.routed_mlp(experts=experts.to(integers), **operands), gossamer.routed_mlp(experts=experts, **operands)
     )
+    x, weight = operands["x"], operands["down"].mT.contiguous()
+    assert torch.equal(gossamer.routed_linear(x, experts.to(integers), weight), gossamer.routed_linear(x, experts, weight))
 
 
 @pytest.mark.parametrize("bits, groups", [(8, 1), (8, 2), (8, 3), (4, 1), (4, 2), (4, 4)])

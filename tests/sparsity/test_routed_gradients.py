@@ -132,6 +132,19 @@ def test_function_transforms() -> None:
     assert second.isfinite().all()
 
 
+def test_batched_gradients_are_those_of_each_direction() -> None:
+    operands, experts = layer(3, 5, 4), routing(3)
+    x = operands["x"].requires_grad_()
+    y = gossamer.routed_mlp(experts=experts, **operands)
+    directions = torch.randn(4, *y.shape, dtype=y.dtype)
+    (found,) = torch.autograd.grad(y, x, directions, is_grads_batched=True, retain_graph=True)
+    wanted = [torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in directions]
+    torch.testing.assert_close(found, torch.stack(wanted))
+    function = lambda x: gossamer.routed_mlp(experts=experts, **{**operands, "x": x})
+    jacobian = torch.autograd.functional.jacobian(function, x, vectorize=True)
+    torch.testing.assert_close(jacobian, torch.autograd.functional.jacobian(function, x))
+
+
 def test_x_and_scores_have_gradients_through_integers() -> None:
     operands, experts = in_type(layer(5, 64, 32), torch.float32), routing(5)
     gate_up, gate_up_scales, floats = quantized(operands["gate_up"], 8, 1)
