@@ -105,7 +105,7 @@ def prepare(
         place = len(shapes) + results.index(len(planned)) if len(planned) in results else None
         readers = [n for n, other in enumerate(steps) if len(known) - 1 in other.reads]
         planned.append(_Planned(step, weight, shape, dtype, place, readers))
-    kinds = [(len(each.shape), each.dtype) for each in (*given, *planned)]
+    kinds = [(each.dim(), each.dtype) for each in given] + [(len(each.shape), each.dtype) for each in planned]
     planned = [replace(each, band=_band(planned, n, kinds, computed)) for n, each in enumerate(planned)]
     # A step in bands reads its images again for each band, after the next step has written a band of its result.
     last = [max((r + (planned[r].band is not None) for r in each.readers), default=n) for n, each in enumerate(planned)]
