@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.smaller.analysis import Analysis, Rule, Step
 from gossamer.backend.smaller.channels import Channels
-from gossamer.backend.smaller.writes import argument
 
 
 def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.smaller.analysis import Analysis, Product, Rule, Step
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known
-from gossamer.backend.smaller.writes import argument
 from gossamer.runtime.elements import WEIGHTS
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.smaller.analysis import Analysis, Rule, Step
 from gossamer.backend.smaller.channels import Channels
-from gossamer.backend.smaller.writes import argument
 
 if TYPE_CHECKING:
     from gossamer.backend.smaller.build import Builder
