@@ -20,8 +20,8 @@ from torch import fx
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, copied
-from gossamer.backend.graph.purity import Impure
 from gossamer.backend.owners.owners import Owners
+from gossamer.backend.purity import Impure
 from gossamer.backend.run.parameter_edges import Ways
 from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.torch_internals import TensorifyScalarRestartAnalysis, set_grad_enabled

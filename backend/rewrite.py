@@ -18,8 +18,8 @@ from gossamer.backend.flow import flow_of
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.graph.nodes import in_training
-from gossamer.backend.graph.purity import Impure, impurity
 from gossamer.backend.graph.strides import orders_of_results, restore_results
+from gossamer.backend.purity import Impure, impurity
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, record

@@ -13,7 +13,7 @@ kernels read it. Without these results, the graph is the same as without hooks.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,9 @@ import torch
 from torch import fx
 
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.modes import Modes
 from gossamer.backend.graph.nodes import ancestors
-from gossamer.backend.graph.purity import writes
+from gossamer.backend.graph.writes import sharing, written
 from gossamer.backend.run.recomputed import Recomputed
 from gossamer.runtime.remembered import Made
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass, weight_norm
@@ -119,20 +120,23 @@ class StaticResults:
 def split_static_results(module: fx.GraphModule, inputs: Inputs) -> StaticResults | None:
     """Takes the results that depend only on static inputs out of a Dynamo graph, in place. Returns None if there are none."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    written = {each for node in module.graph.nodes if writes(node) for each in node.all_input_nodes}
-    static = {placeholders[n]: n for n in inputs.statics if _is_plain(inputs.values[n]) and placeholders[n] not in written}
+    memory, modes = sharing(module.graph), Modes.of(module.graph)
+    changed = written(module.graph, memory)
+    static = {placeholders[n]: n for n in inputs.statics if _is_plain(inputs.values[n]) and placeholders[n] not in changed}
     computed = set(static)
     for node in module.graph.nodes:
-        allowed = node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS if node.op == "call_method" else ())
-        if allowed and node.all_input_nodes and computed.issuperset(node.all_input_nodes) and node not in written:
+        functions = _NEW if node in modes.cast else _FUNCTIONS
+        allowed = node.target in (functions if node.op == "call_function" else _METHODS if node.op == "call_method" else ())
+        if allowed and node.all_input_nodes and computed.issuperset(node.all_input_nodes) and node not in changed:
             computed.add(node)
     output = module.graph.output_node()
     returned: Any = output.args[0]
-    places = [n for n, node in enumerate(returned) if node in computed and node.op == "call_function" and node.target in _NEW]
-    if not places or len(set(returned)) < len(returned):
+    alone = {node for node in computed & set(returned) if len(set(returned).intersection(memory[node])) == 1}
+    places = [n for n, node in enumerate(returned) if node in alone and node.op == "call_function" and node.target in _NEW]
+    if not places or len(set(returned)) < len(returned) or modes.with_gradients:
         return None
     constant = [n for n, place in enumerate(places) if not returned[place].meta["example_value"].requires_grad]
-    compute, needed = _apart(module, [returned[n] for n in places], static)
+    compute, needed = _apart(module, [returned[n] for n in places], static, modes.without_gradients)
     output.args = (tuple(node for n, node in enumerate(returned) if n not in places),)
     module.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or node not in computed)
     module.recompile()
@@ -140,9 +144,12 @@ def split_static_results(module: fx.GraphModule, inputs: Inputs) -> StaticResult
 
 
 def _apart(
-    module: fx.GraphModule, results: Sequence[fx.Node], static: dict[fx.Node, int]
+    module: fx.GraphModule, results: Sequence[fx.Node], static: dict[fx.Node, int], constant: Container[fx.Node]
 ) -> tuple[Callable[..., Any], list[int]]:
-    """Returns a function that computes only these nodes, and the indices of the inputs that it takes."""
+    """Returns a function that computes only these nodes, and the indices of the inputs that it takes.
+
+    constant  nodes that have no gradients
+    """
     needed = set(ancestors(results))
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in module.graph.nodes:
@@ -150,6 +157,8 @@ def _apart(
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.target in (operator.mul, torch.mul):
                 copies[node].target = _times
+            if node in constant and node.op != "placeholder":
+                copies[node] = graph.call_method("detach", (copies[node],))
     graph.output([copies[node] for node in results])
     return fx.GraphModule(module, graph).forward, [static[node] for node in copies if node in static]
 

@@ -19,14 +19,14 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.purity import writes
+from gossamer.backend.graph.modes import changes_mode
+from gossamer.backend.graph.writes import writes
 from gossamer.backend.report.report import Decision, record
 from gossamer.sparsity.bags.sparse_lookups import Lookup, look_up
 from gossamer.sparsity.bags.steps import watch_optimizers
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _PARAMETERS = {each: inspect.signature(each).parameters for each in (functional.embedding_bag, functional.embedding)}
-_CONTEXTS = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _is_entangled(graph: fx.Graph, calls: Sequence[_Call], inner: set[fx.Node]) 
     for node in graph.nodes:
         if node is last:
             return False
-        if writes(node) or (floats and getattr(node.target, "__name__", "") in _CONTEXTS):
+        if writes(node) or (floats and changes_mode(node)):
             return True
     return False
 

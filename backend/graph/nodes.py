@@ -43,6 +43,11 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
     return node.args
 
 
+def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
+    """Returns the argument that a node passes for a parameter of its function."""
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
 def function_of(node: fx.Node) -> Callable[..., Any]:
     """Returns the function that a node calls."""
     function: Any = node.target

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gossamer.backend.graph.modes import Modes
+from gossamer.backend.graph.writes import seen_later, sharing, writes
 from gossamer.backend.smaller.channels import Atoms, Channels
 from gossamer.backend.smaller.recipe import Known, Recipe
-from gossamer.backend.smaller.writes import writes
 
 Rule = Callable[["Analysis", fx.Node], "Step | None"]
 
@@ -72,6 +73,7 @@ class Analysis:
     gradients  whether the graph computes gradients
     training   whether it computes gradients of static inputs
     entries    the channels of whole values that products gather from, by node and dimension
+    written    the nodes that may share memory with a value that changes and is read afterwards
     """
 
     graph: fx.Graph
@@ -82,6 +84,7 @@ class Analysis:
     atoms: Atoms = field(default_factory=Atoms)
     steps: dict[fx.Node, Step] = field(default_factory=dict)
     entries: dict[tuple[fx.Node, int], Channels] = field(default_factory=dict)
+    written: set[fx.Node] = field(default_factory=set)
     _wanted: dict[tuple[fx.Node, int], Tensor] = field(default_factory=dict)
 
     def channels(self, node: object) -> Channels | None:
@@ -110,9 +113,11 @@ class Analysis:
 
     def run(self, rules: Mapping[Any, Rule]) -> None:
         """Applies the rules to all nodes, and finds the needed channels."""
-        live = _live(self.graph)
+        live, memory = _live(self.graph), sharing(self.graph)
+        self.written = seen_later(self.graph, memory)
+        whole = self.written | Modes.of(self.graph).transformed | _views_beside(self.graph, memory)
         for node in self.graph.nodes:
-            rule = rules.get(node.target) if node.op in ("call_function", "call_method") else None
+            rule = rules.get(node.target) if node.op in ("call_function", "call_method") and node not in whole else None
             step = rule(self, node) if rule is not None and node in live and self.recipe.of(node) is None else None
             if step is not None and all(self._may_write(each) for each in writes(node)):
                 self.steps[node] = step
@@ -143,13 +148,13 @@ class Analysis:
         return result if isinstance(result, list) else [result]
 
     def _back(self, node: fx.Node) -> None:
-        step, changed = self.steps.get(node), writes(node)
+        step = self.steps.get(node)
         for each in node.all_input_nodes:
             if each in self.steps and (step is None or each not in step.operands):
                 for piece, channels in enumerate(self.pieces(each)):
                     all_ = torch.ones_like(channels.const)
                     several = isinstance(self.steps[each].result, list)
-                    self.want(each, all_ if several or each in changed else ~channels.const, piece)
+                    self.want(each, all_ if several else ~channels.const, piece)
         if step is not None:
             masks = [self._wanted.get((node, n)) for n in range(len(self.pieces(node)))]
             found = [
@@ -174,3 +179,32 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
         if node.op == "output" or node in found or writes(node):
             found.update([node, *node.all_input_nodes])
     return found
+
+
+def _views_beside(graph: fx.Graph, memory: Mapping[fx.Node, Sequence[fx.Node]]) -> set[fx.Node]:
+    """Returns the nodes that may be views, if the graph returns several values in their memory.
+
+    Then these results share memory, because they are views of one whole value. Parts of one split do not overlap.
+    """
+    results = dict.fromkeys(graph.output_node().all_input_nodes)
+    found = set[fx.Node]()
+    for one in results:
+        names = memory[one]
+        others = [_sources(other, names) for other in names if other in results and other is not one]
+        if any(_overlap(_sources(one, names), other) for other in others):
+            found.update(each for each in names if not set(names).isdisjoint(each.all_input_nodes))
+    return found
+
+
+def _sources(node: fx.Node, names: Sequence[fx.Node]) -> list[fx.Node]:
+    """Returns the node, what it is a view of, and so on. `names` share its memory."""
+    found, inside = [node], set(names)
+    while (source := next((each for each in found[-1].all_input_nodes if each in inside), None)) is not None:
+        found.append(source)
+    return found
+
+
+def _overlap(one: Sequence[fx.Node], two: Sequence[fx.Node]) -> bool:
+    """Whether two views may overlap, given their sources."""
+    shared = next((each for each in one if each in two), None)
+    return shared is None or isinstance(shared.meta.get("example_value"), Tensor)

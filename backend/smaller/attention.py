@@ -7,15 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.smaller.analysis import Analysis, Rule, Step
 from gossamer.backend.smaller.channels import Channels
-from gossamer.backend.smaller.writes import argument
+from gossamer.backend.smaller.views import not_empty
 
 
 def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
     """The rule for scaled_dot_product_attention with as many heads of queries as of keys.
 
-    The weighted mean of a constant is that constant, unless a mask hides all keys or dropout zeroes weights.
+    The weighted mean of a constant is that constant, unless there is no key, a mask hides all keys, or dropout zeroes weights.
     """
     operands = [argument(node, n, name) for n, name in enumerate(("query", "key", "value"))]
     found = [analysis.channels(each) for each in operands]
@@ -31,7 +32,9 @@ def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
     assert query is not None and key is not None
     analysis.atoms.tie(query.ids, one.ids)
     analysis.atoms.tie(key.ids, one.ids)
-    const = analysis.is_zero(one.fill, one.const) if mask is not None or dropout else one.const
+    keys = operands[2].meta["example_value"].dim() - 2
+    zeroed = mask is not None or dropout or not not_empty(operands[2], [keys])
+    const = analysis.is_zero(one.fill, one.const) if zeroed else one.const
 
     def back(need: Tensor) -> None:
         heads = (need & ~const).any(1, keepdim=True).expand_as(need)
@@ -39,7 +42,7 @@ def scaled_dot_product(analysis: Analysis, node: fx.Node) -> Step | None:
             assert given is not None
             analysis.want(operand, heads & ~given.const if operand is operands[2] else heads)
 
-    zeros = [(one, const)] if mask is not None or dropout else []
+    zeros = [(one, const)] if zeroed else []
     return Step(replace(one, const=const), operands, back, zeros=zeros)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gossamer.backend.graph.modes import changes_mode
+from gossamer.backend.graph.writes import writes
 from gossamer.backend.run.lines import inverse, outside_in, pick_lines, spread_lines
 from gossamer.backend.smaller.analysis import Analysis
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known
-from gossamer.backend.smaller.writes import writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,9 @@ class Builder:
             self._env[node] = self.same(node) if step is None or step.build is None else step.build(self)
             if node.op == "placeholder":
                 self._last = self._env[node]
+            if changes_mode(node):  # what is computed under torch.no_grad() has no gradient
+                self._full.clear()
+                self._gathered.clear()
         effects = {self._env[node] for node in self._analysis.graph.nodes if not node.users}  # have side effects
         self.graph.eliminate_dead_code(lambda node: node in effects or node.is_impure() or bool(writes(node)))
         inputs = [known for known, _ in self._inputs]
@@ -126,7 +130,7 @@ class Builder:
         kept, dim = self.kept(channels), channels.dim
         if bool(kept.all()):
             return self.full(node)
-        if (node, dim) not in self._gathered:
+        if (node, dim) not in self._gathered or node in self._analysis.written:
             index, whole = self.input(self.recipe.constant(kept.nonzero().flatten())), self.full(node)
             if self._analysis.gradients:
                 made = self._selected(whole, dim, index, outside_in(node.meta["example_value"]))

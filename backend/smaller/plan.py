@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from gossamer.backend.graph.inputs import density
+from gossamer.backend.graph.modes import Modes
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.report.options import SMALLER_LAYERS, Options
 from gossamer.backend.report.report import Decision
 from gossamer.backend.smaller import attention, pointwise, products, views
@@ -17,7 +19,6 @@ from gossamer.backend.smaller.analysis import Analysis
 from gossamer.backend.smaller.build import Builder, SmallerGraph
 from gossamer.backend.smaller.recipe import Recipe
 from gossamer.backend.smaller.worth import Judged, judge
-from gossamer.backend.smaller.writes import argument
 from gossamer.runtime.torch_internals import free_unbacked_symbols
 from gossamer.runtime.weight_store import store_of
 
@@ -45,6 +46,8 @@ def plan(graph: fx.Graph, statics: Mapping[int, str], values: Sequence[Any], opt
         return None
     placeholders = graph.find_nodes(op="placeholder")
     known = {placeholders[n]: values[n] for n in statics if _is_plain(values[n])}
+    if Modes.of(graph).with_gradients:  # what this room adds to a graph has gradients only if the whole graph has them
+        return None
     if not any(map(_has_empty_lines, known.values())) and not _has_zero_scales(graph, known):
         return None
     names = {placeholders[n]: name for n, name in statics.items()}

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from gossamer.backend.graph.nodes import argument
+from gossamer.backend.graph.writes import places
 from gossamer.backend.smaller.analysis import Analysis, Rule, Step
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known
-from gossamer.backend.smaller.writes import INPLACE, argument
 
 _FUNCTIONS = [
     F.relu, F.relu6, F.gelu, F.silu, F.mish, F.hardswish, F.hardsigmoid, F.hardtanh, F.leaky_relu, F.elu, F.celu, F.selu,
@@ -54,16 +55,16 @@ def _pure(analysis: Analysis, node: fx.Node, given: Channels) -> Known | None:
     """Returns the constants after a function; None for zeros."""
     target: Any = node.target
     kwargs = {name: each for name, each in node.kwargs.items() if name not in ("inplace", "input", "memory_format")}
-    places = node.args[1 : INPLACE.get(target)]
+    arguments = node.args[1 : places(target).get("inplace")]
     if node.op == "call_method":
         name = str(target).rstrip("_")
         function: Any = getattr(Tensor, name)
     else:
         function = torch.relu if target is torch.relu_ else target
     numbers = constants(argument(node, 0, "input"), given)
-    if isinstance(numbers, Tensor) and not bool((function(numbers, *places, **kwargs) != 0).any()):
+    if isinstance(numbers, Tensor) and not bool((function(numbers, *arguments, **kwargs) != 0).any()):
         return None
-    return analysis.recipe(function, numbers, *places, **kwargs)
+    return analysis.recipe(function, numbers, *arguments, **kwargs)
 
 
 def constants(node: fx.Node, given: Channels) -> Known | Tensor:

@@ -5,7 +5,7 @@ y = x W^T + b    channel m of y is constant if x is constant in all columns in w
                  constant channels c of x add W[:, c] x[c] to the bias
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.smaller.analysis import Analysis, Product, Rule, Step
 from gossamer.backend.smaller.channels import Channels
 from gossamer.backend.smaller.recipe import Known
-from gossamer.backend.smaller.writes import argument
 from gossamer.runtime.elements import WEIGHTS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Make = Callable[["Builder", fx.Node, fx.Node, fx.Node | None], fx.Node]
 
 def linear(analysis: Analysis, node: fx.Node) -> Step | None:
     """The rule for linear(x, weight, bias)."""
-    x, weight, bias = node.args[0], argument(node, 1, "weight"), argument(node, 2, "bias")
+    x, weight, bias = argument(node, 0, "input"), argument(node, 1, "weight"), argument(node, 2, "bias")
     return _product(analysis, node, x, analysis.recipe.of(weight), bias, _linear)
 
 
@@ -54,6 +54,7 @@ def _product(analysis: Analysis, node: fx.Node, x: object, weight: Known | None,
         or weight.value.dim() != 2
         or value is None
         or added is False
+        or (isinstance(added, Known) and added.value.shape != weight.value.shape[:1])  # which is broadcast
         or value.dim() < 2
         or weight.value.dtype not in WEIGHTS
     ):
@@ -66,7 +67,8 @@ def _product(analysis: Analysis, node: fx.Node, x: object, weight: Known | None,
 
 def convolution(analysis: Analysis, node: fx.Node) -> Step | None:
     """The rule for conv1d, conv2d and conv3d of a batch. They have no groups, or are depthwise."""
-    x, weight, bias = node.args[0], analysis.recipe.of(argument(node, 1, "weight")), argument(node, 2, "bias")
+    x, bias = argument(node, 0, "input"), argument(node, 2, "bias")
+    weight = analysis.recipe.of(argument(node, 1, "weight"))
     value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
     added = _static_or_none(analysis, bias)
     if (
@@ -98,7 +100,7 @@ def transposed(analysis: Analysis, node: fx.Node) -> Step | None:
 
     Pixels at the border sum fewer taps, as with padding.
     """
-    x, weight = node.args[0], analysis.recipe.of(argument(node, 1, "weight"))
+    x, weight = argument(node, 0, "input"), analysis.recipe.of(argument(node, 1, "weight"))
     value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
     added = _static_or_none(analysis, argument(node, 2, "bias"))
     if weight is None or value is None or added is False or value.dim() != weight.value.dim():
@@ -274,17 +276,18 @@ def nonzeros(analysis: Analysis, weight: Known) -> Tensor:
     leaves = [leaf for each in analysis.recipe.leaves_of(weight) if (leaf := analysis.recipe.value(each)).requires_grad]
     if any(leaf is value for leaf in leaves):
         return torch.ones_like(found)
-    asked = torch.randn_like(value).masked_fill(found, 0)
-    for leaf, gradient in zip(
-        leaves, torch.autograd.grad(value, leaves, asked, allow_unused=True, retain_graph=True), strict=True
-    ):
-        if gradient is None:
-            continue
-        if leaf.shape == value.shape:
+    for leaf, gradient in zip(leaves, _gradients(value, leaves, ~found), strict=True):
+        if gradient is not None and leaf.shape == value.shape:
             found = found | (gradient != 0)
-        elif bool((gradient != 0).any()):
-            return torch.ones_like(found)
-    return found
+    # An element of a leaf need not be at the place of the element of the weight that is computed from it.
+    hidden = any(gradient is not None and bool((gradient != 0).any()) for gradient in _gradients(value, leaves, ~found))
+    return torch.ones_like(found) if hidden else found
+
+
+def _gradients(value: Tensor, leaves: Sequence[Tensor], where: Tensor) -> Sequence[Tensor | None]:
+    """Returns the gradients of leaves, if only these elements of a value computed from them have gradients."""
+    asked = torch.randn_like(value).masked_fill(~where, 0)
+    return torch.autograd.grad(value, leaves, asked, allow_unused=True, retain_graph=True)
 
 
 RULES: dict[Any, Rule] = {

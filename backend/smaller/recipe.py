@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
+from gossamer.backend.graph.modes import Modes
 from gossamer.backend.graph.nodes import ancestors, depending
-from gossamer.backend.smaller.writes import written
+from gossamer.backend.graph.writes import written
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +36,15 @@ class Recipe:
         self._known = dict[fx.Node, Known]()
         self._leaves = list[fx.Node]()
         self._statics = dict(statics)
+        modes = Modes.of(graph)
+        self._constant = modes.without_gradients
         self._static = set(statics)
-        changed = written(graph)
         for node in graph.nodes:
             inputs = node.all_input_nodes
-            if node.op in ("call_function", "call_method") and inputs and all(each in self._static for each in inputs):
+            called = node.op in ("call_function", "call_method") and node not in modes.transformed
+            if called and inputs and all(each in self._static for each in inputs):
                 self._static.add(node)
-        self._static -= depending(graph, ancestors(list(changed & self._static)))  # and all that may share memory
+        self._static -= depending(graph, written(graph) & self._static)
 
     def of(self, node: object) -> Known | None:
         """Returns the tensor of a node of Dynamo's graph; None if it depends on other inputs."""
@@ -48,19 +52,21 @@ class Recipe:
             return None
         if node not in self._known:
             if node.op == "placeholder":
-                made = self._graph.placeholder(node.name)
+                leaf = self._graph.placeholder(node.name)
                 self._leaves.append(node)
-                self._known[node] = Known(made, self._statics[node])
+                self._known[node] = Known(leaf, self._statics[node])
             else:
                 inputs = {each: self.of(each) for each in node.all_input_nodes}
                 if any(each is None for each in inputs.values()):
                     return None
                 found = {each: known for each, known in inputs.items() if known is not None}
-                made = self._graph.node_copy(node, lambda each: found[each].node)
                 value = self._run(node, {each: known.value for each, known in found.items()})
-                if not isinstance(value, Tensor):
+                if value is None:
+                    self._static.remove(node)
                     return None
-                self._known[node] = Known(made, value)
+                made = Known(self._graph.node_copy(node, lambda each: found[each].node), value)
+                constant = node in self._constant and value.requires_grad
+                self._known[node] = self(Tensor.detach, made) if constant else made
         return self._known[node]
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Known:
@@ -102,12 +108,17 @@ class Recipe:
         leaves = [leaf for leaf in self._leaves if self._known[leaf].node.users]
         return fx.GraphModule(self._root, self._graph), leaves
 
-    def _run(self, node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Any:
+    def _run(self, node: fx.Node, values: Mapping[fx.Node, Tensor]) -> Tensor | None:
+        """Returns the value of a node; None if it is random, no tensor, or of another type, because the graph has autocast."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: values[each])
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        function: Any = node.target
-        return function(*args, **kwargs)
+        function: Any = getattr(args[0], str(node.target)) if node.op == "call_method" else node.target
+        random = torch.get_rng_state()
+        value = function(*(args[1:] if node.op == "call_method" else args), **kwargs)
+        if not torch.equal(random, torch.get_rng_state()):
+            torch.set_rng_state(random)
+            return None
+        alike = isinstance(value, Tensor) and value.dtype == node.meta["example_value"].dtype
+        return value if alike else None
 
 
 def _has_nonzeros(value: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Rules for views, copies, pools and splits. They say where the channels of the result lie."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.smaller.analysis import Analysis, Rule, Step
 from gossamer.backend.smaller.channels import Channels
-from gossamer.backend.smaller.writes import argument
+from gossamer.runtime.torch_internals import statically_known_true
 
 if TYPE_CHECKING:
     from gossamer.backend.smaller.build import Builder
@@ -34,7 +35,9 @@ def pool(analysis: Analysis, node: fx.Node) -> Step | None:
     """The rule for pools over pixels of a batch. Constants stay constant, but only zeros if the pool may pad with zeros."""
     x = argument(node, 0, "input")
     given, value = analysis.channels(x), node.meta.get("example_value")
-    if given is None or given.dims != (1,) or node.all_input_nodes != [x] or not isinstance(value, Tensor) or value.dim() < 3:
+    if given is None or given.dims != (1,) or node.all_input_nodes != [x] or not isinstance(value, Tensor):
+        return None
+    if value.dim() != _DIMS.get(node.target, value.dim()):  # one image without a batch: dimension 1 holds pixels
         return None
     if node.target not in _AVERAGES:
         return Step(given, [x], alias=True)
@@ -53,7 +56,13 @@ def mean(analysis: Analysis, node: fx.Node) -> Step | None:
     if gone & set(given.dims):
         return None
     places = [dim - (0 if keep else sum(each < dim for each in gone)) for dim in given.dims]
+    given = given if not_empty(x, gone) else replace(given, const=torch.zeros_like(given.const), fill=None)
     return Step(given.moved(places), [x], alias=True)
+
+
+def not_empty(node: fx.Node, dims: Iterable[int]) -> bool:
+    """Whether a value is known to have elements along some dimensions. The mean of none is NaN."""
+    return all(statically_known_true(node.meta["example_value"].shape[dim] > 0) for dim in dims)
 
 
 def reordered(analysis: Analysis, node: fx.Node) -> Step | None:
@@ -223,12 +232,16 @@ def item(analysis: Analysis, node: fx.Node) -> Step | None:
 
 
 _AVERAGES = {F.avg_pool1d, F.avg_pool2d, F.avg_pool3d}
+_DIMS: dict[Any, int] = {
+    **dict.fromkeys([F.max_pool1d, torch.max_pool1d, F.adaptive_avg_pool1d, F.avg_pool1d], 3),
+    **dict.fromkeys([F.max_pool2d, torch.max_pool2d, F.adaptive_avg_pool2d, F.avg_pool2d], 4),
+    **dict.fromkeys([F.max_pool3d, torch.max_pool3d, F.adaptive_avg_pool3d, F.avg_pool3d], 5),
+}
+"""Dimensions of a batch that a function pools."""
 
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(["contiguous", "clone", "detach", torch.clone], kept_in_place),
-    **dict.fromkeys([F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d], pool),
-    **dict.fromkeys([F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.interpolate], pool),
-    **dict.fromkeys([F.avg_pool1d, F.avg_pool2d, F.avg_pool3d], pool),
+    **dict.fromkeys([*_DIMS, F.interpolate], pool),
     **dict.fromkeys([torch.mean, "mean"], mean),
     **dict.fromkeys([torch.transpose, torch.permute, torch.swapaxes, "transpose", "permute", "swapaxes"], reordered),
     **dict.fromkeys(["view", "reshape", "flatten", torch.reshape, torch.flatten], reshaped),

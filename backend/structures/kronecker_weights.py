@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph.nodes import argument, hint
+from gossamer.backend.graph.writes import written
 from gossamer.backend.report.options import STRUCTURED_WEIGHTS, Options
 from gossamer.backend.report.report import Decision
 from gossamer.backend.smaller.build import SmallerGraph
 from gossamer.backend.smaller.plan import Plan
 from gossamer.backend.smaller.recipe import Known, Recipe
-from gossamer.backend.smaller.writes import argument, written
 from gossamer.backend.structures.matrices import Given, Kronecker
 
 _ROUNDINGS = 4

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.backend.graph.inputs import density
-from gossamer.backend.smaller.writes import argument
+from gossamer.backend.graph.nodes import argument
 from gossamer.backend.structures.matrices import BlockDiagonal, Diagonal, Given, Kronecker, Matrix, Product, Scaled, Sum
 from gossamer.runtime.torch_internals import FakeTensor
 

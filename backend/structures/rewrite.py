@@ -18,19 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import ancestors, hint
+from gossamer.backend.graph.modes import changes_mode
+from gossamer.backend.graph.nodes import ancestors, argument, hint
+from gossamer.backend.graph.writes import written
 from gossamer.backend.report.options import STRUCTURED_WEIGHTS, Options
 from gossamer.backend.report.report import Decision, record
-from gossamer.backend.smaller.writes import argument, written
 from gossamer.backend.structures.matrices import BlockDiagonal, Emit, Given, Matrix, Scaled
 from gossamer.backend.structures.reader import MATMUL, Reader
 from gossamer.runtime.torch_internals import FakeTensor
 
 _UNKNOWN_TOKENS = 32
 """The size that is assumed for each size that is unknown at compile time."""
-
-_MODES = ("_set_grad_enabled", "_enter_autocast", "inference_mode", "_enter_inference_mode")
-"""Functions that change how later calls compute. Graphs with them stay as they are."""
 
 
 def use_factors(module: fx.GraphModule, inputs: Inputs, options: Options) -> None:
@@ -64,7 +62,7 @@ def _may_have(graph: fx.Graph) -> bool:
     """Whether a graph makes structured matrices at all, and has one mode throughout."""
     targets = {node.target for node in graph.nodes}
     makes = targets & {torch.kron, "kron", torch.block_diag, torch.diag, "diag", torch.diag_embed, "diag_embed", torch.einsum}
-    return bool(makes) and not any(getattr(target, "__name__", target) in _MODES for target in targets)
+    return bool(makes) and not any(map(changes_mode, graph.nodes))
 
 
 class _Rewriter:

@@ -123,3 +123,20 @@ def test_the_option_disable_keeps_weights_whole() -> None:
         y = torch.compile(made, backend="sparse", options=OPTIONS | {"disable": ["structured-weights"]})(x)
         close(y, made(x))
     assert not found_in(found.decisions)
+
+
+def test_a_weight_that_the_graph_writes_to_through_a_view_stays_whole() -> None:
+    made, x = model().requires_grad_(False), torch.randn(200, 288)
+
+    def function(x: Tensor) -> Tensor:
+        made[0].weight[:, :5].mul_(1.5)
+        return made(x)
+
+    other = copy.deepcopy(made)
+    with torch.no_grad(), collect() as found:
+        compiled = torch.compile(function, backend="sparse", fullgraph=True, options=OPTIONS)
+        for _ in range(2):
+            y = compiled(x)
+            other[0].weight[:, :5].mul_(1.5)
+            torch.testing.assert_close(y, other(x), rtol=1e-4, atol=1e-2)
+    assert not found_in(found.decisions)

@@ -317,3 +317,56 @@ def test_what_is_written_to_in_place_and_seen_elsewhere_stays_whole() -> None:
     made = run(seen, x, regions=0)
     for found, expected in zip(made.output, seen(x), strict=True):
         assert_same(found, expected.detach())
+
+
+def test_layers_may_be_called_by_keywords_and_with_biases_that_broadcast() -> None:
+    layer, x, weight = nn.Linear(16, 32), torch.randn(7, 16), torch.randn(16, 32)
+    chosen = empty_(layer.weight)
+    weight[:, chosen] = 0
+    row, number, whole = torch.randn(1, 32), torch.randn(1), torch.randn(7, 32)
+
+    def function(x: Tensor) -> list[Tensor]:
+        convolved = F.conv1d(input=x[:, :, None], weight=layer.weight[:, :, None], bias=layer.bias)
+        called = [F.linear(input=x, weight=layer.weight, bias=layer.bias), convolved]
+        return called + [torch.addmm(bias, x, weight) for bias in (row, number, whole)]
+
+    made = run(function, x)
+    assert sorted((d.op, d.format) for d in made.regions) == [("convolution", "16x16"), ("linear", "16x16")]
+    for found, expected in zip(made.output, function(x), strict=True):
+        assert_same(found, expected.detach())
+
+
+def test_pools_over_channels_of_one_image_take_all_of_them() -> None:
+    images, rows = nn.Conv2d(3, 16, 3), nn.Conv1d(3, 16, 3)
+    for layer in (images, rows):
+        empty_(layer.weight)
+
+    def function(x: Tensor) -> list[Tensor]:
+        y, z = images(x), rows(x[..., 0])
+        return [F.max_pool3d(y, (2, 1, 1)), F.avg_pool3d(y, (2, 1, 1)), F.max_pool2d(z, (2, 1)), F.adaptive_avg_pool2d(z, 1)]
+
+    x = torch.randn(2, 3, 8, 8)
+    made = run(function, x)
+    assert sorted(smaller(made).values()) == ["8x3", "8x3"]
+    for found, expected in zip(made.output, function(x), strict=True):
+        assert_same(found, expected.detach())
+
+
+def test_constants_are_none_in_the_mean_of_no_tokens_and_in_attention_without_keys() -> None:
+    pair, attention, empty, x = Pair(), Attention(), torch.randn(2, 0, 16), torch.randn(2, 3, 32)
+    empty_(pair.first.weight)
+    empty_(attention.o.weight)
+    with torch.no_grad():
+        attention.v.weight[8:24] = 0
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        query = attention.q(x).view(2, 3, 4, 8).transpose(1, 2)
+        key, value = (layer(x[:, :0]).view(2, 0, 4, 8).transpose(1, 2) for layer in (attention.k, attention.v))
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        mean = pair.first(empty).mean(1)
+        return mean, pair.second(mean), attention.o(mixed.transpose(1, 2).reshape(2, 3, 32))
+
+    made = run(function, x)
+    assert smaller(made) == {"attention.o.weight": "16x32"}
+    for found, expected in zip(made.output, function(x), strict=True):
+        torch.testing.assert_close(found, expected.detach(), equal_nan=True)

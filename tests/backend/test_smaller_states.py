@@ -270,6 +270,20 @@ def test_a_mask_that_depends_on_what_is_trained_is_looked_at_in_every_step() -> 
     assert_same(made.function(x), thresholded(x))
 
 
+def test_zeros_that_a_mask_keeps_are_trained_in_a_transposed_square_weight() -> None:
+    weight, bias, mask, x = nn.Parameter(torch.randn(16, 16)), torch.randn(16), torch.ones(16, 16), torch.randn(7, 16)
+    mask[:, 8:] = 0
+    with torch.no_grad():
+        weight[14:] = 0
+
+    def function(x: Tensor) -> Tensor:
+        return torch.addmm(bias, x, weight * mask)
+
+    made = run(function, x, grad=True, regions=0)
+    found, expected = (torch.autograd.grad(each.square().sum(), weight)[0] for each in (made.output, function(x)))
+    assert_same(found, expected)
+
+
 def test_zeros_without_a_mask_are_trained_whole() -> None:
     layer, x = nn.Linear(16, 32), torch.randn(7, 16)
     empty_(layer.weight)

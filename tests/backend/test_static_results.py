@@ -202,3 +202,28 @@ def test_large_weights_are_what_the_mask_keeps_after_each_step(monkeypatch: pyte
     model[0].weight_orig.grad = None
     model[0].weight.sum().backward()
     assert torch.equal(model[0].weight_orig.grad, model[0].weight_mask)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_writes_views_and_constants_of_a_returned_weight_are_those_of_eager_code(grad: bool) -> None:
+    weight, mask, x = nn.Parameter(torch.randn(32, 32)), (torch.rand(32, 32) < 0.2).float(), torch.randn(16, 32)
+
+    def function(x: Tensor) -> list[Tensor]:
+        without_diagonal, viewed = weight * mask, weight * mask
+        without_diagonal.diagonal().zero_()
+        with torch.no_grad():
+            scale = weight * 2
+        return [x @ without_diagonal, without_diagonal, viewed, viewed.view(-1), weight * mask / scale, scale]
+
+    made = compile_and_run(function, x, grad=grad)
+    for output in (made.output, torch.set_grad_enabled(grad)(made.function)(x)):
+        with torch.set_grad_enabled(grad):
+            expected = function(x)
+        for found, wanted in zip(output, expected, strict=True):
+            assert_same(found.detach(), wanted.detach())
+            assert found.requires_grad == wanted.requires_grad
+        if grad:
+            gradients = (torch.autograd.grad(each[4].sum(), weight)[0] for each in (output, expected))
+            torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+        output[3].detach().fill_(7)
+        assert bool((output[2] == 7).all())

@@ -1,6 +1,5 @@
-"""Finds side effects: whether a graph may be computed twice, and whether a node of Dynamo's graph writes to its arguments."""
+"""Finds side effects: whether a graph may be computed twice."""
 
-import operator
 from typing import Any
 
 import torch
@@ -61,11 +60,3 @@ def _viewed(node: object) -> object:
 
 def _has_gradients(value: torch.Tensor | None) -> bool:
     return value is not None and value.requires_grad
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether a node of Dynamo's graph may write to an argument, by its name, its schema and its arguments."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    inplace = name.endswith("_") or (name.startswith("i") and getattr(operator, name, None) is node.target)
-    mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-    return inplace or mutable or name == "setitem" or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
