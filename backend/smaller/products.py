@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from gossamer.backend.graph.nodes import argument
 from gossamer.backend.smaller.analysis import Analysis, Product, Rule, Step
 from gossamer.backend.smaller.channels import Channels
-from gossamer.backend.smaller.recipe import Known
+from gossamer.backend.smaller.recipe import Known, Recipe
 from gossamer.runtime.elements import WEIGHTS
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _summed(
         elif not padded:
             added = _total(analysis, _folded(analysis, taken, given, left_out), added)
         source = builder.small(x) if inside else builder.gathered(x, given)
-        inputs = [builder.input(recipe(Tensor.contiguous, small))]
+        inputs = [builder.input(_laid_out(recipe, small, weight))]
         if added is not None:
             inputs.append(builder.input(added))
         return make(builder, source, inputs[0], inputs[1] if len(inputs) == 2 else None)
@@ -187,6 +187,14 @@ def _summed(
     taps = prod(weight.value.shape[2:])
     product = Product(name, op, weight.value.detach(), result, given, tokens, taps)
     return Step(result, [x] if inside else [], back, build, product=product)
+
+
+def _laid_out(recipe: Recipe, small: Known, weight: Known) -> Known:
+    """Returns a smaller weight in the memory format of the weight, by which torch chooses that of a convolution's result."""
+    value, last = weight.value, {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.value.dim())
+    if last is not None and value.stride() == torch.empty_like(value, device="meta", memory_format=last).stride():
+        return recipe(torch.clone, small, memory_format=last)
+    return recipe(Tensor.contiguous, small)
 
 
 def _total(analysis: Analysis, summed: Known | None, bias: Known | None) -> Known | None:
@@ -258,7 +266,8 @@ def _depthwise(analysis: Analysis, node: fx.Node, x: fx.Node, weight: Known, bia
         builder.zeros(builder.taken(weight, {0: const & ~settled}))
         if bool(kept.all()):
             return builder.same(node)
-        inputs: list[Any] = [builder.input(builder.taken(each, {0: kept})) for each in (weight, bias) if each]
+        small = _laid_out(builder.recipe, builder.taken(weight, {0: kept}), weight)
+        inputs: list[Any] = [builder.input(each) for each in (small, bias and builder.taken(bias, {0: kept})) if each]
         how = (argument(node, 3, "stride", 1), argument(node, 4, "padding", 0), argument(node, 5, "dilation", 1))
         added = inputs[1] if len(inputs) == 2 else None
         target: Any = node.target

@@ -7,6 +7,7 @@ SparseGlobalMaxPool, SparseGlobalAvgPool    maximum and mean over all sites of a
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import GossamerError
@@ -54,14 +55,21 @@ class _MaxPool(_Pool):
 
 class _AvgPool(_Pool):
     def _pooled(self, features: Tensor, where: tuple[Any, ...]) -> Tensor:
-        sums: Tensor = sum_sites(features, *where)
-        return sums / sum_sites(features.new_ones(features.shape[0], 1), *where)
+        sums: Tensor = sum_sites(_wide(features), *where)
+        means = sums / sum_sites(sums.new_ones(features.shape[0], 1), *where)
+        return means.to(features.dtype)
 
 
 def pooled(features: Tensor, indices: Tensor, batch: int, way: str) -> Tensor:
     """Returns the "mean" or "amax" [batch, C] of features [N, C] in each grid of a batch; zeros for a grid without sites."""
-    grid = indices[:, :1].long().expand_as(features)
-    return features.new_zeros(batch, features.shape[1]).scatter_reduce(0, grid, features, way, include_self=False)
+    grid, wide = indices[:, :1].long().expand_as(features), _wide(features)
+    reduced = wide.new_zeros(batch, features.shape[1]).scatter_reduce(0, grid, wide, way, include_self=False)
+    return reduced.to(features.dtype)
+
+
+def _wide(features: Tensor) -> Tensor:
+    """Returns features as their sums are computed: in f32 at least, because a sum may exceed the range of float16."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 class _GlobalPool(SparseModule):

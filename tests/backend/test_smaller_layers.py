@@ -147,11 +147,12 @@ def test_part_of_a_head_is_no_reason_to_leave_it_out() -> None:
     assert_same(made.output, attention(x).detach())
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_filters_before_a_shift_are_left_out(memory_format: torch.memory_format) -> None:
+@pytest.mark.parametrize("images", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("filters", [torch.contiguous_format, torch.channels_last])
+def test_filters_before_a_shift_are_left_out(filters: torch.memory_format, images: torch.memory_format) -> None:
     """Inside of the image they are constants; around it the next convolution sees zeros, and so one of them stays."""
     network, x = shifted(nn.Sequential(Residual(), Residual())), torch.randn(2, 16, 9, 8)
-    network, x = network.to(memory_format=memory_format), x.to(memory_format=memory_format)
+    network, x = network.to(memory_format=filters), x.to(memory_format=images)
     for block in network:
         empty_(block.a.weight)
     made = run(network, x)

@@ -107,6 +107,13 @@ def test_whole_grids() -> None:
         close(torch.autograd.grad(found, x, gradient)[0], torch.autograd.grad(expected, x, gradient)[0])
 
 
+def test_sums_of_means_may_exceed_the_range_of_their_type() -> None:
+    indices = torch.cat([torch.zeros(64, 1), torch.cartesian_prod(*[torch.arange(4)] * 3)], 1).int()
+    tensor = spconv.SparseConvTensor(torch.full((64, 3), 3000.0, dtype=torch.float16), indices, [4, 4, 4], 1)
+    means = spconv.SparseAvgPool3d(4)(tensor).features, spconv.SparseGlobalAvgPool()(tensor)
+    assert all(bool((each == 3000).all()) and each.dtype == torch.float16 for each in means)
+
+
 def test_what_is_not_finite() -> None:
     indices = torch.tensor([[0, n] for n in range(12)], dtype=torch.int32)
     x = torch.full((12, 2), -torch.inf)
