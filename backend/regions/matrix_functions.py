@@ -242,6 +242,8 @@ class RowsBody(_Body):
         """Adds the copy of a node. Decomposes means, variances and layer norms into sums, in f32 for narrow floats."""
         if node.target is operator.getitem:
             source, number = arguments(node)
+            if source not in self._tuples:  # another body computes its other result
+                self.append(source)
             self._copies[node] = self._tuples[source][number]
         elif not is_row_reduction(node):
             super().append(node)
@@ -260,9 +262,11 @@ class RowsBody(_Body):
             elif node.target is aten.mean.dim:
                 self._copies[node] = self._rounded(self._mean(x, size))
             elif node.target is aten.var_mean.correction:
-                correction = node.kwargs.get("correction", 1)
+                given_correction = node.kwargs.get("correction")
+                count = size - (1 if given_correction is None else given_correction)
                 mean, centred = self._centred(x, size)
-                variance = self._mean(self._square(centred), size - correction)
+                squares = self._sum(self._square(centred))
+                variance = self._call(aten.mul.Tensor, (squares, 1 / count if count > 0 else math.inf))
                 self._tuples[node] = self._rounded(variance), self._rounded(mean)
             else:
                 self._tuples[node] = (self._rounded(self._layer_norm(x, size, *affine[1:])),)
