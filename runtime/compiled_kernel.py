@@ -99,7 +99,7 @@ class _Workspace:
 
     def grow(self, size: int) -> None:
         """Allocates at least `size` bytes at `address`, aligned to cache lines."""
-        self._memory = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
+        self._memory = torch.empty(size + CACHE_LINE, dtype=torch.uint8, device="cpu")
         self.address = -(-self._memory.data_ptr() // CACHE_LINE) * CACHE_LINE
         self.size = size
 

@@ -36,15 +36,24 @@ def find_cone(
     `claimed` are the nodes of other chains, each with all nodes that its chain is computed from. `reorder` allows that tokens
     change their order inside. `several` allows that nodes outside use values of the cone.
     """
-    usable = list(attention)
+    usable, barred = list(attention), set[fx.Node]()
     while True:
         inside = {n: a for a in usable for n in a.members}
-        cone = _convex(output, products, inside, claimed, reorder, several)
+        cone = _convex(output, products, inside, claimed, barred, reorder, several)
         broken = [a for a in usable if a.node in cone and not cone.issuperset(a.members)]
         stray = [a for a in usable if a.node not in cone and not cone.isdisjoint(a.members)]
-        if not broken and not stray:
+        others = (n for n in cone if n not in inside and n not in products)
+        unreadable = {n for n in others if any(_holds_no_floats(x) for x in n.all_input_nodes if x not in cone)}
+        if not broken and not stray and not unreadable:
             return _with_siblings(cone, output, products, inside, claimed) if several else cone
         usable = [a for a in usable if a not in broken and a not in stray]
+        barred |= unreadable
+
+
+def _holds_no_floats(operand: fx.Node) -> bool:
+    """Whether an operand is a tensor of integers or bools, and no constant. A chain reads none from outside."""
+    value = operand.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype not in DTYPES and constant_of(operand) is None
 
 
 def without_first_sums(nodes: list[fx.Node], products: Mapping[fx.Node, Product], attention: list[Attention]) -> list[fx.Node]:
@@ -74,10 +83,11 @@ def _convex(
     products: Mapping[fx.Node, Product],
     attending: dict[fx.Node, Attention],
     claimed: Mapping[fx.Node, set[fx.Node]],
+    barred: set[fx.Node],
     reorder: bool,
     several: bool,
 ) -> set[fx.Node]:
-    """Returns the cone of `output` without siblings. See `find_cone` for `claimed`.
+    """Returns the cone of `output` without siblings, and without nodes that are barred. See `find_cone` for `claimed`.
 
     A chain that reads one value of another chain has to wait for all of it.
     """
@@ -87,7 +97,7 @@ def _convex(
     rows = rows_of(output)
     if rows is None:
         return cone
-    outside = {node for a in attending.values() for node in a.outside}
+    outside = barred | {node for a in attending.values() for node in a.outside}
     outside |= {arguments(node)[-1] for node, product in products.items() if isinstance(product, Inner)}
     node = output
     pending, wanted = {output}, {output}  # all nodes that `output` needs, and those that the cone itself reads

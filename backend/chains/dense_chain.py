@@ -36,7 +36,9 @@ def attend(
         scores = torch.tanh(q @ k.mT * (scale / cap)) * cap
         scores = scores if mask is None else scores + mask
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else torch.zeros((), dtype=torch.bool)
-        y = scores.masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num(0) @ v
+        scores = scores.masked_fill(hidden, float("-inf"))
+        nothing_seen = (scores == float("-inf")).all(-1, keepdim=True)
+        y = scores.softmax(-1).masked_fill(nothing_seen, 0) @ v
     else:
         y = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=heads != kv_heads

@@ -15,6 +15,7 @@ their order from sequence by sequence to position by position and back (token_or
 weights/plan.py calls `find_chains`, asks chain_cost.py which chains pay, and has build_chain.py compile them.
 """
 
+import operator
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ from gossamer.backend.chains.cone import find_cone, rows_of, without_first_sums
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import DTYPES
-from gossamer.backend.graph.fusable import is_elementwise, is_identity
+from gossamer.backend.graph.fusable import is_elementwise, is_identity, is_row_reduction
 from gossamer.backend.graph.layout import is_view, path
 from gossamer.backend.graph.nodes import ancestors, equal, in_training, only_user
 from gossamer.backend.regions.contractions import Contraction
@@ -180,7 +181,7 @@ def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list
     if any(found.sizes != within[0].sizes for found in within):
         return None
     orders, stages = token_orders(nodes, products, within), _stages(nodes, products, within)
-    if orders is None or not stages or stages[-1].output is not nodes[-1] or not _holds_integers(stages):
+    if orders is None or not stages or stages[-1].output is not nodes[-1] or not _holds_types(stages):
         return None
     inputs, leaving = _inputs(nodes, stages, within), _leaving(nodes, {stage.output for stage in stages})
     if inputs is None or leaving is None:
@@ -237,22 +238,25 @@ def _inputs(nodes: list[fx.Node], stages: list[Stage], attention: list[Attention
     first = next((o for o in inputs if o.kind == "matrix"), None)
     if first is None or any(o.node in inside or o.node.meta["val"].dtype not in DTYPES for o in inputs):
         return None
+    if len({o.node for o in inputs}) < len(inputs):
+        return None  # with a single token, [1, 1] is a number for some stages, and a matrix for others
     if not all(_has_rows(o, nodes[-1], attention) for o in inputs):
         return None
     return first, *(o for o in inputs if o is not first)
 
 
-def _holds_integers(stages: list[Stage]) -> bool:
-    """Whether a chain can hold the integers of these stages.
+def _holds_types(stages: list[Stage]) -> bool:
+    """Whether a chain can hold the values of these stages.
 
-    Only quantized products may read int8 values. Beside such products there may be no int32 results and no float64.
+    These are floats, and float64 only if all are. Only quantized products may read int8 values.
     """
-    quantized = [stage.contraction for stage in stages if stage.contraction is not None and stage.contraction.quantized]
+    contractions = [stage.contraction for stage in stages if stage.contraction is not None]
+    quantized = any(contraction.quantized for contraction in contractions)
+    read = {o.node.meta["val"].dtype for stage in stages for o in stage.operands if quantized or o.kind in ("matrix", "column")}
     dtypes = {stage.output.meta["val"].dtype for stage in stages}
-    if not quantized:
-        return dtypes.isdisjoint({torch.int8})
-    given = {operand.node.meta["val"].dtype for stage in stages for operand in stage.operands}
-    if torch.float64 in dtypes | given or torch.int32 in dtypes:
+    if not dtypes <= {*DTYPES, *([torch.int8] if quantized else [])}:
+        return False
+    if torch.float64 in (held := dtypes | read | {contraction.given for contraction in contractions}) and len(held) > 1:
         return False
     return all(
         user.target is aten._int_mm.default or is_identity(user)
@@ -337,6 +341,9 @@ def _groups(nodes: list[fx.Node], low_rank: Mapping[fx.Node, Inner]) -> Iterator
     left, whole = dict.fromkeys(nodes), {product.x for product in low_rank.values()}
     while left:
         output = next(reversed(left))
+        if is_row_reduction(output) and any(user.target is operator.getitem for user in output.users):
+            del left[output]  # its results are in several groups, or outside: each group computes it
+            continue
         group = {output}
         for node in reversed(left):
             if node is not output and node not in whole and node.users and all(user in group for user in node.users):

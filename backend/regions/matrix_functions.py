@@ -37,7 +37,7 @@ _BOUNDED: dict[Any, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     aten.maximum.default: lambda x, low: (aten.clamp.Tensor, (x, low)),
     aten.minimum.default: lambda x, high: (aten.clamp.Tensor, (x, None, high)),
 }
-
+_CONVERSIONS = (aten._to_copy.default, prims.convert_element_type.default)
 
 Shape = tuple[int | None, ...]
 
@@ -63,6 +63,7 @@ class _Body:
         self.graph = fx.Graph()
         self.extras: list[Extra] = []
         self._copies: dict[fx.Node, fx.Node] = {}
+        self._numbers: set[fx.Node] = set()  # nodes whose copies have no dimensions, though they may have some
 
     def append(self, node: fx.Node) -> None:
         """Adds the copy of a node of the graph. Leaves out views, because all values of a body are [T, M]."""
@@ -77,7 +78,9 @@ class _Body:
         """Adds the copy of an elementwise node, whose operands broadcast to this shape."""
         args: Any
         kwargs: Any
-        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self._operand(n, shape))
+        operands = {n: self._operand(n, shape) for n in node.all_input_nodes}
+        self._promote(node, operands)
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), operands.__getitem__)
         target: Any = node.target
         if target is aten.pow.Tensor_Scalar:
             base, exponent = args
@@ -89,10 +92,24 @@ class _Body:
             self._copies[node] = self._tanh_gelu(args[0])
         elif target in _BOUNDED:  # as clamp, because torch-mlir's lowering of these returns the bound for a NaN
             self._copies[node] = self._call(*_BOUNDED[target](*args))
-        elif target in (aten._to_copy.default, prims.convert_element_type.default):
+        elif target in _CONVERSIONS:
             self._copies[node] = self._converted(args[0], node)
         else:
             self._copies[node] = self._call(target, args, kwargs)
+
+    def _promote(self, node: fx.Node, operands: dict[fx.Node, fx.Node]) -> None:
+        """Converts operands to the type of a node, where torch's rules would give its copy another type, and for clamp.
+
+        For these rules, a tensor without dimensions counts less than a tensor of shape [1].
+        """
+        wide = node.meta["val"].dtype
+        others = [n for n in operands if n.meta["val"].is_floating_point() and n.meta["val"].dtype != wide]
+        known = any(n.meta["val"].dtype == wide and n not in self._numbers for n in operands)
+        if node.target in _CONVERSIONS or not wide.is_floating_point:
+            return
+        if node.target not in _BOUNDED:
+            others = [] if known else [n for n in others if n not in self._numbers]
+        operands.update({n: self._call(prims.convert_element_type.default, (operands[n], wide)) for n in others})
 
     def _multiply(self, inner: Inner) -> None:
         """Adds a product with a dense matrix."""
@@ -136,9 +153,12 @@ class _Body:
         constant = constant_of(node)
         if constant is not None:
             self._copies[node] = self._call(aten.full.default, ([], constant), {"dtype": value.dtype})
+            self._numbers.add(node)
             return self._copies[node]
         kind = kind_of(node, shape, self.axis)
         assert kind is not None, f"{node} is no operand of a region"
+        if kind == "scalar":
+            self._numbers.add(node)
         if kind == "scalar" and _of_scalars(node, shape):
             self._compute(node, shape)  # faster than a separate kernel call for one number
             return self._copies[node]
@@ -169,9 +189,8 @@ def _of_scalars(node: fx.Node, shape: torch.Size) -> bool:
 
     def readable(operand: fx.Node) -> bool:
         own, given = node.meta["val"], operand.meta["val"]
-        if constant_of(operand) is not None:
-            return True
-        return kind_of(operand, shape) == "scalar" and (given.dtype, given.device) == (own.dtype, own.device)
+        number = constant_of(operand) is not None or (kind_of(operand, shape) == "scalar" and given.device == own.device)
+        return number and given.dtype == own.dtype
 
     return is_elementwise(node) and all(readable(operand) for operand in node.all_input_nodes)
 
@@ -223,6 +242,8 @@ class RowsBody(_Body):
         """Adds the copy of a node. Decomposes means, variances and layer norms into sums, in f32 for narrow floats."""
         if node.target is operator.getitem:
             source, number = arguments(node)
+            if source not in self._tuples:  # another body computes its other result
+                self.append(source)
             self._copies[node] = self._tuples[source][number]
         elif not is_row_reduction(node):
             super().append(node)
@@ -241,9 +262,11 @@ class RowsBody(_Body):
             elif node.target is aten.mean.dim:
                 self._copies[node] = self._rounded(self._mean(x, size))
             elif node.target is aten.var_mean.correction:
-                correction = node.kwargs.get("correction", 1)
+                given_correction = node.kwargs.get("correction")
+                count = size - (1 if given_correction is None else given_correction)
                 mean, centred = self._centred(x, size)
-                variance = self._mean(self._square(centred), size - correction)
+                squares = self._sum(self._square(centred))
+                variance = self._call(aten.mul.Tensor, (squares, 1 / count if count > 0 else math.inf))
                 self._tuples[node] = self._rounded(variance), self._rounded(mean)
             else:
                 self._tuples[node] = (self._rounded(self._layer_norm(x, size, *affine[1:])),)

@@ -42,4 +42,5 @@ class FewRows:
 @lru_cache(maxsize=256)
 def _others(rows: int, outputs: int) -> tuple[Tensor, ...]:
     """Returns the kernel's other operands: empty scales, an empty bias, and routes that send all rows to the only expert."""
-    return torch.empty(0, outputs, 1), torch.empty(0, outputs), torch.tensor([0, rows]), torch.arange(rows)
+    scales, bias = torch.empty(0, outputs, 1, device="cpu"), torch.empty(0, outputs, device="cpu")
+    return scales, bias, torch.tensor([0, rows], device="cpu"), torch.arange(rows, device="cpu")

@@ -108,7 +108,7 @@ def _each_gathered(
 
 def _summed(y: Tensor, routes: Routes, scores: Tensor) -> Tensor:
     """Returns [tokens, M]: the sum of each token's rows of y times its scores. y is in the order of the routes."""
-    places = torch.empty_like(routes.order).scatter_(0, routes.order, torch.arange(len(y)))
+    places = torch.empty_like(routes.order).scatter_(0, routes.order, torch.arange(len(y), device=y.device))
     wide = torch.promote_types(y.dtype, torch.float32)
     given = F.embedding_bag(places.view(scores.shape), y.to(wide), mode="sum", per_sample_weights=scores.to(wide))
     return given.to(y.dtype)

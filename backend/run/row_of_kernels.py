@@ -112,7 +112,7 @@ def prepare(
     where, size = places([each.bytes for each in planned], last)
     if size > _MOST_BYTES:
         return None
-    memory = torch.empty(size, dtype=torch.uint8)
+    memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     images = [Memory(Given(n), shape) for n, shape in enumerate(shapes)]
     images += [each.memory(memory.data_ptr() + at) for each, at in zip(planned, where, strict=True)]
     row = _Row(planned, images, [value.contiguous() for value in computed], [memory])

@@ -23,7 +23,7 @@ def placed(arrays: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     whole = sum(sizes) // _HUGE * _HUGE
     if not whole or sys.platform != "linux" or any(array.device.type != "cpu" for array in arrays):
         return arrays
-    memory = torch.empty(sum(sizes) + _HUGE, dtype=torch.uint8)
+    memory = torch.empty(sum(sizes) + _HUGE, dtype=torch.uint8, device="cpu")
     at = -memory.data_ptr() % _HUGE
     # madvise may refuse; then the memory has small pages.
     ctypes.CDLL(None).madvise(ctypes.c_void_p(memory.data_ptr() + at), ctypes.c_size_t(whole), _MADV_HUGEPAGE)
@@ -38,7 +38,7 @@ def large_empty(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> tor
     """Returns an uninitialised, contiguous CPU tensor. Its memory is NumPy's, because NumPy asks for huge pages and torch does
     not."""
     if not prod(sizes):
-        return torch.empty(tuple(sizes), dtype=dtype)
+        return torch.empty(tuple(sizes), dtype=dtype, device="cpu")
     memory = np.empty(prod(sizes) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(memory).view(dtype).view(tuple(sizes))
 

@@ -109,7 +109,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Returns an uninitialised, contiguous CPU tensor."""
     size = prod(shape) * dtype.itemsize
     if size < LEAST:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(_kept.take(size), dtype=dtype, count=prod(shape)).view(shape)
 
 

@@ -42,6 +42,12 @@ class QuantizationAwareLinear(nn.Linear):
 class _Rounded(torch.autograd.Function):
     """A function that rounds, with the gradient of the identity."""
 
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Saves nothing."""
+
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return grads[0]
@@ -49,12 +55,12 @@ class _Rounded(torch.autograd.Function):
 
 class _RoundedRows(_Rounded):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
+    def forward(weight: Tensor) -> Tensor:
         return dequantized(*rows_on_grid(weight.float())).to(weight.dtype)
 
 
 class _RoundedTokens(_Rounded):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         q, step = tokens_on_grid(x.reshape(-1, x.shape[-1]).float())
         return (q.float() * step).to(x.dtype).view(x.shape)

@@ -185,10 +185,15 @@ def _sums(q: Tensor, weight: Tensor) -> Tensor:
 class _StraightThrough(torch.autograd.Function):
     """Computes `quantized_linear` without bias. Its gradient is that of the product of floats."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, grid: InputGrid | None, offset: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight, scale)
+    def forward(x: Tensor, weight: Tensor, scale: Tensor, grid: InputGrid | None, offset: Tensor | None) -> Tensor:
         return quantized_linear(x, weight, scale, None, grid, offset)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], inputs[2])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gossamer.backend.chains.dense_chain import attend
 from gossamer.backend.run.compiled_region import CompiledRegion
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.test_chains import HEADS, Attention, D, PostNorm, model
@@ -118,3 +119,13 @@ def test_what_is_no_number_stays_where_torch_has_it(bad: float) -> None:
             found, expected = run.function(x, padding), function(x, padding)
         assert torch.equal(found.isnan(), expected.isnan())
         assert_same(found.nan_to_num(), expected.nan_to_num())
+
+
+def test_soft_caps_in_plain_torch_hide_no_nan() -> None:
+    q, k, v = torch.randn(3, 5, 8)
+    q[2, 0] = torch.nan
+    how = {"heads": 1, "kv_heads": 1, "head_size": 8, "offsets": (0, 0, 0), "scale": 0.5, "cap": 2.0}
+    mask = torch.zeros(1, 1, 5, 5)
+    mask[..., 1, :] = -torch.inf  # sees no key
+    y = attend(5, q, k, v, mask, **how, causal=False, key_mask=False)
+    assert y[2].isnan().all() and (y[1] == 0).all() and y[3:].isfinite().all()

@@ -70,6 +70,26 @@ def test_nan_and_infinity_come_through(name: str) -> None:
     torch.testing.assert_close(run.output.float(), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+def test_a_number_or_bound_of_a_wider_type_widens_the_result() -> None:
+    """A body reads a tensor of shape [1] as one without dimensions, which would not count for the type."""
+    half, x = W.bfloat16(), torch.randn(T, K).bfloat16()
+    number, wide, bound = torch.tensor([0.7]), torch.tensor([0.3], dtype=torch.float64), torch.rand(M) * 0.3
+
+    def layers(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            F.linear(x, half) * number,
+            torch.relu(F.linear(x, half)) * number.exp(),
+            F.linear(x, half) + torch.ones(T, M),
+            F.linear(x.float(), W) * wide,
+            torch.maximum(F.linear(x, half), bound),
+            torch.minimum(torch.tensor(0.25), F.linear(x, half)),
+        )
+
+    run = compile_and_run(layers, x, regions=6)
+    for y, expected in zip(run.output, layers(x), strict=True):
+        torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)  # checks the type, too
+
+
 def test_tanh_gelu_in_double() -> None:
     """The importer's own expansion rounds sqrt(2/pi) to three digits."""
     x, w = torch.randn(T, K, dtype=torch.double), W.double()

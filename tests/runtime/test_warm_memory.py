@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gossamer.backend.run import few_rows
+from gossamer.runtime.compiled_kernel import _Workspace
+from gossamer.runtime.memory.huge_pages import large_empty
 from gossamer.runtime.memory.warm_memory import empty
 
 _SMAPS = Path("/proc/self/smaps")
@@ -22,3 +25,11 @@ def test_large_results_ask_for_huge_pages() -> None:
         elif first == "VmFlags:" and inside:
             asked = "hg" in others
     assert asked
+
+
+def test_memory_for_kernels_is_that_of_the_cpu_whatever_the_default_device_is() -> None:
+    workspace = _Workspace()
+    with torch.device("meta"):
+        workspace.grow(100)
+        made = [empty((2, 3), torch.float32), large_empty((0, 3)), *few_rows._others(2, 3)]
+    assert workspace.address and {each.device.type for each in made} == {"cpu"}

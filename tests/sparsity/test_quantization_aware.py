@@ -139,3 +139,19 @@ def test_a_trainer_of_hugging_face(tmp_path: Any) -> None:
         assert not layer.weight[weight == 0].any()
     gossamer.quantize(model)
     assert all(type(layer) is QuantizedLinear for layer in layers)
+
+
+def test_torchs_transforms_of_functions_see_the_gradients_of_autograd() -> None:
+    model, x = gossamer.quantize(model_of(), aware=True), torch.randn(3, 32)
+    given = {name: each.detach() for name, each in model.named_parameters()}
+
+    def loss(given: dict[str, Tensor], one: Tensor) -> Tensor:
+        return torch.func.functional_call(model, given, (one[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(given, x)
+    model(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), parameter.grad, rtol=1e-3, atol=1e-3)
+    exact, own = gossamer.quantize(copy.deepcopy(model)), x.clone().requires_grad_()
+    exact(own).square().sum().backward()
+    torch.testing.assert_close(torch.func.grad(lambda x: exact(x).square().sum())(x), own.grad)
