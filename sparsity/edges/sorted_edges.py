@@ -71,8 +71,8 @@ class SortedEdges:
         return self.positions.diff()
 
     def sorted(self, weight: Tensor) -> Tensor:
-        """Returns rows of edges [edges, ...] in the order of the entries."""
-        return weight if self.order is None else weight.index_select(0, self.order)
+        """Returns rows of edges [edges, ...] in the order of the entries, contiguous."""
+        return weight.contiguous() if self.order is None else weight.index_select(0, self.order)
 
     def unsorted(self, weight: Tensor) -> Tensor:
         """Returns rows of entries in the order of the edges, the inverse of `sorted`."""
