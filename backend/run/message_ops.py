@@ -191,9 +191,9 @@ def _extreme_backward(
 
 
 def _structure(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
-    # A copy, because a graph may reuse the memory of its values.
+    # A copy, because a graph may reuse the memory of its values. The fake result is contiguous.
     value: Tensor = known(key).current(leaves, numbers)
-    return value.clone()
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _structure_fake(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
