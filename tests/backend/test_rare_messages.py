@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.backend.harness import assert_same, compile_and_run
-from tests.backend.messages import EDGES, NODES, aggregated, edges, operations
+from tests.backend.messages import EDGES, NODES, aggregated, edges, operations, trained
 
 
 def with_gaps(x: Tensor) -> Tensor:
@@ -38,3 +38,86 @@ def test_sums_of_one_graph_may_repeat_a_single_number() -> None:
     x, index, batch = torch.randn(NODES, 6), edges(), torch.full((1,), 2).expand(NODES)
     run = compile_and_run(pooled, x, index, batch, regions=2)
     assert_same(run.output, pooled(x, index, batch))
+
+
+def test_remembered_values_may_be_transposed() -> None:
+    def with_degrees(x: Tensor, index: Tensor) -> Tensor:
+        counts = [torch.zeros(NODES).index_add(0, ends, torch.ones(EDGES)) for ends in index]
+        return aggregated(x, index).sin() * torch.stack(counts).t()[:, :, None]
+
+    x, index = torch.randn(NODES, 2, 3), edges()
+    run = compile_and_run(with_degrees, x, index, dense="inductor")
+    assert operations(run) == ["aggregation"]
+    assert_same(run.output, with_degrees(x, index))
+
+
+class Embedded(nn.Module):
+    """Maxima over neighbours, whose features are rows of a table."""
+
+    def __init__(self, **options: bool | int) -> None:
+        super().__init__()
+        self.nodes = nn.Embedding(NODES, 4, **options)  # type: ignore[arg-type]
+        with torch.no_grad():
+            self.nodes.weight[0] = 3.0  # often the maximum
+
+    def forward(self, index: Tensor) -> Tensor:
+        each = index[1][:, None].expand(-1, 4)
+        return torch.zeros(NODES, 4).scatter_reduce(0, each, self.nodes(index[0]), "amax", include_self=False)
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}], ids=str)
+def test_maxima_of_embeddings_have_the_gradients_of_the_embedding(options: dict[str, int]) -> None:
+    run, ours, theirs = trained(Embedded(**options), edges())
+    assert operations(run) == ["max aggregation", "max aggregation backward"]
+    assert_same(ours[0], theirs[0])
+
+
+SCALED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "over a number": lambda x, index: torch.zeros_like(x).index_add(0, index[1], x[index[0]] / 64),
+    "alpha": lambda x, index: torch.zeros_like(x).index_add(0, index[1], x[index[0]], alpha=1 / 64),
+    "products": lambda x, index: (x[index[0]] / 64 * x[index[1]]).sum(-1),
+    "infinite": lambda x, index: torch.zeros_like(x).index_add(0, index[1], x[index[0]] * torch.inf),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_numbers_that_may_not_come_after_a_sum_stay_before_it(name: str) -> None:
+    """In f16, a sum may overflow before it is scaled. An infinite number makes NaN of a sum of nothing."""
+
+    def with_a_sum(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return aggregated(x / 2048, index), SCALED[name](x, index)
+
+    index = torch.stack([torch.randint(0, NODES, (NODES * 64,)), torch.arange(1, NODES + 1).repeat_interleave(64) % 59])
+    x = (torch.rand(NODES, 8) * 10 + (500 if name == "products" else 2000)).half()
+    run = compile_and_run(with_a_sum, x, index)
+    assert "aggregation" in operations(run)
+    for ours, theirs in zip(run.output, with_a_sum(x, index), strict=True):
+        assert_same(ours, theirs)
+
+
+def of_columns(x: Tensor, index: Tensor, group: Tensor) -> Tensor:
+    return torch.zeros(5, x.shape[1]).scatter_add(0, group.expand(x.shape[0], -1), aggregated(x, index))
+
+
+def of_columns_gathered(x: Tensor, index: Tensor, group: Tensor) -> Tensor:
+    picked = torch.gather(x, 0, group.repeat(x.shape[0], 1))
+    return torch.zeros_like(x).index_add(0, index[1][:NODES], picked) + aggregated(x, index)
+
+
+@pytest.mark.parametrize("function", [of_columns, of_columns_gathered])
+def test_an_index_for_each_feature_is_no_edge_list_if_there_are_as_many_nodes(function: Callable[..., Tensor]) -> None:
+    given = torch.randn(NODES, NODES), edges(), torch.randint(0, 5, (NODES,))
+    run = compile_and_run(function, *given)
+    assert "aggregation" in operations(run)
+    assert_same(run.output, function(*given))
+
+
+def test_sums_over_no_or_all_dimensions_are_no_products_of_edges() -> None:
+    def sums(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = aggregated(x, index)
+        return y, (x[index[0]] * x[index[1]]).sum(dim=()), torch.sum(y * y, dim=None)
+
+    x, index = torch.rand(NODES, 6), edges()
+    run = compile_and_run(sums, x, index, regions=1)
+    for ours, theirs in zip(run.output, sums(x, index), strict=True):
+        assert_same(ours, theirs)
