@@ -27,7 +27,7 @@ from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.inputs import Inputs, noticed
 from gossamer.backend.graph.nodes import between, hint, in_training, is_backward
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
@@ -215,7 +215,7 @@ class _Rewriting:
     ) -> Arguments:
         """Returns the arguments that define an edge list, with known weights if there are any."""
         expression = self._structure.cut(source, target, weight)
-        key = ops.edge_list(expression, self._options.verify, mean)
+        key = ops.edge_list(expression, noticed(expression.leaves, self._options.verify), mean)
         return [list(expression.leaves), list(expression.numbers)], key
 
     def _put(self, old: fx.Node, new: fx.Node) -> None:
