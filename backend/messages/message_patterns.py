@@ -221,7 +221,7 @@ def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
         return None
     if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or not _together(index, node):
         return None
-    if message in structure or not value.is_floating_point() or not has_kernels(value.device):
+    if message in structure or not value.is_floating_point() or not has_kernels(value.device) or _is_empty(value):
         return None
     if not _same_trail(message, node) or not as_long(message, index) or (kind in EXTREMES and not _has_extremes(node)):
         return None
@@ -251,7 +251,7 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
     kept = value.dim() - len(over)
     if kept < 1 or sorted(over) != list(range(kept, value.dim())):
         return None
-    if node.meta["val"].dtype != value.dtype or not value.is_floating_point():
+    if node.meta["val"].dtype != value.dtype or not value.is_floating_point() or _is_empty(value):
         return None
     scale, factors = _factors(product)
     alike = [f.node for f in factors if not f.inverse and same_shape(f.node, product) and same_dtype(f.node, product)]
@@ -347,6 +347,11 @@ def _is_edge_list(index: Any) -> bool:
     value = index.meta["val"]
     integers = value.dtype in (torch.int64, torch.int32)
     return integers and value.dim() >= 1 and all(statically_known_true(size == 1) for size in value.shape[1:])
+
+
+def _is_empty(rows: torch.Tensor) -> bool:
+    """Whether rows have no elements. Then there is nothing to sum."""
+    return any(statically_known_true(size == 0) for size in rows.shape[1:])
 
 
 def _together(a: Any, b: Any) -> bool:

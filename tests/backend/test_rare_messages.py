@@ -1,10 +1,12 @@
 """Message passing in rare cases: memory with gaps, numbers of extreme size, padding, and calls that only look like messages."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.messages import EDGES, NODES, aggregated, edges, operations, trained
@@ -120,4 +122,69 @@ def test_sums_over_no_or_all_dimensions_are_no_products_of_edges() -> None:
     x, index = torch.rand(NODES, 6), edges()
     run = compile_and_run(sums, x, index, regions=1)
     for ours, theirs in zip(run.output, sums(x, index), strict=True):
+        assert_same(ours, theirs)
+
+
+class Wrapped(Tensor):
+    """A tensor around another one, as a DTensor is. Torch counts no writes to the tensor inside."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapped":
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], meta: None, size: Any, stride: Any) -> "Wrapped":
+        return Wrapped(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map_only(cls, lambda t: t.inner, args), **(kwargs or {}))
+
+
+def test_a_write_to_one_edge_inside_a_wrapper_is_noticed() -> None:
+    inner = torch.randint(0, NODES, (2, 2000))
+    x, index, changed = torch.randn(NODES, 6), Wrapped(inner), inner.clone()
+    changed[0, 900] = (changed[0, 900] + 7) % NODES
+    run = compile_and_run(aggregated, x, index, regions=1)
+    assert_same(run.output, aggregated(x, inner))
+    index.copy_(changed)
+    assert_same(run.function(x, index), aggregated(x, changed))
+
+
+def test_a_sum_of_messages_whose_columns_are_divided_is_no_attention() -> None:
+    def attended(x: Tensor, a: Tensor, index: Tensor) -> Tensor:
+        z = a[index[0]]
+        most = torch.full((NODES,), -torch.inf).scatter_reduce(0, index[1], z, "amax")
+        p = (z - most[index[1]]).exp()
+        total = torch.zeros(NODES).index_add(0, index[1], p)
+        return torch.zeros_like(x).index_add(0, index[1], p[:, None] * x[index[0]]) / (total + 1e-16)
+
+    given = torch.randn(NODES, NODES), torch.randn(NODES), edges()
+    run = compile_and_run(attended, *given)
+    assert "graph attention" not in operations(run)
+    torch.testing.assert_close(run.output, attended(*given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(NODES, 0), (NODES, 2, 0)], ids=str)
+def test_messages_without_features_stay_empty(shape: tuple[int, ...]) -> None:
+    def both(x: Tensor, nodes: Tensor, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        messages = x[index[0]] * weight
+        return (
+            aggregated(nodes, index),
+            torch.zeros_like(x).index_add(0, index[1], messages),
+            (x[index[0]] * x[index[1]]).sum(-1),
+        )
+
+    weight = torch.rand(EDGES, *shape[1:-1], 1)
+    given = torch.randn(shape), torch.randn(NODES, 4), edges(), weight
+    run = compile_and_run(both, *given, regions=1)
+    for ours, theirs in zip(run.output, both(*given), strict=True):
         assert_same(ours, theirs)
