@@ -56,20 +56,26 @@ _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar,
 """Operations that multiply rows with weights or numbers."""
 
 
+_WRAPPING = {aten.index.Tensor, aten.index_put.default, aten._unsafe_index_put.default}
+"""Operations for which negative nodes count from the end. The others refuse negative nodes."""
+
+
+def identity(index: fx.Node, structure: Structure) -> tuple[Any, ...]:
+    """Returns a key that is the same for all nodes that compute the same edge list."""
+    expression = structure.cut(rows_of(index))
+    return expression.key, expression.leaves, expression.numbers
+
+
 class EdgeIndex:
     """An edge list that can be compared with other nodes. If it is None, for the edges themselves, no node equals it."""
 
     def __init__(self, node: fx.Node | None, structure: Structure) -> None:
         self._structure = structure
-        self._known = None if node is None else self._identity(node)
+        self._known = None if node is None else identity(node, structure)
 
     def is_(self, node: fx.Node | None) -> bool:
         """Whether a node computes the same edge list."""
-        return node is not None and self._identity(node) == self._known
-
-    def _identity(self, node: fx.Node) -> tuple[Any, ...]:
-        expression = self._structure.cut(rows_of(node))
-        return expression.key, expression.leaves, expression.numbers
+        return node is not None and identity(node, self._structure) == self._known
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,12 @@ class Gather:
 
     x      [nodes, ...]
     index  the node of each edge, an integer vector up to dimensions of size 1; None if x itself has a row for each edge
+    wraps  whether negative nodes count from the end
     """
 
     x: fx.Node
     index: fx.Node | None
+    wraps: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,11 @@ class Aggregation:
         return self.gather.index if self.gather else None, self.target
 
     @property
+    def wraps(self) -> tuple[bool, bool]:
+        """Whether negative sources and targets count from the end."""
+        return self.gather is not None and self.gather.wraps, self.node.target in _WRAPPING
+
+    @property
     def shape(self) -> tuple[Any, Any]:
         """The sizes of the sparse matrix of this product."""
         return self.node.meta["val"].shape[0], self.source.meta["val"].shape[0]
@@ -165,6 +178,11 @@ class EdgeProducts:
         return self.right.index, self.left.index
 
     @property
+    def wraps(self) -> tuple[bool, bool]:
+        """Whether negative sources and targets count from the end."""
+        return self.right.wraps, self.left.wraps
+
+    @property
     def shape(self) -> tuple[Any, Any]:
         """The sizes of the sparse matrix that has the products as its entries."""
         return self.left.x.meta["val"].shape[0], self.right.x.meta["val"].shape[0]
@@ -197,7 +215,7 @@ def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
         return None
     if not _together(index, x):
         return None
-    return Gather(x, index)
+    return Gather(x, index, node.target in _WRAPPING)
 
 
 def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:

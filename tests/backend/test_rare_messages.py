@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from gossamer.dialects.errors import FormatError
+from gossamer.sparsity.edges.sorted_edges import SortedEdges
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.messages import EDGES, NODES, aggregated, edges, operations, trained
 
@@ -188,3 +190,33 @@ def test_messages_without_features_stay_empty(shape: tuple[int, ...]) -> None:
     run = compile_and_run(both, *given, regions=1)
     for ours, theirs in zip(run.output, both(*given), strict=True):
         assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_negative_nodes_are_refused_where_torch_refuses_them(end: str) -> None:
+    def selected(x: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, index[1], x.index_select(0, index[0]))
+
+    def indexed(x: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_put((index[1],), x[index[0]], accumulate=True)
+
+    x, index = torch.randn(NODES, 6), edges()
+    both = [compile_and_run(each, x, index, regions=1).function for each in (selected, indexed)]
+    index[int(end == "target"), 7] = -1
+    with pytest.raises(FormatError, match=f"{end} -1 is out of bounds: must be at least 0"), torch.no_grad():
+        both[0](x, index)
+    assert_same(both[1](x, index), indexed(x, index))
+
+
+def test_operations_that_read_edges_in_several_ways_share_the_sorted_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    def summed(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        products = (x[index[1]] * x[index[0]]).sum(-1)
+        return torch.zeros_like(x).index_add(0, index[1], x.index_select(0, index[0])), products
+
+    x, index = torch.randn(NODES, 6), edges()
+    run = compile_and_run(summed, x, index, regions=2)
+    sorts, real = list[int](), SortedEdges.of
+    monkeypatch.setattr(SortedEdges, "of", lambda *args: (sorts.append(1), real(*args))[1])
+    with torch.no_grad():
+        run.function(x, index.flip(1))
+    assert len(sorts) == 1
