@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -20,19 +21,20 @@ def with_gaps(x: Tensor) -> Tensor:
 
 
 def test_edges_in_order_and_their_weights_may_have_any_strides() -> None:
-    def weighted(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        return torch.zeros_like(x).index_add(0, index[1], x[index[0]] * weight[:, None])
+    def weighted(x: Tensor, index: Tensor, weight: Tensor, pairs: Tensor) -> Tensor:
+        known = torch.zeros_like(x).index_add(0, index[1], x[index[0]] * weight[:, None])
+        return known + torch.zeros_like(x).index_add(0, index[1], x[index[0]] * pairs[:, 1:])
 
-    x, index = torch.randn(NODES, 6), edges()
+    x, index, pairs = torch.randn(NODES, 6), edges(), torch.rand(EDGES, 2)
     index[1] = index[1].sort().values
-    run = compile_and_run(weighted, x, index, torch.rand(EDGES), dynamic=True)
-    assert operations(run) == ["aggregation"]
+    run = compile_and_run(weighted, x, index, torch.rand(EDGES), pairs, dynamic=True)
+    assert operations(run) == ["aggregation", "aggregation"]
     constant = torch.full((1,), 3).expand(EDGES)  # a single number in memory
     everywhere = torch.full((1,), 0.5).expand(EDGES)
     weights = with_gaps(torch.rand(EDGES)), everywhere
     for each in (index.t().contiguous().t(), index.int().t().contiguous().t(), torch.stack([constant, constant])):
         for weight in weights:
-            assert_same(run.function(x, each, weight), weighted(x, each, weight))
+            assert_same(run.function(x, each, weight, pairs), weighted(x, each, weight, pairs))
 
 
 def test_sums_of_one_graph_may_repeat_a_single_number() -> None:
@@ -220,3 +222,16 @@ def test_operations_that_read_edges_in_several_ways_share_the_sorted_list(monkey
     with torch.no_grad():
         run.function(x, index.flip(1))
     assert len(sorts) == 1
+
+
+def test_relu_makes_zero_of_an_infinite_score() -> None:
+    def attended(x: Tensor, a: Tensor, index: Tensor) -> Tensor:
+        p = F.relu(a[index[0]] + a[index[1]]).exp()
+        weight = p / torch.zeros(NODES, 1).index_add(0, index[1], p)[index[1]]
+        return torch.zeros_like(x).index_add(0, index[1], x[index[0]] * weight)
+
+    x, a, index = torch.randn(NODES, 3), torch.randn(NODES, 1), edges()
+    a[5] = -torch.inf
+    run = compile_and_run(attended, x, a, index)
+    assert operations(run) == ["graph attention"]
+    assert_same(run.output, attended(x, a, index))
