@@ -165,13 +165,13 @@ def test_a_write_to_one_edge_inside_a_wrapper_is_noticed() -> None:
 
 def test_a_sum_of_messages_whose_columns_are_divided_is_no_attention() -> None:
     def attended(x: Tensor, a: Tensor, index: Tensor) -> Tensor:
-        z = a[index[0]]
+        z = a[:, 0][index[0]]
         most = torch.full((NODES,), -torch.inf).scatter_reduce(0, index[1], z, "amax")
         p = (z - most[index[1]]).exp()
         total = torch.zeros(NODES).index_add(0, index[1], p)
         return torch.zeros_like(x).index_add(0, index[1], p[:, None] * x[index[0]]) / (total + 1e-16)
 
-    given = torch.randn(NODES, NODES), torch.randn(NODES), edges()
+    given = torch.randn(NODES, NODES), torch.randn(NODES, 1), edges()
     run = compile_and_run(attended, *given)
     assert "graph attention" not in operations(run)
     torch.testing.assert_close(run.output, attended(*given), rtol=1e-4, atol=1e-4)
