@@ -34,15 +34,15 @@ def samples_of(tensors: Sequence[Tensor]) -> list[Sample]:
 
 def sample_of(t: Tensor, runs: int = _RUNS) -> Sample:
     """Returns a sample of a tensor's memory: evenly spaced runs, chosen where most values are nonzero, or all of a small
-    tensor.
-
-    Returns (None, None) if the tensor's values are not contiguous in some order of its dimensions.
+    tensor. If the tensor is not contiguous in any order of its dimensions, returns evenly spaced values.
     """
-    if type(t) not in (Tensor, Parameter) or not t.is_cpu or t.layout is not torch.strided or _span(t) != t.numel():
+    if type(t) not in (Tensor, Parameter) or not t.is_cpu or t.layout is not torch.strided:
         return None, None
     address, words = t.data_ptr(), t.nbytes // 8
     if address == 0 or t.nbytes == 0:
         return None, None
+    if _span(t) != t.numel():
+        return _spaced(t)
     memory: Any = (ctypes.c_uint8 * (8 * words or t.nbytes)).from_address(address)
     values: Any = np.frombuffer(memory, np.uint64 if words else np.uint8)
     several = words // (runs * _WORDS)
@@ -56,3 +56,13 @@ def sample_of(t: Tensor, runs: int = _RUNS) -> Sample:
 def _span(t: Tensor) -> int:
     """Returns the number of places in memory from its first value to its last."""
     return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def _spaced(t: Tensor) -> Sample:
+    """Returns a sample of evenly spaced values of a tensor, with any strides."""
+    size, most = t.itemsize, max(2, int(_CANDIDATES ** (1 / t.dim())))
+    memory: Any = (ctypes.c_uint8 * (_span(t) * size)).from_address(t.data_ptr())
+    bytes_: Any = np.frombuffer(memory, np.uint8)
+    whole = np.lib.stride_tricks.as_strided(bytes_, (*t.shape, size), (*(stride * size for stride in t.stride()), 1))
+    values = whole[tuple(slice(None, None, -(-extent // most)) for extent in t.shape)]
+    return values.data, values.copy().data

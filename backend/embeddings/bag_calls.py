@@ -133,7 +133,7 @@ def _sums(node: fx.Node) -> Bags | None:
     if node.target not in (aten.sum.dim_IntList, aten.mean.dim) or node.kwargs or len(node.args) < 2:
         return None
     x, dims, *keepdim = arguments(node)
-    if not isinstance(x, fx.Node) or x.meta["val"].dim() != 3 or list(dims) not in ([1], [-2]) or only_user(x) is None:
+    if not isinstance(x, fx.Node) or x.meta["val"].dim() != 3 or list(dims or ()) not in ([1], [-2]) or only_user(x) is None:
         return None
     looked_up, weights = _weighted(x)
     if looked_up is None or looked_up.target is not aten.embedding.default:

@@ -27,7 +27,7 @@ from gossamer.backend.graph.backward_part import BackwardPart, JointGraph
 from gossamer.backend.graph.edge_expressions import Structure, part_sizes_from_values
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.inputs import Inputs, noticed
 from gossamer.backend.graph.nodes import between, hint, in_training, is_backward
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.graph.size_assertions import drop_vain_assertions
@@ -42,6 +42,7 @@ from gossamer.backend.messages.message_patterns import (
     Messages,
     aggregation_at,
     edge_products_at,
+    identity,
 )
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import FAILED, Decision
@@ -63,7 +64,7 @@ class MessagePassing:
         if not extremes and not any(isinstance(each, Aggregation) and each.gather for each in others):
             return []
         rewriting = _Rewriting(structure, context.inputs, context.options)
-        rewriting.count(others)
+        rewriting.count(others, extremes)
         joint = JointGraph(graph) if in_training(graph) else None
         decisions = [d for node in [each.node for each in others] for d in rewriting.take_attention(node, joint)]
         graph.eliminate_dead_code()  # removes the parts of attention
@@ -105,10 +106,15 @@ class _Rewriting:
         self._replaced: dict[fx.Node, fx.Node] = {}
         self._uses: Counter[str] = Counter()
         self._sorted: set[fx.Node] = set()
+        self._without_negatives: set[tuple[Any, ...]] = set()
 
-    def count(self, found: Sequence[Messages]) -> None:
-        """Notes how many operations each edge list serves."""
+    def count(self, found: Sequence[Messages], extremes: Sequence[Messages]) -> None:
+        """Notes how many operations each edge list serves, and which lists torch would refuse if they had negative nodes."""
         self._uses.update(self._sorted_list(each) for each in found)
+        for each in (*found, *extremes):
+            for index, wraps in zip(each.edges, each.wraps, strict=True):
+                if index is not None and not wraps:
+                    self._without_negatives.add(identity(index, self._structure))
 
     def _sorted_list(self, found: Messages) -> str:
         """Returns a key for the edge list that has to be sorted."""
@@ -215,7 +221,9 @@ class _Rewriting:
     ) -> Arguments:
         """Returns the arguments that define an edge list, with known weights if there are any."""
         expression = self._structure.cut(source, target, weight)
-        key = ops.edge_list(expression, self._options.verify, mean)
+        ends = {"source": source, "target": target}.items()
+        wrapping = (end for end, node in ends if node and identity(node, self._structure) not in self._without_negatives)
+        key = ops.edge_list(expression, noticed(expression.leaves, self._options.verify), mean, " ".join(wrapping))
         return [list(expression.leaves), list(expression.numbers)], key
 
     def _put(self, old: fx.Node, new: fx.Node) -> None:

@@ -23,7 +23,17 @@ from torch import fx
 from gossamer.backend.devices.device import has_kernels
 from gossamer.backend.edges.spelling import rows_of
 from gossamer.backend.graph.edge_expressions import Structure
-from gossamer.backend.graph.nodes import arguments, as_long, equal_sizes, is_backward, of_tensors, same, same_dtype, same_shape
+from gossamer.backend.graph.nodes import (
+    arguments,
+    as_long,
+    equal_sizes,
+    in_training,
+    is_backward,
+    of_tensors,
+    same,
+    same_dtype,
+    same_shape,
+)
 from gossamer.runtime.torch_internals import statically_known_true
 from gossamer.sparsity.edges.edge_extremes import MOST_FEATURES
 
@@ -39,8 +49,21 @@ _REDUCTIONS = (aten.scatter_reduce.two, aten.index_reduce.default)
 _KINDS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 EXTREMES = ("max", "min")
 
+_FAR = 1e6
+"""Numbers this far from 1 stay where they are: products of several would overflow."""
+
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
 """Operations that multiply rows with weights or numbers."""
+
+
+_WRAPPING = {aten.index.Tensor, aten.index_put.default, aten._unsafe_index_put.default}
+"""Operations for which negative nodes count from the end. The others refuse negative nodes."""
+
+
+def identity(index: fx.Node, structure: Structure) -> tuple[Any, ...]:
+    """Returns a key that is the same for all nodes that compute the same edge list."""
+    expression = structure.cut(rows_of(index))
+    return expression.key, expression.leaves, expression.numbers
 
 
 class EdgeIndex:
@@ -48,15 +71,11 @@ class EdgeIndex:
 
     def __init__(self, node: fx.Node | None, structure: Structure) -> None:
         self._structure = structure
-        self._known = None if node is None else self._identity(node)
+        self._known = None if node is None else identity(node, structure)
 
     def is_(self, node: fx.Node | None) -> bool:
         """Whether a node computes the same edge list."""
-        return node is not None and self._identity(node) == self._known
-
-    def _identity(self, node: fx.Node) -> tuple[Any, ...]:
-        expression = self._structure.cut(rows_of(node))
-        return expression.key, expression.leaves, expression.numbers
+        return node is not None and identity(node, self._structure) == self._known
 
 
 @dataclass(frozen=True)
@@ -65,10 +84,12 @@ class Gather:
 
     x      [nodes, ...]
     index  the node of each edge, an integer vector up to dimensions of size 1; None if x itself has a row for each edge
+    wraps  whether negative nodes count from the end
     """
 
     x: fx.Node
     index: fx.Node | None
+    wraps: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +134,11 @@ class Aggregation:
         return self.gather.index if self.gather else None, self.target
 
     @property
+    def wraps(self) -> tuple[bool, bool]:
+        """Whether negative sources and targets count from the end."""
+        return self.gather is not None and self.gather.wraps, self.node.target in _WRAPPING
+
+    @property
     def shape(self) -> tuple[Any, Any]:
         """The sizes of the sparse matrix of this product."""
         return self.node.meta["val"].shape[0], self.source.meta["val"].shape[0]
@@ -152,6 +178,11 @@ class EdgeProducts:
         return self.right.index, self.left.index
 
     @property
+    def wraps(self) -> tuple[bool, bool]:
+        """Whether negative sources and targets count from the end."""
+        return self.right.wraps, self.left.wraps
+
+    @property
     def shape(self) -> tuple[Any, Any]:
         """The sizes of the sparse matrix that has the products as its entries."""
         return self.left.x.meta["val"].shape[0], self.right.x.meta["val"].shape[0]
@@ -176,7 +207,7 @@ def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
             x, (index,) = args
         case aten.gather.default if _first(node, args[1]) and _same_trail(args[0], node):
             x, index = args[0], repeated(args[2])
-        case aten.embedding.default:
+        case aten.embedding.default if not _has_own_gradient(node):
             x, index = args[:2]
         case _:
             return None
@@ -184,7 +215,7 @@ def gather_at(node: fx.Node, structure: Structure) -> Gather | None:
         return None
     if not _together(index, x):
         return None
-    return Gather(x, index)
+    return Gather(x, index, node.target in _WRAPPING)
 
 
 def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
@@ -204,9 +235,11 @@ def aggregation_at(node: fx.Node, structure: Structure) -> Aggregation | None:
     alone = node.target in _REDUCTIONS and not node.kwargs.get("include_self", True)
     if kind is None or not isinstance(alpha, int | float) or (size is None if alone else kind != "sum"):
         return None
+    if alpha != 1 and not _may_come_last(alpha, node):
+        return None
     if not isinstance(index, fx.Node) or index not in structure or not _is_edge_list(index) or not _together(index, node):
         return None
-    if message in structure or not value.is_floating_point() or not has_kernels(value.device):
+    if message in structure or not value.is_floating_point() or not has_kernels(value.device) or _is_empty(value):
         return None
     if not _same_trail(message, node) or not as_long(message, index) or (kind in EXTREMES and not _has_extremes(node)):
         return None
@@ -232,11 +265,11 @@ def edge_products_at(node: fx.Node, structure: Structure) -> EdgeProducts | None
     if product.target is not aten.mul.Tensor or not of_tensors(product):
         return None
     value = product.meta["val"]
-    over = [dim % value.dim() for dim in arguments(node)[1]]
+    over = [dim % value.dim() for dim in arguments(node)[1] or range(value.dim())]
     kept = value.dim() - len(over)
     if kept < 1 or sorted(over) != list(range(kept, value.dim())):
         return None
-    if node.meta["val"].dtype != value.dtype or not value.is_floating_point():
+    if node.meta["val"].dtype != value.dtype or not value.is_floating_point() or _is_empty(value):
         return None
     scale, factors = _factors(product)
     alike = [f.node for f in factors if not f.inverse and same_shape(f.node, product) and same_dtype(f.node, product)]
@@ -264,19 +297,27 @@ def _message(message: fx.Node, structure: Structure) -> tuple[fx.Node, Gather | 
 
 
 def _factors(node: fx.Node, inverse: bool = False) -> tuple[float, list[Factor]]:
-    """Returns the product that a node computes, as a number and factors."""
+    """Returns the product that a node computes, as a number and factors. Numbers that may not come last stay in factors."""
     node = same(node)
     if node.target not in _PRODUCTS:
         return 1.0, [Factor(node, inverse)]
     left, right = (*arguments(node), -1.0)[:2]
     over = inverse ^ (node.target in (aten.div.Tensor, aten.div.Scalar))
-    if isinstance(right, int | float) and right:
+    if isinstance(right, int | float) and _may_come_last(right, node):
         number, factors = _factors(left, inverse)
         return number / right if over else number * right, factors
     if not of_tensors(node):
         return 1.0, [Factor(node, inverse)]
     (one, some), (other, more) = _factors(left, inverse), _factors(right, over)
     return one * other, some + more
+
+
+def _may_come_last(number: float, node: fx.Node) -> bool:
+    """Whether a sum may be multiplied by a number, or divided by it, in place of its terms.
+
+    Not in f16, where a sum may overflow before it is scaled. Not if a sum of nothing, which is 0, may become NaN.
+    """
+    return node.meta["val"].dtype != torch.float16 and 1 / _FAR <= abs(number) <= _FAR
 
 
 def weighs(factor: fx.Node, root: fx.Node) -> bool:
@@ -304,7 +345,15 @@ def repeated(index: Any) -> fx.Node | None:
     if _is_edge_list(index):
         return index
     source = index.args[0] if index.target in (aten.expand.default, aten.repeat.default) else None
-    return source if source is not None and _is_edge_list(source) and as_long(source, index) else None
+    if source is None or source.meta["val"].dim() != index.meta["val"].dim():  # new dimensions come first
+        return None
+    return source if _is_edge_list(source) and as_long(source, index) else None
+
+
+def _has_own_gradient(embedding: fx.Node) -> bool:
+    """Whether the gradient of an embedding is not that of a gather: 0 for padding, scaled by frequency, or sparse."""
+    padding, others = arguments(embedding)[2:3], arguments(embedding)[3:]
+    return (any(row >= 0 for row in padding) or any(others)) and in_training(embedding.graph)
 
 
 def unexpanded(node: fx.Node) -> fx.Node:
@@ -316,6 +365,11 @@ def _is_edge_list(index: Any) -> bool:
     value = index.meta["val"]
     integers = value.dtype in (torch.int64, torch.int32)
     return integers and value.dim() >= 1 and all(statically_known_true(size == 1) for size in value.shape[1:])
+
+
+def _is_empty(rows: torch.Tensor) -> bool:
+    """Whether rows have no elements. Then there is nothing to sum."""
+    return any(statically_known_true(size == 0) for size in rows.shape[1:])
 
 
 def _together(a: Any, b: Any) -> bool:

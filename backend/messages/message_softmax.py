@@ -17,7 +17,7 @@ from gossamer.backend.graph.edge_expressions import Structure
 from gossamer.backend.graph.nodes import ancestors, arguments, equal, same
 from gossamer.backend.graph.patterns import Behind, Call, Found, Hole, Named, Number, Pattern, exp, log, match, one_of
 from gossamer.backend.graph.refused import Refused
-from gossamer.backend.messages.message_patterns import EdgeIndex, aggregation_at, gather_at, repeated
+from gossamer.backend.messages.message_patterns import EdgeIndex, aggregation_at, gather_at, repeated, weighs
 
 aten = torch.ops.aten
 
@@ -53,7 +53,9 @@ class Softmaxes:
         """Returns the softmax of weights p if a user divides the sum of messages by s, and that quotient; else None."""
         for user in _users_of_rows(result):
             found = match(self._quotient, user)
-            if found is not None and rows_of(found["y"]) is rows_of(result) and rows_of(found["p"]) is p:
+            if found is None or not weighs(arguments(user)[1], found["y"]):  # otherwise it may divide columns
+                continue
+            if rows_of(found["y"]) is rows_of(result) and rows_of(found["p"]) is p:
                 if not found.get("eps", 0) + found.get("floor", 0) > 0:
                     raise Refused("a target without edges divides zero by zero")
                 return self._checked(found, user), user

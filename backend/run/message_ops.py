@@ -58,9 +58,13 @@ class _Edges:
 
 @dataclass(eq=False)
 class EdgeList(Computed):
-    """Computes edges: sources (None if each edge is its own source), targets, and weights if they are known."""
+    """Computes edges: sources (None if each edge is its own source), targets, and weights if they are known.
+
+    wrapping  the ends of edges whose negative nodes count from the end: "source", "target", both or none
+    """
 
     mean: bool
+    wrapping: str
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
         """Returns the sorted edge list for these leaves and numbers of nodes. Raises FormatError for an edge out of bounds."""
@@ -70,7 +74,7 @@ class EdgeList(Computed):
             target = target.flatten()
             source = torch.arange(target.numel(), device=target.device) if source is None else source.flatten()
             weight = None if weight is None else _own(weight.flatten(), leaves)
-            return _Edges(SortedEdges.of(source, target, sources, targets), weight, self.mean)
+            return _Edges(SortedEdges.of(source, target, sources, targets, self.wrapping), weight, self.mean)
 
         found: _Edges = self.remembered(leaves, (*numbers, sources, targets), make)
         return found
@@ -99,10 +103,10 @@ def _own(value: Tensor, leaves: Sequence[Tensor]) -> Tensor:
     return value.clone() if shared else value
 
 
-def edge_list(expression: Expression, verify: Verify, mean: bool = False) -> str:
+def edge_list(expression: Expression, verify: Verify, mean: bool, wrapping: str) -> str:
     """Registers an edge list. Returns the key under which the operations find it."""
-    key = f"{expression.key}-{verify}{'-mean' if mean else ''}"
-    EdgeList(expression.evaluate, compared_for(verify), mean).shared(key)
+    key = f"{expression.key}-{verify}{'-mean' if mean else ''}-{wrapping}"
+    EdgeList(expression.evaluate, compared_for(verify), mean, wrapping).shared(key)
     return key
 
 
@@ -191,9 +195,9 @@ def _extreme_backward(
 
 
 def _structure(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:
-    # A copy, because a graph may reuse the memory of its values.
+    # A copy, because a graph may reuse the memory of its values. The fake result is contiguous.
     value: Tensor = known(key).current(leaves, numbers)
-    return value.clone()
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _structure_fake(leaves: list[Tensor], numbers: list[int], size: list[int], key: str) -> Tensor:

@@ -310,9 +310,11 @@ class EdgeRows:
 
     @staticmethod
     def leaky(raw: ir.Value, value: ir.Value, slope: float) -> ir.Value:
-        """Returns the value, times `slope` in lanes whose raw is not positive."""
+        """Returns the value, times `slope` in lanes whose raw is not positive. Slope 0 is relu, which makes 0 of infinity."""
         if slope == 1:
             return value
         type_ = ir.VectorType(raw.type)
+        if slope == 0:
+            return arith.select(arith.cmpf(arith.CmpFPredicate.OLE, raw, zeros(type_)), zeros(type_), value)
         positive = arith.cmpf(arith.CmpFPredicate.OGT, raw, zeros(type_))
         return arith.select(positive, value, arith.mulf(value, splat_of(type_, slope)))

@@ -15,18 +15,19 @@ _FEW = 1024  # slots
 def sort_keys(keys: Tensor, extent: int, integers: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Sorts keys. Returns where each number below `extent` begins in sorted order, and the order.
 
-    keys       [n] of int32 or int64; the caller has checked that they are in [0, extent)
+    keys       [n] of int32 or int64, with any stride; the caller has checked that they are in [0, extent)
     integers   int32 or int64, the dtype of the first result
     returns    [extent + 1] of `integers`, and the order [n] of int64, stable; None for keys that are in order
 
     It is a counting sort (Seward, 1954), O(n + extent), by a kernel for CPU tensors.
     """
+    keys = keys.contiguous()  # the kernel and torch's conversion read addresses
     if bool((keys[1:] >= keys[:-1]).all()):
         return torch.ops.aten._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), None
     if not keys.is_cpu:
         keys, order = keys.sort(stable=True)
         return torch.ops.aten._convert_indices_from_coo_to_csr(keys, extent, out_int32=integers == torch.int32), order
-    return _counted(keys.contiguous(), extent, integers)
+    return _counted(keys, extent, integers)
 
 
 def sorting_kernel() -> RegionKernel:

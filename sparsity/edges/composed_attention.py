@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer.dialects.format import Format
@@ -57,7 +56,7 @@ class _Attention:
         """Returns the products of queries and keys, or of the direction and the activated sums; None if there are no keys."""
         if self.directed:
             pairs = zip(self.joined(), self.terms["direction"], strict=True)
-            return torch.stack([F.leaky_relu(joined, self.slope) @ direction for joined, direction in pairs])
+            return torch.stack([self._leaky(joined, joined) @ direction for joined, direction in pairs])
         return self.dots(self.terms["queries"], self.terms["keys"]) if "keys" in self.terms else None
 
     def joined(self) -> Iterator[Tensor]:
@@ -79,8 +78,12 @@ class _Attention:
 
     def weights(self, scores: Tensor) -> Tensor:
         """Returns the softmax of each row."""
-        activated = scores if self.directed else F.leaky_relu(scores, self.slope)
+        activated = scores if self.directed else self._leaky(scores, scores)
         return torch.stack([segment_softmax(self.positions, head) for head in activated.unbind(0)])
+
+    def _leaky(self, raw: Tensor, value: Tensor) -> Tensor:
+        """Returns the value, times the slope where raw is not positive. Slope 0 is relu, which makes 0 of infinity."""
+        return torch.where(raw > 0, value, value * self.slope) if self.slope else torch.where(raw <= 0, 0.0, value)
 
     def kept(self, weights: Tensor, seed: Tensor | None, dropout: float) -> Tensor:
         """Returns the weights after dropout. A seed drops the same weights at every call, and in kernels."""
@@ -103,7 +106,7 @@ class _Attention:
         pairs = zip(of_weights.unbind(0), weights.unbind(0), strict=True)
         of_scores = torch.stack([softmax_backward(self.positions, *pair) for pair in pairs])
         if not self.directed:
-            of_scores = torch.where(scores > 0, of_scores, of_scores * self.slope)
+            of_scores = self._leaky(scores, of_scores)
         if "target" in wanted:
             found["target"] = torch.stack([segment_reduce(self.positions, head, "sum") for head in of_scores.unbind(0)], 1)
         if "source" in wanted:
@@ -130,8 +133,8 @@ class _Attention:
         found: dict[str, list[Tensor]] = {name: [] for name in ("queries", "keys", "direction") if name in wanted}
         for joined, direction, weights in zip(self.joined(), self.terms["direction"], of_products, strict=True):
             if "direction" in found:
-                found["direction"].append(weights @ F.leaky_relu(joined, self.slope))
-            slopes = torch.where(joined > 0, direction, direction * self.slope)
+                found["direction"].append(weights @ self._leaky(joined, joined))
+            slopes = self._leaky(joined, direction)
             for dim, name in enumerate(("queries", "keys")):
                 if name in found:
                     found[name].append(self._over_entries(dim, weights, slopes))

@@ -46,12 +46,13 @@ class SortedEdges:
     _calls: dict[torch.dtype, Call | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Tensor, target: Tensor, sources: int, targets: int) -> "SortedEdges":
-        """Sorts edges ([edges] integers each) by target. Negative nodes count from the end. FormatError if out of bounds.
+    def of(cls, source: Tensor, target: Tensor, sources: int, targets: int, wrapping: str = "") -> "SortedEdges":
+        """Sorts edges ([edges] integers each) by target. FormatError if a node is out of bounds.
 
-        Edges with the same target keep their order. Parallel edges are separate entries.
+        Edges with the same target keep their order. Parallel edges are separate entries. Negative nodes count from the end, if
+        `wrapping` contains their end, "source" or "target".
         """
-        source, target = _nodes("source", source, sources), _nodes("target", target, targets)
+        source, target = _nodes("source", source, sources, wrapping), _nodes("target", target, targets, wrapping)
         integers = torch.int32 if max(source.numel(), sources, targets) < 1 << 31 else torch.int64
         positions, order = sort_keys(target, targets, integers)
         if order is not None:
@@ -71,8 +72,8 @@ class SortedEdges:
         return self.positions.diff()
 
     def sorted(self, weight: Tensor) -> Tensor:
-        """Returns rows of edges [edges, ...] in the order of the entries."""
-        return weight if self.order is None else weight.index_select(0, self.order)
+        """Returns rows of edges [edges, ...] in the order of the entries, contiguous."""
+        return weight.contiguous() if self.order is None else weight.index_select(0, self.order)
 
     def unsorted(self, weight: Tensor) -> Tensor:
         """Returns rows of entries in the order of the edges, the inverse of `sorted`."""
@@ -162,10 +163,13 @@ class SortedEdges:
         return Bound(Operand(letters, self._format), (self.positions, self.coordinates, values), (self.targets, self.sources))
 
 
-def _nodes(name: str, nodes: Tensor, extent: int) -> Tensor:
+def _nodes(end: str, nodes: Tensor, extent: int, wrapping: str) -> Tensor:
     """Returns the nodes as numbers in [0, extent). FormatError for nodes out of bounds."""
     low, high = (int(bound) for bound in torch.aminmax(nodes)) if nodes.numel() else (0, -1)
-    if low < -extent or high >= extent:
+    if low < (least := -extent if end in wrapping else 0) or high >= extent:
         wrong = high if high >= extent else low
-        raise FormatError(f"edge list: {name} {wrong} is out of bounds: must be less than {extent}, the number of such nodes")
+        raise FormatError(
+            f"edge list: {end} {wrong} is out of bounds: must be at least {least}, and less than {extent}, the number of such "
+            "nodes"
+        )
     return torch.where(nodes < 0, nodes + extent, nodes) if low < 0 else nodes

@@ -27,6 +27,15 @@ def test_keys_in_order_stay_where_they_are() -> None:
     assert order is None
 
 
+def test_keys_may_have_any_stride() -> None:
+    for keys, expected in (
+        (torch.tensor([[0, 4], [0, 4], [3, 4]])[:, 0], [0, 2, 2, 2, 3, 3]),
+        (torch.tensor([3]).expand(4), [0, 0, 0, 0, 4, 4]),
+        (torch.tensor([[3, 4], [0, 4]], dtype=torch.int32)[:, 0], [0, 1, 1, 1, 2, 2]),
+    ):
+        assert sort_keys(keys, 5, torch.int64)[0].tolist() == expected
+
+
 @pytest.mark.parametrize("widths", [(32, 32), (64, 64), (32, 16)])
 @pytest.mark.parametrize(
     ("before", "after"), [("CSR", "CSC"), ("CSC", "CSR"), ("DCSC", "CSR"), ("DCSR", "CSC"), ("DCSR", "CSR")]
