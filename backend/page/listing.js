@@ -31,10 +31,10 @@ class Listing {
     this.body = el("div", { class: "lines" });
     this.space = el("div", { class: "space" }, this.body);
     this.marks = el("div", { class: "marks", "aria-hidden": "true" });
-    this.view = el("div", { class: "view", tabindex: 0, role: "listbox", "aria-label": label, onscroll: () => this.draw(), onkeydown: (event) => this.key(event),
+    this.view = el("div", { class: "view", tabindex: 0, role: "listbox", "aria-label": label, onscroll: () => this.moved(), onkeydown: (event) => this.key(event),
       onclick: (event) => this.click(event) }, this.space);
     this.element = el("div", { class: "listing" }, this.view, this.marks);
-    new ResizeObserver(() => this.draw()).observe(this.view);
+    new ResizeObserver(() => this.moved()).observe(this.view);
   }
 
   // Shows a text. By default a row is a line. For differences, rows are {line, mark}, {fold: [lines]} or {}.
@@ -57,9 +57,19 @@ class Listing {
     this.mark();
   }
 
+  // Returns the first of the rows to draw, and the one behind the last.
+  visible() {
+    const height = this.view.clientHeight || 400, first = Math.max(0, Math.floor(this.view.scrollTop / LINE) - 10);
+    return [first, Math.min(this.rows.length, first + Math.ceil(height / LINE) + 20)];
+  }
+
+  // Draws what a scroll brings into view. Drawing the same rows anew would lose a click between press and release.
+  moved() {
+    if (String(this.visible()) !== String(this.drawn)) this.draw();
+  }
+
   draw() {
-    const height = this.view.clientHeight || 400;
-    const first = Math.max(0, Math.floor(this.view.scrollTop / LINE) - 10), last = Math.min(this.rows.length, first + Math.ceil(height / LINE) + 20);
+    const [first, last] = (this.drawn = this.visible());
     this.body.style.transform = `translateY(${first * LINE}px)`;
     this.body.replaceChildren(...this.rows.slice(first, last).map((row, at) => this.row(row, first + at)));
   }

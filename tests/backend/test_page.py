@@ -206,8 +206,10 @@ def follow(tab: Tab, code: str) -> list[str]:
 def test_a_line_of_the_graph_is_followed_to_assembly_and_back(encoder: Tab) -> None:
     follow(encoder, "aten.mm.default")
     assert encoder.texts("#listings .side:nth-child(2) .line.related.hot"), "it leads to a loop that multiplies"
-    right = encoder.page.locator("#listings .side").nth(1)
-    right.locator(".line.related").first.click()
+    line = encoder.page.locator("#listings .side").nth(1).locator(".line.related").first
+    line.scroll_into_view_if_needed()
+    encoder.page.evaluate("new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))")  # lines are drawn
+    line.click()
     encoder.page.wait_for_selector("#listings .side:nth-child(2) .line.current")
     assert any("aten.mm" in line for line in encoder.texts("#listings .side:first-child .line.related .text"))
     encoder.page.keyboard.press("Escape")
