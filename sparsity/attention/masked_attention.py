@@ -20,11 +20,12 @@ from torch import Tensor
 
 from gossamer.dialects.attention import TANH, TILE_QUERIES, Step
 from gossamer.runtime.memory.huge_pages import large_zeros
+from gossamer.runtime.modules import sizes as known_sizes
 from gossamer.runtime.operations import Operation
 from gossamer.runtime.region_kernel import RegionKernel, SparseOperand
 from gossamer.runtime.remembered import Remembered
 from gossamer.runtime.target import host
-from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward, statically_known_true
+from gossamer.runtime.torch_internals import cpu_attention, cpu_attention_backward
 from gossamer.sparsity.attention.blocks_ir import attend_blocks
 from gossamer.sparsity.attention.mask import Mask, everything
 from gossamer.sparsity.attention.tile_table import TileTable
@@ -225,7 +226,7 @@ def by_features(x: Tensor) -> Tensor:
 def like(q: Tensor) -> Tensor:
     """Returns memory for a result: with the strides of q, or contiguous if the elements of q's heads are not."""
     made = torch.empty_like(q)
-    by_feature = statically_known_true(made.stride(-1) == 1) or statically_known_true(made.shape[-1] == 1)
+    by_feature = known_sizes.known_true(made.stride(-1) == 1) or known_sizes.known_true(made.shape[-1] == 1)
     return made if by_feature else torch.empty_like(q, memory_format=torch.contiguous_format)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
-from gossamer.runtime.torch_internals import statically_known_true
+from gossamer.runtime.modules import sizes as known_sizes
 from gossamer.sparsity.operations.open_sizes import agree, is_one
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.extension import implements
@@ -59,4 +59,4 @@ def _keeps(size: Any) -> bool:
 
 
 def _known_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(known_sizes.known_true(a == b) for a, b in zip(one, other, strict=True))

@@ -17,6 +17,7 @@ from gossamer.sparsity.arrays.structure import check
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Bound
 from gossamer.sparsity.operations.batches import batched_one_by_one
+from gossamer.sparsity.operations.open_sizes import divisor
 from gossamer.sparsity.operations.sparse_results import convert, sizes_stay_inside
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -40,7 +41,7 @@ def nonzeros(dense: Tensor) -> tuple[list[Tensor], Tensor]:
     which = set_places((dense.detach() != 0).flatten())
     values, at = dense.flatten().index_select(0, which), list[Tensor]()
     for extent in reversed(dense.shape[1:]):
-        above = which // torch.sym_max(extent, 1)
+        above = which // divisor(extent)
         at.insert(0, which - above * extent)
         which = above
     return [which, *at], values

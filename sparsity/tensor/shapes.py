@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.errors import ArgumentError
+from gossamer.sparsity.operations.open_sizes import divisor
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.einsum import einsum, transposed
 from gossamer.sparsity.tensor.entries import letters_of
@@ -113,9 +114,8 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
         linear = linear * extent + crd
     at: list[Tensor] = []
     for extent in reversed(sizes):
-        extent = torch.sym_max(extent, 1)
-        at.insert(0, linear % extent)
-        linear = linear // extent
+        at.insert(0, linear % divisor(extent))
+        linear = linear // divisor(extent)
     return CoordinateList(tuple(at), listed.values).assembled(of_rank(input.format, len(sizes)), sizes)
 
 

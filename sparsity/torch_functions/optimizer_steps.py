@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.runtime.torch_internals import statically_known_true
+from gossamer.runtime.modules import sizes
 from gossamer.sparsity.operations.optimizer_calls import in_step
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.shapes import to_dense
@@ -119,7 +119,7 @@ def _entries(pattern: SparseTensor, operand: Any) -> Any:
 
 
 def _same_size(one: int, other: int) -> bool:
-    return statically_known_true(one == other)
+    return sizes.known_true(one == other)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

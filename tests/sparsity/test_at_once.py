@@ -74,6 +74,8 @@ def test_modes_profilers_and_graphs_see_the_operation(taken: list[str]) -> None:
     traced = torch.jit.trace(lambda v: a @ v, x, check_trace=False)
     assert not taken
     torch.testing.assert_close(traced(2 * x), 2 * a.to_dense() @ x)
+    traced = torch.jit.trace(lambda v: a[None].expand(2, 6, 5) @ v, x, check_trace=False)  # here sizes are tensors
+    torch.testing.assert_close(traced(2 * x), (2 * a.to_dense() @ x).expand(2, 6, 3))
 
 
 class _SeenFunctions(TorchFunctionMode):
