@@ -47,9 +47,9 @@ def explain(
 
     The report is about training or inference, as torch.compile would compile the model now. `Report.training` says which.
 
-    The model and the inputs do not change. A model that is one graph does not run. A model with graph breaks runs, and its
-    state and inputs are restored, which takes a copy of its parameters. Like torch._dynamo.explain, this function resets
-    Dynamo before and after, so compiled functions are compiled again at their next call.
+    The model and the inputs do not change. A model that is one graph does not run. A model with graph breaks runs. Then its
+    state and inputs are restored, from copies in memory. Like torch._dynamo.explain, this function resets Dynamo before and
+    after, so compiled functions are compiled again at their next call.
 
     With options={"dump_ir": DIR}, that folder has each stage of the IR, and a page that shows them all, index.html.
 

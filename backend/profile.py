@@ -50,8 +50,8 @@ def profile(
     `Profile.save_trace` writes a trace of one call for chrome://tracing or Perfetto, in which arrows lead from the modules to
     the kernel calls. `Report.save(path, profile=...)` shows the profile on the page of a report.
 
-    The model, its gradients and the inputs do not change, which takes a copy of the parameters. Dynamo is reset before and
-    after, so compiled functions are compiled again at their next call.
+    The model, its gradients and the inputs do not change. Meanwhile a copy of the parameters is in memory. Dynamo is reset
+    before and after, so compiled functions are compiled again at their next call.
 
     Raises OptionError for an unknown option or mode, or if `calls` is not positive. Raises ArgumentError for `backward` without
     gradients. With `fullgraph`, raises torch's error if the graph breaks.

@@ -40,8 +40,8 @@ class Package:
 def load_package(path: str | os.PathLike[str]) -> Package:
     """Loads a package that `torch._inductor.aoti_compile_and_package` has made, from a file that ends in .pt2.
 
-    A call of the result raises ArgumentError if sizes or types of tensors are not those of the exported program. Packages that
-    `gossamer.export` has not prepared have no note of them, so Gossamer checks nothing there.
+    A call of the result raises ArgumentError if sizes or types of tensors are not those of the exported program. If the program
+    is not of `gossamer.export`, the package does not list these sizes and types, so Gossamer checks nothing.
 
     Raises FileNotFoundError, ArgumentError if the file is no package, and RuntimeError if this processor lacks a feature that
     the package needs.

@@ -59,7 +59,7 @@ class Profile:
     us           a call, without the backward pass, which takes `backward_us`
     parts        the sparse operations
     guards_us    Dynamo's checks before the compiled code; a part of `outside_us`
-    outside_us   what is not in a compiled graph: guards, and Python around and between graphs
+    outside_us   the time outside of compiled graphs: guards, and Python around and between graphs
     dense_us     the compiled graphs without the sparse operations, and `dense_backward_us` likewise
     calls        calls that were timed
     whole        whether all of them ran the same operations; otherwise those that did not are left out

@@ -22,9 +22,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def merge(model: Any) -> nn.Module:
     """Merges the active adapters of a peft model into the nonzeros of its base model, and returns the base model.
 
-    model  the result of `peft.get_peft_model` or `PeftModel.from_pretrained`, not merged. Its base has plain, masked or stored
-           weights, which become plain ones with zeros, or integers of `gossamer.quantize`, which become floats. Do not use it
-           afterwards, as after peft's `merge_and_unload`
+    model  the result of `peft.get_peft_model` or `PeftModel.from_pretrained`, not merged. Plain, masked and stored weights of
+           its base become plain ones with zeros. Integers of `gossamer.quantize` become floats. Do not use `model` afterwards;
+           the same holds for peft's `merge_and_unload`
 
     Layers without zeros are merged as peft does it. The result differs from that of the unmerged model, because changes of
     pruned weights are lost. `gossamer.distill(merged, unmerged, …)` trains the merged model toward it.

@@ -50,10 +50,10 @@ class SparseTensor(torch.Tensor):
     Make one by `from_dense`, `from_torch`, `from_scipy`, `from_edge_index` or `from_parts`, which check the structure. Do not
     write to its positions and coordinates afterwards. In-place arithmetic works on the stored values.
 
-    Products with vectors keep a copy of the values of a matrix that is used again. They notice writes that torch counts. If
-    another tensor, NumPy or SciPy shares the memory, every product compares all values; `clone()` avoids this cost. As in
-    autograd, a product may miss writes through a storage, `values().data`, DLPack, or `.data` in compiled code, if these
-    objects no longer exist at the product.
+    If products with vectors use a matrix again, they keep a copy of its values. They notice writes that torch counts. If
+    another tensor, NumPy or SciPy shares the memory, every product compares all values; `clone()` avoids this cost. A product
+    may miss a write through a storage, `values().data`, DLPack, or `.data` in compiled code, if that object no longer exists at
+    the product. Autograd misses the same writes.
     """
 
     functions: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # torch's functions and ours, see extension.py
@@ -189,7 +189,7 @@ class SparseTensor(torch.Tensor):
         return like(self, values.flatten())
 
     def positions(self, level: int) -> Tensor:
-        """Returns the positions of a compressed level: where the entries of each coordinate of the level above start."""
+        """Returns the positions of a compressed level: for each coordinate of the level above, where its entries start."""
         return self._array(level, "positions")
 
     def coordinates(self, level: int) -> Tensor:

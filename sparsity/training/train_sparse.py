@@ -51,7 +51,7 @@ def train_sparse(
              "progressive-gradient-flow", "structure-decay", "step" or "bi-mask", with its `options`; or a `Recipe`.
              `help("gossamer.sparsity.training.recipes")` has their papers and defaults
     steps    the number of steps of the whole training; "fixed", "one-shot" and "random" do not need it
-    only, skip  which layers, as for `sparsify`. Without `only`: all linear layers, Conv2d and nn.MultiheadAttention
+    only, skip  which layers, as for `sparsify`. Without `only`: linear layers, experts, Conv2d and nn.MultiheadAttention
     seed     the seed of random choices; it must be the same on all processes
     store    linear layers store only their nonzeros until `detach`, as soon as half of all their elements are zeros
 
