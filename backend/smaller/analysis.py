@@ -7,7 +7,7 @@ A node without a rule takes whole values. It needs all channels that are not con
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -113,14 +113,14 @@ class Analysis:
 
     def run(self, rules: Mapping[Any, Rule]) -> None:
         """Applies the rules to all nodes, and finds the needed channels."""
-        live, memory = _live(self.graph), sharing(self.graph)
+        live, memory, modes = _live(self.graph), sharing(self.graph), Modes.of(self.graph)
         self.written = seen_later(self.graph, memory)
-        whole = self.written | Modes.of(self.graph).transformed | _views_beside(self.graph, memory)
+        whole = self.written | modes.transformed | _views_beside(self.graph, memory)
         for node in self.graph.nodes:
             rule = rules.get(node.target) if node.op in ("call_function", "call_method") and node not in whole else None
             step = rule(self, node) if rule is not None and node in live and self.recipe.of(node) is None else None
             if step is not None and all(self._may_write(each) for each in writes(node)):
-                self.steps[node] = step
+                self.steps[node] = self._detached(step) if node in modes.without_gradients or node.target == "detach" else step
         for node in reversed(self.graph.nodes):
             self._back(node)
         for (node, piece), mask in self._wanted.items():
@@ -165,6 +165,17 @@ class Analysis:
                 step.back(found if isinstance(step.result, list) else found[0])
             for operand in step.operands if step.back is None else ():
                 self.want(operand, found[0] & ~self.pieces(node)[0].const)
+
+    def _detached(self, step: Step) -> Step:
+        """Returns a step whose constants have no gradient, for `detach` and for nodes under torch.no_grad()."""
+
+        def without(channels: Channels) -> Channels:
+            fill = channels.fill
+            trained = fill is not None and fill.value.requires_grad
+            return replace(channels, fill=self.recipe(Tensor.detach, fill)) if trained else channels
+
+        result = step.result
+        return replace(step, result=[without(each) for each in result] if isinstance(result, list) else without(result))
 
     def _may_write(self, node: fx.Node) -> bool:
         """Whether a write to a value is seen by no node but the one that writes."""

@@ -131,6 +131,43 @@ def test_a_norm_without_gradients_is_a_constant_of_the_weight() -> None:
     assert_same(found, expected)
 
 
+def stopped(pair: Pair, x: Tensor, weight: Tensor) -> Tensor:
+    return pair.second(torch.relu(F.linear(x, weight, pair.first.bias)).detach())
+
+
+def frozen(pair: Pair, x: Tensor, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        features = torch.relu(F.linear(x, weight, pair.first.bias))
+    return pair.second(features)
+
+
+def straight_through(pair: Pair, x: Tensor, weight: Tensor) -> Tensor:
+    features = F.linear(x, weight, pair.first.bias)
+    return pair.second(features + (features.clamp(-0.1, 0.1) - features).detach())
+
+
+def returned(pair: Pair, x: Tensor, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        features = F.linear(x, weight, pair.first.bias)
+    return F.linear(features, pair.second.weight) + features.sum()
+
+
+@pytest.mark.parametrize("model", [stopped, frozen, straight_through, returned])
+def test_constants_of_rows_without_gradients_have_none(model: Callable[[Pair, Tensor, Tensor], Tensor]) -> None:
+    pair, mask, x = Pair(), (torch.arange(32) % 2).float()[:, None], torch.randn(7, 16)
+
+    def function(x: Tensor) -> Tensor:
+        return model(pair, x, pair.first.weight * mask)
+
+    made = run(function, x, grad=True)
+    assert smaller(made)["pair.first.weight"] == "16x16"
+    assert_same(made.output.detach(), function(x).detach())
+    trained = list(pair.parameters())
+    results = [torch.autograd.grad(each.square().sum(), trained, allow_unused=True) for each in (made.output, function(x))]
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(0 * x.sum() if found is None else found, 0 * x.sum() if expected is None else expected)
+
+
 def test_gradients_that_the_model_enables_itself_are_recorded() -> None:
     pair, x = Pair().requires_grad_(False), torch.randn(7, 16, requires_grad=True)
     empty_(pair.first.weight)
