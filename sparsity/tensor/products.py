@@ -1,5 +1,6 @@
 """torch's functions for products of SparseTensors. All of them are einsums, or SDDMM."""
 
+from collections.abc import Callable
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
@@ -20,16 +21,25 @@ from gossamer.sparsity.tensor.fast_matmul import matmul_at_once
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like, values_of
 
 
-@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm, torch.mv, torch.Tensor.mv,
-            torch.bmm, torch.Tensor.bmm, torch.dot, torch.Tensor.dot, torch.linalg.matmul, torch.smm, torch.Tensor.smm,
-            torch.hspmm)  # fmt: skip
+@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm, torch.bmm,
+            torch.Tensor.bmm, torch.linalg.matmul, torch.smm, torch.Tensor.smm, torch.hspmm)  # fmt: skip
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """Returns left @ right of any dimensions, one or both sparse. The product of two sparse matrices is sparse."""
+    return _product(left, right, _autocast)
+
+
+@implements(torch.mv, torch.Tensor.mv, torch.dot, torch.Tensor.dot)
+def unconverted(left: Tensor, right: Tensor) -> Tensor:
+    """Returns left @ right. As in torch, autocast does not convert the operands."""
+    return _product(left, right, lambda operand: operand)
+
+
+def _product(left: Tensor, right: Tensor, converted: Callable[[Tensor], Tensor]) -> Tensor:
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
         raise TypeError(f"matmul takes tensors, got {type(left).__name__} and {type(right).__name__}: see torch.as_tensor")
     if not torch.compiler.is_compiling() and (product := matmul_at_once(left, right)) is not None:
         return product
-    left, right = _autocast(left), _autocast(right)
+    left, right = converted(left), converted(right)
     _check_product("matmul", left, right)
     if left.dim() > 2 and right.dim() == 2 and not isinstance(left, SparseTensor):
         return einsum("ik,kj->ij", left.flatten(0, -2), right).unflatten(0, left.shape[:-1])
@@ -77,7 +87,7 @@ def addmm(addend: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha
 @implements(torch.addmv, torch.Tensor.addmv)
 def addmv(addend: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Returns beta * addend + alpha * (matrix @ vector)."""
-    return _plus(addend, beta, matmul(matrix, vector), alpha)
+    return _plus(addend, beta, unconverted(matrix, vector), alpha)
 
 
 @implements(F.linear)
