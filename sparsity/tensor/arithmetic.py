@@ -28,6 +28,10 @@ _ZERO_PRESERVING = (
     "conj_physical", "deg2rad", "erf", "erfinv", "expm1", "fix", "floor", "frac", "log1p", "nan_to_num", "neg", "negative",
     "positive", "rad2deg", "relu", "round", "sgn", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc",
 )  # fmt: skip
+_ACTIVATIONS = (
+    "celu", "elu", "gelu", "hardshrink", "hardswish", "leaky_relu", "mish", "relu", "relu6", "selu", "silu", "softshrink",
+    "softsign", "tanhshrink",
+)  # fmt: skip
 
 
 @implements(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply, torch.Tensor.multiply)
@@ -218,8 +222,17 @@ for _name in ("erf", "erfinv", "expm1", "log1p", "round"):
 SparseTensor.functions[torch.conj] = SparseTensor.functions[torch.Tensor.conj] = _on_values(torch.conj_physical)
 SparseTensor.functions[torch.Tensor.__neg__] = _on_values(torch.neg)
 SparseTensor.functions[torch.Tensor.__abs__] = _on_values(torch.abs)
-SparseTensor.functions[F.relu] = _on_values(F.relu)
-SparseTensor.functions[F.leaky_relu] = _on_values(F.leaky_relu)
+for _name in _ACTIVATIONS:
+    SparseTensor.functions[getattr(F, _name)] = _on_values(getattr(F, _name))
+
+
+@implements(F.hardtanh)
+def hardtanh(input: SparseTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+    """Limits elements. Zeros stay zeros if 0 lies between the limits; else the result is dense. The caller works in place."""
+    if min_val <= 0 <= max_val:
+        return like(input, F.hardtanh(values_of(input), min_val, max_val))
+    limited: Tensor = densified(F.hardtanh, (input, min_val, max_val), {})
+    return limited
 
 
 @implements(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__)

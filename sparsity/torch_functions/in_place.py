@@ -10,6 +10,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -56,8 +57,12 @@ def _write(name: str, plain: Callable[..., Tensor], args: Sequence[Any], kwargs:
     return overwrite(name, input, result) if isinstance(input, SparseTensor) else into(input, result)
 
 
-_INPLACE = {F.relu: 1, F.leaky_relu: 2, F.dropout: 3}
-"""Functions that write to their operand by inplace=True, and the place of that argument. Others give dense results."""
+_INPLACE = {
+    each: each.__code__.co_varnames.index("inplace")
+    for each in vars(F).values()
+    if isfunction(each) and "inplace" in each.__code__.co_varnames[: each.__code__.co_argcount]
+}
+"""Functions that write to their operand by inplace=True, and the place of that argument."""
 
 
 def asked_in_place(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -128,7 +133,7 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
             return input
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (input.requires_grad or result.requires_grad)):
         where = "in a graph" if torch.compiler.is_compiling() else "while autograd records it"
-        raise unsupported(f"{name}, which changes the pattern, {where}", "use the same without the underscore")
+        raise unsupported(f"{name}, which changes the pattern, {where}", "use it without the underscore or inplace=True")
     stored = _stored_as(input, result.detach())
     given = [input._origin, input._detached() if input._detached is not None else None]
     for each in [each for each in given if each is not None and _over_the_same_arrays(each, input)]:

@@ -102,6 +102,34 @@ def test_modules_work_in_place(compiled: bool) -> None:
         F.relu(weight, inplace=True)
 
 
+ACTIVATIONS = (nn.CELU, nn.ELU, nn.Hardswish, nn.Hardtanh, nn.Mish, nn.ReLU6, nn.SELU, nn.SiLU)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_that_keep_zeros_work_in_place_at_the_entries(activation: Callable[..., nn.Module]) -> None:
+    weight = sparse(3 * matrix(4, 6)).requires_grad_()
+    dense = weight.detach().to_dense().requires_grad_()
+    results = []
+    for leaf in (weight, dense):
+        given = leaf * 2
+        assert activation(inplace=True)(given) is given
+        results.append(given)
+    torch.testing.assert_close(results[0].to_dense(), results[1])
+    results[0].sum().backward()
+    results[1].sum().backward()
+    assert weight.grad is not None and dense.grad is not None
+    torch.testing.assert_close(weight.grad.to_dense(), dense.grad * (dense != 0))
+
+
+def test_an_activation_that_fills_zeros_is_written_by_value_or_refused() -> None:
+    weight = sparse(matrix(4, 6))
+    expected = F.hardsigmoid(weight.to_dense())
+    with pytest.raises(GossamerError, match="hardsigmoid, which changes the pattern"):
+        F.hardsigmoid(weight.clone().requires_grad_() * 1, inplace=True)
+    F.hardsigmoid(weight, inplace=True)
+    torch.testing.assert_close(weight.to_dense(), expected)
+
+
 OPTIMIZERS = [
     torch.optim.Adamax, torch.optim.LBFGS, torch.optim.Rprop, torch.optim.Adadelta, torch.optim.RAdam, torch.optim.ASGD,
     lambda given: torch.optim.AdamW(given, amsgrad=True), lambda given: torch.optim.SGD(given, 0.1, 0.9, nesterov=True),
