@@ -19,7 +19,7 @@ from gossamer.sparsity.torch_functions import in_place
 
 _OPERANDS = ("self", "input", "mat", "mat1", "batch1", "tensor", "other", "vec", "vec1", "vec2", "mat2", "batch2", "exponent")
 """torch's names for tensors, in the order of its signatures."""
-_SAME = {"axis": "dim", "keepdims": "keepdim", "x": "input"}
+_SAME = {"axis": "dim", "axis0": "dim0", "axis1": "dim1", "keepdims": "keepdim", "x": "input"}
 
 
 def spelled(ours: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -25,6 +25,7 @@ KEYWORDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "amax": lambda a, x: torch.amax(input=a, dim=0),
     "cat": lambda a, x: torch.cat(tensors=[a, a], dim=1),
     "permute": lambda a, x: a.permute(dims=(1, 0)),
+    "swapaxes": lambda a, x: torch.swapaxes(a, axis0=0, axis1=1),
     "reshape": lambda a, x: a.reshape(shape=(-1,)),
     "linear": lambda a, x: F.linear(input=x, weight=a, bias=None),
     "index_select": lambda a, x: torch.index_select(input=a, dim=0, index=torch.tensor([1, 0])),
