@@ -24,6 +24,11 @@ ELEMENTWISE: set[OpOverload] = {
     *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.where.self),
     *(prims.convert_element_type.default, aten._to_copy.default),
 }
+_OF_BOOLS = {
+    *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.where.self, aten.add.Tensor, aten.mul.Tensor),
+    *(prims.convert_element_type.default, aten._to_copy.default),
+}
+"""The operations whose result may be bools. Kernels would compare bools as numbers of one bit with a sign, where True is -1."""
 _ROW_REDUCTIONS = {
     aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction,
     aten.native_layer_norm.default,
@@ -38,6 +43,8 @@ def is_elementwise(node: fx.Node) -> bool:
     if node.target is aten.pow.Tensor_Scalar:
         return node.args[1] in (2, 3)
     if node.target is aten._to_copy.default and set(node.kwargs) != {"dtype"}:
+        return False
+    if node.meta["val"].dtype is torch.bool and node.target not in _OF_BOOLS:
         return False
     # To convert f64 to f16 or bf16, LLVM calls a function that torch's libraries do not have.
     narrow = node.meta["val"].dtype in (torch.float16, torch.bfloat16)
