@@ -82,16 +82,20 @@ def is_row_reduction(node: fx.Node) -> bool:
 
 def constant_of(node: fx.Node) -> float | int | bool | None:
     """Returns the number that a tensor is full of, or None if the graph does not show one."""
-    value, dtype = None, getattr(node.meta.get("val"), "dtype", None)
+    value, dtypes = None, list[torch.dtype]()
     while node.op == "call_function" and node.target in VIEWS | COPIES | {prims.convert_element_type.default}:
+        dtypes.insert(0, node.meta["val"].dtype)
         node = arguments(node)[0]
     if node.op == "call_function" and node.target is aten.full.default:
         value = node.args[1]
     elif node.op == "call_function" and node.target is aten.scalar_tensor.default:
         value = node.args[0]
-    if not isinstance(value, int | float) or dtype is None:
+    if not isinstance(value, int | float):
         return None
-    return torch.tensor(value, dtype=node.meta["val"].dtype).to(dtype).item()
+    number = torch.tensor(value, dtype=node.meta["val"].dtype)
+    for dtype in dtypes:
+        number = number.to(dtype)
+    return number.item()
 
 
 def kind_of(node: fx.Node, shape: torch.Size, axis: int = -1) -> Kind | None:

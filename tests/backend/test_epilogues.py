@@ -111,6 +111,16 @@ def test_numbers_have_the_types_that_torch_gives_them() -> None:
         torch.testing.assert_close(y, expected, rtol=1e-2 if y.dtype is torch.float16 else 1e-6, atol=1e-2)
 
 
+def test_a_number_that_was_an_integer_has_no_fraction() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return F.linear(x, W) * torch.full((1,), 2.7).to(torch.int32).to(torch.float32)
+
+    x = torch.randn(T, K)
+    run = compile_and_run(layer, x, dense="inductor", regions=1)
+    assert run.regions[0].reason == "1 op fused"
+    assert_same(run.output, layer(x))
+
+
 def test_the_larger_of_two_bools_is_true_if_one_is() -> None:
     def layers(x: Tensor) -> tuple[Tensor, ...]:
         y, z = F.linear(x, W), F.linear(x, SECOND)
