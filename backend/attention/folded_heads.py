@@ -1,4 +1,4 @@
-"""Finds the value behind copies, conversions, and views that fold batch and heads into one dimension or unfold them.
+"""Finds the value behind copies, roundings, and views that fold batch and heads into one dimension or unfold them.
 
 written_out.py treats [batch, heads, queries, keys] and [batch x heads, queries, keys] as the same, whatever views lead from one
 to the other. `matmul` makes such views, and so does `einsum`, by way of five dimensions.
@@ -10,15 +10,15 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.graph.layout import Layout, follow, path, spans
-from gossamer.backend.graph.nodes import equal, equal_sizes, same
-from gossamer.backend.graph.patterns import CONVERTS
+from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, same
+from gossamer.backend.graph.patterns import is_rounding
 
 
 def plain(node: Any) -> fx.Node:
-    """Returns the node before copies, conversions, and views that fold or unfold batch and heads."""
+    """Returns the node before copies, roundings to other floats, and views that fold or unfold batch and heads."""
     while True:
         node = before = same(node)
-        node = node.args[0] if node.target in CONVERTS else _unfolded(node, (False,))[0]
+        node = arguments(node)[0] if is_rounding(node) else _unfolded(node, (False,))[0]
         if node is before:
             return before
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from gossamer.backend.graph.expressions import is_pure
 from gossamer.backend.graph.nodes import COPIES, arguments, depending, fixed_size
-from gossamer.backend.graph.patterns import CONVERTS, Hole, Number, Rule, apply, number_of, tanh, where
+from gossamer.backend.graph.patterns import Hole, Number, Rule, apply, is_rounding, number_of, tanh, where
 from gossamer.backend.graph.refused import Refused
 from gossamer.dialects.attention import ADD, TANH, Step
 from gossamer.runtime.torch_internals import OpOverload
@@ -99,7 +99,7 @@ def score_function(module: fx.GraphModule) -> ScoreFunction:
         user = next(iter(at.users), None)
         if user is None or len(at.users) != 1 or [a for a in user.args if a in of_score] != [at]:
             raise Refused("its score_mod uses the score several times")
-        step = found if user.target in COPIES | CONVERTS else apply(_STEPS, user, found, score=at)
+        step = found if user.target in COPIES or is_rounding(user) else apply(_STEPS, user, found, score=at)
         if step is None:
             raise Refused(f"its score_mod uses {user.target}")
         at, found = user, step

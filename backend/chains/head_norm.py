@@ -14,7 +14,7 @@ from torch import fx
 
 from gossamer.backend.chains.heads import PerHead, cuts
 from gossamer.backend.graph.nodes import between, same_dtype
-from gossamer.backend.graph.patterns import LAST, Hole, Number, average, before_converts, in_any_type, match, rsqrt, square
+from gossamer.backend.graph.patterns import LAST, Hole, Number, average, in_any_type, match, rsqrt, square, unrounded
 from gossamer.backend.regions.matrix_functions import Extra
 
 
@@ -49,7 +49,7 @@ def find_head_norm(node: fx.Node) -> HeadNorm | None:
     found = match(_NORM, node)
     if found is None or tuple(found["weight"].meta["val"].shape) != (value.shape[-1],):
         return None
-    x = before_converts(found["x"])
+    x = unrounded(found["x"])
     inner = between([x], node)
     narrowed = any(each.meta["val"].dtype.itemsize < x.meta["val"].dtype.itemsize for each in inner)  # less precise than x
     if narrowed or not same_dtype(x, node):

@@ -17,18 +17,7 @@ from gossamer.backend.experts.layers import is_zeros
 from gossamer.backend.experts.routes import INTEGERS, Routing, counts_up, in_order, same_dims
 from gossamer.backend.graph.layout import Layout, follow, path, spans
 from gossamer.backend.graph.nodes import arguments, equal, equal_sizes, same, same_shape
-from gossamer.backend.graph.patterns import (
-    LAST,
-    Call,
-    Hole,
-    Pattern,
-    before_converts,
-    converted,
-    is_rounding,
-    match,
-    matches,
-    one_of,
-)
+from gossamer.backend.graph.patterns import CONVERTS, LAST, Call, Hole, Pattern, converted, match, matches, one_of, unrounded
 
 aten = torch.ops.aten
 
@@ -200,14 +189,9 @@ def is_tensor(value: Any) -> bool:
 
 def _plain(mask: Any) -> Any:
     """Returns a mask before copies and conversions of its type, none of which changes what is zero."""
-    return before_converts(mask) if isinstance(mask, fx.Node) else mask
-
-
-def unrounded(node: Any) -> Any:
-    """Returns a value before copies and roundings to another type of floats."""
-    while isinstance(node, fx.Node) and is_rounding(same(node)):
-        node = arguments(same(node))[0]
-    return same(node) if isinstance(node, fx.Node) else node
+    while isinstance(mask, fx.Node) and (mask := same(mask)).target in CONVERTS:
+        mask = arguments(mask)[0]
+    return mask
 
 
 _EQUAL: Pattern = Call((aten.eq.Scalar,), (Hole("experts"), Hole("number")))

@@ -16,13 +16,14 @@ import torch
 from torch import fx
 
 from gossamer.backend.experts.gates import Between, Gate, gate_between
-from gossamer.backend.experts.hits import Scored, is_tensor, scored, unrounded
+from gossamer.backend.experts.hits import Scored, is_tensor, scored
 from gossamer.backend.experts.layers import Layer, is_zeros
 from gossamer.backend.experts.parts import Part, first_parts, part_at, weights_of, whole
 from gossamer.backend.experts.products import Product
 from gossamer.backend.experts.routes import Routing
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.nodes import Size, arguments, equal, equal_sizes, is_backward, same, same_shape
+from gossamer.backend.graph.patterns import unrounded
 
 aten = torch.ops.aten
 

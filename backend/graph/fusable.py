@@ -24,6 +24,11 @@ ELEMENTWISE: set[OpOverload] = {
     *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.where.self),
     *(prims.convert_element_type.default, aten._to_copy.default),
 }
+_OF_BOOLS = {
+    *(aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.where.self, aten.add.Tensor, aten.mul.Tensor),
+    *(prims.convert_element_type.default, aten._to_copy.default),
+}
+"""The operations whose result may be bools. Kernels would compare bools as numbers of one bit with a sign, where True is -1."""
 _ROW_REDUCTIONS = {
     aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction,
     aten.native_layer_norm.default,
@@ -38,6 +43,8 @@ def is_elementwise(node: fx.Node) -> bool:
     if node.target is aten.pow.Tensor_Scalar:
         return node.args[1] in (2, 3)
     if node.target is aten._to_copy.default and set(node.kwargs) != {"dtype"}:
+        return False
+    if node.meta["val"].dtype is torch.bool and node.target not in _OF_BOOLS:
         return False
     # To convert f64 to f16 or bf16, LLVM calls a function that torch's libraries do not have.
     narrow = node.meta["val"].dtype in (torch.float16, torch.bfloat16)
@@ -75,16 +82,20 @@ def is_row_reduction(node: fx.Node) -> bool:
 
 def constant_of(node: fx.Node) -> float | int | bool | None:
     """Returns the number that a tensor is full of, or None if the graph does not show one."""
-    value, dtype = None, getattr(node.meta.get("val"), "dtype", None)
+    value, dtypes = None, list[torch.dtype]()
     while node.op == "call_function" and node.target in VIEWS | COPIES | {prims.convert_element_type.default}:
+        dtypes.insert(0, node.meta["val"].dtype)
         node = arguments(node)[0]
     if node.op == "call_function" and node.target is aten.full.default:
         value = node.args[1]
     elif node.op == "call_function" and node.target is aten.scalar_tensor.default:
         value = node.args[0]
-    if not isinstance(value, int | float) or dtype is None:
+    if not isinstance(value, int | float):
         return None
-    return torch.tensor(value, dtype=node.meta["val"].dtype).to(dtype).item()
+    number = torch.tensor(value, dtype=node.meta["val"].dtype)
+    for dtype in dtypes:
+        number = number.to(dtype)
+    return number.item()
 
 
 def kind_of(node: fx.Node, shape: torch.Size, axis: int = -1) -> Kind | None:

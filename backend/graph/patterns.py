@@ -159,8 +159,8 @@ def side_by_side(*parts: Pattern) -> Pattern:
 
 
 def in_any_type(x: Pattern) -> Pattern:
-    """x, or x in another type."""
-    return Behind(before_converts, x)
+    """x, or x rounded to another type of floats."""
+    return Behind(unrounded, x)
 
 
 def is_rounding(node: fx.Node) -> bool:
@@ -171,9 +171,9 @@ def is_rounding(node: fx.Node) -> bool:
     return node.target in CONVERTS and all(each.meta["val"].dtype in _FLOATS for each in (node, arguments(node)[0]))
 
 
-def before_converts(node: fx.Node) -> fx.Node:
-    """Returns the value before changes of its type."""
-    while (node := same(node)).target in CONVERTS:
+def unrounded(node: Any) -> Any:
+    """Returns a value before copies and roundings to another type of floats."""
+    while isinstance(node, fx.Node) and is_rounding(node := same(node)):
         node = arguments(node)[0]
     return node
 
@@ -299,6 +299,14 @@ def number_of(value: Any) -> float | None:
     """Returns a number, or the number that a tensor is full of. Returns None for other values."""
     if not isinstance(value, fx.Node):
         return float(value) if isinstance(value, int | float) else None
+    found, dtype = _number_at(value), getattr(value.meta.get("val"), "dtype", None)
+    if found is None or dtype is None or dtype in _FLOATS:
+        return found
+    return float(torch.tensor(found, dtype=torch.float64).to(dtype).to(torch.float64).item())
+
+
+def _number_at(value: fx.Node) -> float | None:
+    """Returns the number that a tensor is full of, before it is converted to integers or to 8 bits."""
     if value.target is aten.sqrt.default:
         square = number_of(value.args[0])
         return None if square is None or square < 0 else sqrt(square)

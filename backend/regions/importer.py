@@ -67,7 +67,10 @@ def attribute(value: Any) -> ir.Attribute:
 
 def import_body(body: fx.GraphModule, weight: int | None, format: Format = Format.CSR) -> ir.Module:
     """Imports a body as a function @region, whose argument with index `weight` has this format. Raises CompileError."""
-    placeholders = [n for n in with_values(body).graph.nodes if n.op == "placeholder"]
+    try:
+        placeholders = [n for n in with_values(body).graph.nodes if n.op == "placeholder"]
+    except Exception as error:
+        raise CompileError(f"torch refuses a region: {_first_line(error)}\n{body.code}") from error
     _number_lines(body)
     context = ir.Context()
     torch_dialect.register_dialect(context)

@@ -37,6 +37,7 @@ _BOUNDED: dict[Any, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
     aten.maximum.default: lambda x, low: (aten.clamp.Tensor, (x, low)),
     aten.minimum.default: lambda x, high: (aten.clamp.Tensor, (x, None, high)),
 }
+_COMPARISONS = (aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
 _CONVERSIONS = (aten._to_copy.default, prims.convert_element_type.default)
 
 Shape = tuple[int | None, ...]
@@ -82,6 +83,7 @@ class _Body:
         self._promote(node, operands)
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), operands.__getitem__)
         target: Any = node.target
+        args = self._numbers_as_torch(node, args)
         if target is aten.pow.Tensor_Scalar:
             base, exponent = args
             result = base
@@ -96,6 +98,24 @@ class _Body:
             self._copies[node] = self._converted(args[0], node)
         else:
             self._copies[node] = self._call(target, args, kwargs)
+
+    def _numbers_as_torch(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the arguments of a node, with numbers of the types that torch gives them.
+
+        comparisons     Torch rounds the number to the type of the other operand. torch-mlir compares in f64.
+        a number first  torch-mlir would give it torch's default type.
+        an integer      torch-mlir would round it to a narrow float.
+        """
+        dtype = node.meta["val"].dtype
+        first, *others = args
+        if node.target in _COMPARISONS and (given := node.all_input_nodes[0].meta["val"].dtype).is_floating_point:
+            others = [torch.tensor(number, dtype=given).item() for number in others]
+        elif isinstance(first, int | float):
+            wide = torch.float64 if dtype is torch.float64 else torch.float32
+            first = self._call(aten.full.default, ([], first), {"dtype": wide})
+        elif dtype in (torch.bfloat16, torch.float16):
+            others = [float(each) if isinstance(each, int) else each for each in others]
+        return (first, *others)
 
     def _promote(self, node: fx.Node, operands: dict[fx.Node, fx.Node]) -> None:
         """Converts operands to the type of a node, where torch's rules would give its copy another type, and for clamp.

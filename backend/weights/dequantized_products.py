@@ -11,7 +11,8 @@ float32: clamp(round(%f / s) + z - 128). So a chain can compute them between its
 
 Sums of int8 products are exact, so the result differs from that of floats only by their rounding. A product stays as it is if
 the cost model predicts that int8 is slower than floats, dense or sparse. The zero points of the weight must be 0, as in
-symmetric quantization. That is checked when the graph is compiled.
+symmetric quantization. That is checked when the graph is compiled. If row_sums is so large that f32 rounds its product with
+(128 - z), the product stays, too, because a small result would vanish in the rounding.
 """
 
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _MOVES = SPREADS | {aten.permute.default, aten.transpose.int, aten.t.default}
 
 _QUANTIZED = "quantized_decomposed::quantize_per_tensor"
 _MIDDLE = 128  # the middle of the range of uint8
+_EXACT = 1 << 24  # f32 has all integers up to this one
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ def _factors(node: fx.Node, statics: dict[fx.Node, Static]) -> _Factors | None:
     if static.tensor.shape[1] < 2 or density(static.tensor) == 1:
         return None
     if given.meta["val"].dtype not in (torch.int8, torch.uint8):
+        return None
+    if zero != _middle(given) and int(static.tensor.sum(1, dtype=torch.int32).abs().max()) * _MIDDLE > _EXACT:
         return None
     return _Factors(given, step, zero, integers, scale, bias)
 

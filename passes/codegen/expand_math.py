@@ -79,9 +79,10 @@ class ExpandMath:
         """Returns the cheaper form of a function whose results are only added to 1, or None."""
         if op.name == "math.exp":
             return _exp_beside_one
-        whole = ir.VectorType(op.results[0].type).shape == [IN_REGISTER] and self.bits == 32 * IN_REGISTER
-        if op.name != "math.erf" or not whole:
+        if op.name != "math.erf":
             return None
+        if ir.VectorType(op.results[0].type).shape != [IN_REGISTER] or self.bits != 32 * IN_REGISTER:
+            return _erf_beside_one
         return coarse_erf if may_be_coarse(op) else _erf_by_pieces
 
 
@@ -98,6 +99,13 @@ def _rational(x: ir.Value, bound: float, p: Sequence[float], q: Sequence[float])
 
 
 def _erf(x: ir.Value) -> ir.Value:
+    value = _erf_beside_one(x)
+    below = at_most(value, splat(1.0, x), arith.CmpFPredicate.OLT)
+    return at_most(below, splat(-1.0, x), arith.CmpFPredicate.OGT)
+
+
+def _erf_beside_one(x: ir.Value) -> ir.Value:
+    """Returns erf(x), or up to 2 units more than 1 where erf is 1, which does not matter in a sum with 1."""
     return _rational(x, 4.0, _ERF_P, _ERF_Q)
 
 

@@ -76,15 +76,14 @@ class Strips(Product):
     """
 
     def __init__(self, op: Any, width: int = 2) -> None:
-        super().__init__(op)
         stored = storage_of_type(ir.RankedTensorType(op.w.type))
         tile = integers(op.tile)
         if not isinstance(stored, (Vnni, VnniMap, ByteWindows)) or stored.rows > 2 * LANES or len(tile) != 2:
             raise CompileError(f"tile {tile} of a weight stored as {stored}: must be [tokens, tokens], blocks of 16 or 32 rows")
+        super().__init__(op, stored.rows)
         self.tile = tile
         self.height, self.width = stored.rows, stored.columns if isinstance(stored, Vnni) else width
         self.halves = self.height // LANES
-        self.groups = -(-self.M // self.height)
         self.padded_K = -(-self.K // self.width) * self.width
         self.element = ir.RankedTensorType(op.w.type).element_type
         self.aligned = self.padded_K == self.K and ir.RankedTensorType(op.x.type).element_type == self.element

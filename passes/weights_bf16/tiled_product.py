@@ -30,13 +30,12 @@ class TiledProduct(Product, Generic[Stored]):
     stored: Stored
 
     def __init__(self, op: Any) -> None:
-        super().__init__(op)
         stored, tile = stored_of(op, self.storage_kind), integers(op.tile)
+        super().__init__(op, stored.rows)
         if self.lanes != ROWS or tile not in ([TOKENS], [2 * TOKENS], [4 * TOKENS]):
             raise CompileError(f"tile {tile} for vectors of {self.lanes} sums is not [16], [32] or [64] tokens for {ROWS}")
         self.tokens, self.stored = tile[0], stored
         self.height = stored.rows
-        self.groups = -(-self.M // self.height)
         self.padded = -(-self.K // stored.columns) * stored.columns
         self.element = ir.RankedTensorType(op.w.type).element_type
         self.workspace = self.tokens * (4 * self.height + byte_width(self.element) * self.padded) + _CACHE_LINE

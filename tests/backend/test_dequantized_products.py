@@ -171,6 +171,18 @@ def test_one_scale_one_token_and_what_no_kernel_may_take() -> None:
     assert not in_bytes(floats)
 
 
+@torch.no_grad()
+def test_rows_whose_sum_f32_would_round_stay_floats() -> None:
+    """Small results would be differences of two rounded large numbers."""
+    torch.manual_seed(0)
+    weight = torch.randint(100, 128, (8, 4096), dtype=torch.int8) * (torch.rand(8, 4096) < 0.5)
+    model, x = Quantized(weight, bias=False), torch.full((4, 4096), 0.0)  # the integer 117
+    x[0, 0], x[1, 1], x[2, :2] = 1, 1, 1
+    run = compile_and_run(model, x, regions=1)
+    assert not in_bytes(run)
+    torch.testing.assert_close(run.output, model(x), rtol=1e-4, atol=1e-7)
+
+
 def test_the_bias_can_be_trained() -> None:
     torch.manual_seed(0)
     model = Quantized(weights(24, 40))

@@ -12,6 +12,7 @@ from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 M, K, T = 48, 64, 6
 torch.manual_seed(0)
 W, B, SCALE = pruned(M, K), torch.randn(M), torch.rand(M) + 0.5
+SECOND = pruned(M, K)
 RESIDUAL, COLUMN = torch.randn(T, M), torch.randn(T, 1)
 NUMBER = torch.tensor(0.7)
 
@@ -88,6 +89,48 @@ def test_a_number_or_bound_of_a_wider_type_widens_the_result() -> None:
     run = compile_and_run(layers, x, regions=6)
     for y, expected in zip(run.output, layers(x), strict=True):
         torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)  # checks the type, too
+
+
+def test_numbers_have_the_types_that_torch_gives_them() -> None:
+    """They are exact in f64, and f32 in arithmetic of narrow floats. A comparison rounds them to the other operand's type."""
+    half, wide, moments = W.half(), W.double(), 1.7e9 + torch.arange(M).double() / 8
+    x = torch.randn(T, K).half()
+
+    def layers(x: Tensor) -> tuple[Tensor, ...]:
+        highest, lower = (F.linear(x.float(), W).clamp(max=0.7) for _ in range(2))
+        return (
+            torch.sigmoid(F.linear(x * 1e-2, half) * 1e5),
+            F.linear(x * 1e-2, half) * 65536,
+            torch.where(highest >= 0.7, 1.0, 0.0),
+            torch.where(lower < 0.7, 1.0, 0.0),
+            1700000033.25 - F.linear(x.double(), wide, moments),
+        )
+
+    run = compile_and_run(layers, x, regions=5)
+    for y, expected in zip(run.output, layers(x), strict=True):
+        torch.testing.assert_close(y, expected, rtol=1e-2 if y.dtype is torch.float16 else 1e-6, atol=1e-2)
+
+
+def test_a_number_that_was_an_integer_has_no_fraction() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return F.linear(x, W) * torch.full((1,), 2.7).to(torch.int32).to(torch.float32)
+
+    x = torch.randn(T, K)
+    run = compile_and_run(layer, x, dense="inductor", regions=1)
+    assert run.regions[0].reason == "1 op fused"
+    assert_same(run.output, layer(x))
+
+
+def test_the_larger_of_two_bools_is_true_if_one_is() -> None:
+    def layers(x: Tensor) -> tuple[Tensor, ...]:
+        y, z = F.linear(x, W), F.linear(x, SECOND)
+        outside, inside = torch.maximum(y > 0.5, y < -0.5), torch.minimum(z > -0.5, z < 0.5)
+        return torch.where(outside, y, 0.0), torch.where(inside, z, 0.0)
+
+    x = torch.randn(T, K)
+    run = compile_and_run(layers, x, regions=2)
+    for y, expected in zip(run.output, layers(x), strict=True):
+        assert_same(y, expected)
 
 
 def test_tanh_gelu_in_double() -> None:

@@ -127,6 +127,7 @@ def test_what_has_no_steps_stays_with_torch() -> None:
         (lambda s, b, h, q, k: s * s, "several times"),
         (lambda s, b, h, q, k: torch.tanh(s + k) + q, "adds twice"),
         (lambda s, b, h, q, k: torch.where(q > k, s, 0.0), "chooses"),
+        (lambda s, b, h, q, k: (s * 2).to(torch.int32).to(s.dtype), "_to_copy"),
     ):
         run = compile_and_run(
             lambda q, k, v, f=score: flex_attention(q, k, v, score_mod=f, enable_gqa=True), q, k, v, regions=0

@@ -140,6 +140,20 @@ def test_what_stays_says_why() -> None:
         assert_same(run.output, function(*given))
 
 
+def test_scores_and_weights_that_are_converted_to_integers_or_to_8_bits_stay() -> None:
+    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT).to(torch.int32).to(q.dtype) / 4).softmax(-1) @ v
+
+    def simulated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / 4).softmax(-1).to(torch.float8_e4m3fn).to(q.dtype) @ v
+
+    given = tensors(40)
+    for function in (whole, simulated):
+        torch.compiler.reset()
+        run = compile_and_run(function, *given, regions=0)
+        assert_same(run.output, function(*given))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_features_of_a_head_may_lie_apart(masked: bool) -> None:
     """As behind a convolution: [batch, heads, features, pixels], which torch's own kernel does not read."""

@@ -190,8 +190,9 @@ def test_odd_functions_are_odd(name: str) -> None:
     np.testing.assert_array_equal(evaluate(name, x.tolist()), -evaluate(name, (-x).tolist()))
 
 
-def test_tanh_never_exceeds_one() -> None:
-    assert np.abs(evaluate("tanh", np.linspace(-12, 12, 100_000).tolist())).max() == 1.0
+@pytest.mark.parametrize("name", ["erf", "tanh"])
+def test_odd_functions_never_exceed_one(name: str) -> None:
+    assert np.abs(evaluate(name, np.linspace(-12, 12, 100_000).tolist())).max() == 1.0
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -34,3 +34,25 @@ func.func @scalars(%a: f32, %d: f64) -> (f32, f64, f64) {
   %4 = arith.extf %3 : f32 to f64
   return %1, %2, %4 : f32, f64, f64
 }
+
+// -----
+
+// A number that is added or multiplied keeps the digits that f32 has. A bound stays rounded.
+// CHECK-LABEL: func.func @numbers(
+// CHECK-SAME:    %[[X:.*]]: f32
+// CHECK-DAG:     %[[NUMBER:.*]] = arith.constant 1.000000e+05 : f64
+// CHECK-DAG:     %[[FACTOR:.*]] = arith.constant 1.000000e+05 : f32
+// CHECK-NEXT:    %[[Y:.*]] = arith.mulf %[[X]], %[[FACTOR]]
+// CHECK-NEXT:    %[[H:.*]] = arith.truncf %[[NUMBER]] : f64 to f16
+// CHECK-NEXT:    %[[BOUND:.*]] = arith.extf %[[H]] : f16 to f32
+// CHECK-NEXT:    arith.minimumf %[[Y]], %[[BOUND]]
+func.func @numbers(%x: f32) -> f32 {
+  %cst = arith.constant 1.0e+05 : f64
+  %0 = arith.truncf %cst : f64 to f16
+  %1 = arith.extf %0 : f16 to f32
+  %2 = arith.mulf %x, %1 : f32
+  %3 = arith.truncf %cst : f64 to f16
+  %4 = arith.extf %3 : f16 to f32
+  %5 = arith.minimumf %2, %4 : f32
+  return %5 : f32
+}
