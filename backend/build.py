@@ -24,6 +24,7 @@ from gossamer.backend.deploy.packages import called_in, compile_ahead, linked
 from gossamer.backend.export import export
 from gossamer.backend.report.options import Options
 from gossamer.dialects.errors import CompileError
+from gossamer.runtime.torch_internals import tree_map_only
 
 _KEPT_BY_TORCH = re.compile(r"\b(aoti_torch_\w+|Sleef_\w+|\w*(?:at|c10|torch)::\w[\w:]*)")
 
@@ -45,19 +46,20 @@ def build(
     library = Path(path).absolute()
     if library.suffix != ".so":
         raise CompileError(f"the library's name must end in .so, it is {library.name!r}")
+    args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.contiguous, (tuple(args), dict(kwargs or {})))  # as C gives them
     program = export(model, args, kwargs, dynamic_shapes=dynamic_shapes, options=options)
     interface = _interface(program, c_name(library.stem))
     constants = {**program.state_dict, **program.constants}
     compiled = program.module(check_guards=False)
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / library.name
+        made = Path(folder) / f"{interface.name}.so"  # Inductor splits its command at spaces
         settings = {
             "aot_inductor.link_libtorch": False, "aot_inductor.package_constants_in_so": False,
             "aot_inductor.output_path": str(made),
         }  # fmt: skip
         more = lambda arrays: interface.code(constants, arrays)
         with linked(called_in(compiled.graph), "aoti.c", "tensors.c", "vector_math.c", more=more, public=f"{interface.name}_*"):
-            compile_ahead(compiled, tuple(args), dict(kwargs or {}), options=settings)
+            compile_ahead(compiled, args, kwargs, options=settings)
         _check(made)
         library.write_bytes(made.read_bytes())
     header = library.with_suffix(".h")

@@ -105,7 +105,7 @@ def _inputs(program: torch.export.ExportedProgram) -> Inputs:
     them."""
     signature, flat = program.graph_signature, list[Any]()
     given = iter(tree_flatten(program.example_inputs)[0])
-    written = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
+    written = _written(signature)
     statics, names = dict[int, Static](), dict[int, str]()
     for index, (node, spec) in enumerate(zip(_placeholders(program), signature.input_specs, strict=True)):
         node.meta["desc"] = PlainAOTInput(index)
@@ -118,6 +118,11 @@ def _inputs(program: torch.export.ExportedProgram) -> Inputs:
         if isinstance(flat[index], torch.Tensor) and name not in written:
             statics[index] = Static(name, foreseen(flat[index]))
     return Inputs(program.graph_module, flat, statics, (), names)
+
+
+def _written(signature: ExportGraphSignature) -> set[str]:
+    """Returns the names of the parameters and buffers that a program writes to."""
+    return {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
 
 
 def _with_weights(graph: fx.Graph, inputs: Inputs) -> int:
@@ -166,11 +171,11 @@ def _without_dead_inputs(program: torch.export.ExportedProgram) -> torch.export.
         inputs.insert(0, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(lifted.name), lifted.name))
         node.replace_all_uses_with(lifted)
         graph.erase_node(node)
-    by_name = {spec.arg.name: spec for spec in inputs}
+    by_name, written = {spec.arg.name: spec for spec in inputs}, _written(signature)
     kept = list[InputSpec]()
     for node in graph.find_nodes(op="placeholder"):
         spec = by_name[node.name]
-        if node.users or spec.kind is InputKind.USER_INPUT:
+        if node.users or spec.kind is InputKind.USER_INPUT or spec.target in written:
             kept.append(spec)
         else:
             graph.erase_node(node)

@@ -204,6 +204,7 @@ PRIVATE = {
     ),
     "package_loader": Private("torch._C._aoti:AOTIModelPackageLoader", "what loads one", LOADED),
     "treespec_loads": Private("torch.utils._pytree:treespec_loads", "what it takes and gives", LOADED),
+    "treespec_dumps": Private("torch.utils._pytree:treespec_dumps", "what a call gives", LOADED),
     # SparseTensors
     "make_wrapper_subclass": Private("torch:Tensor._make_wrapper_subclass", "a tensor of several", SPARSE_TENSORS),
     "set_throw_on_mutable_data_ptr": Private(

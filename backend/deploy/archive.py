@@ -63,6 +63,16 @@ _ARRAY = """
 """
 
 
+_TAKEN = """
+address alignas alignof and apart array asm auto bool break call case catch char class concept const constant constexpr
+continue copy default delete do double else enum error explicit export extern failed false feature fill float for friend
+goto if inline int int64_t keep lacks long made main mutable namespace new not operator or pair private problem
+protected public refused region register requires restrict return scratch seen short signed sizeof static storage struct
+switch template tensor this throw true try typedef typename union unsigned using view virtual void volatile while xor
+"""
+"""Keywords of C and C++, and names in the C files of this room."""
+
+
 def needed(target: Target) -> list[str]:
     """Returns the features of a target that the C code must test for."""
     given = set(target.features.split(","))
@@ -165,5 +175,6 @@ def _file(name: str) -> str:
 
 
 def c_name(text: str) -> str:
-    """Returns a text as a valid name in C."""
-    return re.sub(r"\W", "_", text).lstrip("0123456789") or "model"
+    """Returns a text as a valid name in C and C++, which begins like the text."""
+    name = re.sub(r"\W", "_", text, flags=re.ASCII).lstrip("0123456789") or "model"
+    return f"{name}_model" if name in _TAKEN.split() else name

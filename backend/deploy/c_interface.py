@@ -93,8 +93,10 @@ class Interface:
 
 
 def _constant(name: str, value: torch.Tensor, arrays: Arrays) -> str:
-    value = value.detach().contiguous()
+    value = value.detach()
     if value.dtype not in TYPES or value.dim() > _RANK:
         raise CompileError(f"C has no constant like {name}, {value.dtype} with {value.dim()} dimensions")
     sizes, strides = (f"{{{', '.join(map(str, each)) or 0}}}" for each in (value.shape, value.stride()))
-    return f'  {{"{name}", {arrays.name(value)}, {TYPES[value.dtype]}, {value.dim()}, {sizes}, {strides}}},'
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    held = value.as_strided((elements if value.numel() else 0,), (1,))  # Inductor's code has the strides of the value
+    return f'  {{"{name}", {arrays.name(held)}, {TYPES[value.dtype]}, {value.dim()}, {sizes}, {strides}}},'

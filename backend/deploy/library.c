@@ -80,6 +80,15 @@ PUBLIC MODEL *MODEL_load(void) {
   return model;
 }
 
+/* Gives each result its own handle. AOTInductor gives the same one twice for a tensor that the model returns twice. */
+static int apart(Tensor *found) {
+  int failures = 0;
+  for (int i = 0; i < MODEL_OUTPUTS; i++)
+    for (int j = 0; j < i; j++)
+      if (found[i] && found[i] == found[j] && !found[i]->constant) failures += view(found[j], found + i);
+  return failures;
+}
+
 PUBLIC int MODEL_run(MODEL *model, const MODEL_tensor *in, MODEL_tensor *out) {
   Tensor given[MODEL_INPUTS + 1] = {0}, found[MODEL_OUTPUTS + 1] = {0};
   const char *why = problem(in);
@@ -94,22 +103,21 @@ PUBLIC int MODEL_run(MODEL *model, const MODEL_tensor *in, MODEL_tensor *out) {
   }
   if (AOTInductorModelContainerRun(model->container, given, MODEL_INPUTS, found, MODEL_OUTPUTS, NULL, NULL))
     return failed("%s", "the model failed; standard error says why");
-  for (int i = 0; i < MODEL_OUTPUTS; i++) {
+  int failures = apart(found);
+  for (int i = 0; i < MODEL_OUTPUTS && !failures; i++) {
     _Bool in_order;
     aoti_torch_is_contiguous(found[i], &in_order);
     if (!in_order || found[i]->constant) {
       Tensor ordered;
-      if (aoti_torch_clone(found[i], &ordered)) {
-        for (i = 0; i < MODEL_OUTPUTS; i++) aoti_torch_delete_tensor_object(found[i]);
-        return failed("%s", "there is no memory for the results");
-      }
+      if ((failures = aoti_torch_clone(found[i], &ordered))) break;
       aoti_torch_delete_tensor_object(found[i]);
       found[i] = ordered;
     }
     out[i] = (MODEL_tensor){address(found[i]), found[i]->type, (int)found[i]->rank, {0}, found[i]};
     memcpy(out[i].sizes, found[i]->sizes, found[i]->rank * sizeof(int64_t));
   }
-  return 0;
+  for (int i = 0; i < MODEL_OUTPUTS && failures; i++) aoti_torch_delete_tensor_object(found[i]);
+  return failures ? failed("%s", "there is no memory for the results") : 0;
 }
 
 PUBLIC void MODEL_release(MODEL_tensor *out) {

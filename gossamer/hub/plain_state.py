@@ -8,12 +8,14 @@ table.weight_nonzeros, table.weight_bits           →    table.weight
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gossamer.sparsity.pruning.mask import pruning_hooks
+from gossamer.sparsity.pruning.mask import Mask, is_masked, pruning_hooks
+from gossamer.sparsity.pruning.sparse_low_rank import SparseLowRank
 from gossamer.sparsity.quantization.grouped_linear import GroupedLinear
 from gossamer.sparsity.quantization.quantized_experts import PARTS, QuantizedExperts
 from gossamer.sparsity.quantization.quantized_linear import QuantizedLinear
@@ -47,6 +49,22 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
+def is_held(model: nn.Module) -> bool:
+    """Whether Gossamer has put weights of a model under masks, or stores their nonzeros alone."""
+    return any(
+        isinstance(module, Mask | StoredEmbedding | StoredEmbeddingBag)
+        or any(isinstance(parameter, SparseTensor) for parameter in module._parameters.values())
+        for module in model.modules()
+    )
+
+
+def _made_sparse(module: nn.Module) -> list[str]:
+    """Returns the tensors with a parametrization that makes them sparse. A model may have others of its own, such as norms."""
+    chains: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+    of_both = lambda chain: any(isinstance(each, SparseLowRank) for each in chain)
+    return [name for name, chain in chains.items() if is_masked(module, name) or of_both(chain)]
+
+
 def _computed(module: nn.Module) -> Iterator[_Computed]:
     """Yields the tensors that a module computes from others, by name, and the prefixes of the names of these others."""
     if isinstance(module, QuantizedLinear | GroupedLinear):
@@ -56,8 +74,8 @@ def _computed(module: nn.Module) -> Iterator[_Computed]:
     if isinstance(module, QuantizedExperts):
         for name in module.names:
             yield name, getattr(module, name), tuple(f"{name}_{part}" for part in PARTS)
-    for part in module.parametrizations if parametrize.is_parametrized(module) else ():  # type: ignore[union-attr]
-        yield str(part), getattr(module, part), (f"parametrizations.{part}.",)
+    for part in _made_sparse(module):
+        yield part, getattr(module, part), (f"parametrizations.{part}.",)
     for hook in pruning_hooks(module).values():
         part = hook._tensor_name
         yield part, hook.apply_mask(module), (f"{part}_orig", f"{part}_mask")  # the attribute is of the last forward pass

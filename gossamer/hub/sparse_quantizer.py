@@ -1,7 +1,8 @@
 """The quantizer of `SparseConfig`, and a function that registers both with transformers.
 
-Models of transformers that `sparsify`, `store_sparse` or `train_sparse` changed get it, too. So `save_pretrained`, which the
-Trainer calls, writes plain weights with zeros.
+Models of transformers that `sparsify`, `store_sparse` or `train_sparse` changed have it, too, until `finalize`. So
+`save_pretrained`, which the Trainer calls, writes plain weights with zeros. It does not matter whether the user gave these
+functions the model, a part of it, or a module around it.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from transformers.quantizers.base import HfQuantizer
 
 from gossamer.hub.sparse_config import METHOD, SparseConfig
 from gossamer.runtime.modules.when_held import WHEN_HELD
+from gossamer.runtime.modules.when_loaded import when_loaded
 
 
 def register() -> None:
@@ -20,7 +22,8 @@ def register() -> None:
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(METHOD)(SparseConfig)
         register_quantizer(METHOD)(SparseQuantizer)
-        WHEN_HELD.append(save_as_plain)
+        WHEN_HELD.append(_load_plain)
+        when_loaded("transformers.modeling_utils", _save_as_plain)
 
 
 class SparseQuantizer(HfQuantizer):
@@ -44,9 +47,11 @@ class SparseQuantizer(HfQuantizer):
         from gossamer.hub.packed_weights import forget_conversions
 
         forget_conversions(model)
-        hold_weights(model, self.quantization_config)
+        hold_weights(model, self.quantization_config, of_checkpoint=self.pre_quantized)
         if self.quantization_config.weights == "plain":
             self.remove_quantization_config(model)
+        elif self.quantization_config.weights in ("masked", "stored"):
+            del model.hf_quantizer  # that of the class is in its place, until `finalize`
         model.is_quantized = False  # else transformers refuses `half` and `float`, and its Trainer refuses a compiled model
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -71,14 +76,25 @@ class SparseQuantizer(HfQuantizer):
         return True
 
 
-def save_as_plain(model: nn.Module) -> None:
-    """Makes a model of transformers save plain weights, and load them again. Other models stay as they are."""
+def _load_plain(model: nn.Module) -> None:
+    from gossamer.hub.masked_loading import load_plain
+
+    load_plain(model)
+
+
+class _WhileHeld:
+    """The quantizer of a model that has none of its own: ours while Gossamer holds weights of it, else None."""
+
+    def __get__(self, model: Any, kind: type | None = None) -> SparseQuantizer | None:
+        from gossamer.hub.plain_state import is_held
+
+        held = model is not None and is_held(model)
+        return SparseQuantizer(SparseConfig(), pre_quantized=False) if held else None
+
+
+def _save_as_plain() -> None:
+    """Makes models of transformers save plain weights. Models without masks and stored weights stay as they are."""
     from transformers.modeling_utils import PreTrainedModel
 
-    from gossamer.hub.masked_loading import load_plain
-    from gossamer.sparsity.torch_functions.plain_model import plain_model
-
-    inner: Any = plain_model(model)
-    if isinstance(inner, PreTrainedModel) and getattr(inner, "hf_quantizer", None) is None:
-        inner.hf_quantizer = SparseQuantizer(SparseConfig(), pre_quantized=False)
-        load_plain(inner)
+    if "hf_quantizer" not in vars(PreTrainedModel):
+        PreTrainedModel.hf_quantizer = _WhileHeld()

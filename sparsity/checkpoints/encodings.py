@@ -24,15 +24,19 @@ from gossamer.runtime.packers.nonzeros import nonzero_mask, nonzero_places
 BITMASK = ("compressed", "bitmask", "shape", "row_offsets")
 GAPS = ("values", "gaps", "shape")
 DEFLATED = ("deflated_values", "deflated_gaps", "shape", "type")
-_FAR = 255
+_FAR, _MOST_DIMENSIONS = 255, 8
 
 
 def encoded(tensor: Tensor, deflate: bool = False) -> dict[str, Tensor] | None:
     """Returns the arrays of the smaller of two encodings, or of the deflated one.
 
-    Returns None if no encoding is smaller than the tensor, or if it is no matrix of floats or int8.
+    Returns None if no encoding is smaller than the tensor, or if it has no floats or int8, or not 2 to 8 dimensions.
     """
-    if tensor.dim() < 2 or not (tensor.is_floating_point() or tensor.dtype is torch.int8) or tensor.numel() == 0:
+    if (
+        not 2 <= tensor.dim() <= _MOST_DIMENSIONS
+        or not (tensor.is_floating_point() or tensor.dtype is torch.int8)
+        or tensor.numel() == 0
+    ):
         return None
     tensor = tensor.detach().cpu().contiguous()
     mask = nonzero_mask(tensor)
@@ -54,7 +58,7 @@ def encoded(tensor: Tensor, deflate: bool = False) -> dict[str, Tensor] | None:
 def decoded(name: str, arrays: Mapping[str, Tensor]) -> Tensor:
     """Returns the dense tensor. FormatError, with the tensor's name, if the arrays do not fit together."""
     shape = arrays["shape"].flatten()
-    if not 1 <= len(shape) <= 8 or shape.is_floating_point() or int(shape.min()) < 0:
+    if not 1 <= len(shape) <= _MOST_DIMENSIONS or shape.is_floating_point() or int(shape.min()) < 0:
         raise FormatError(f"'{name}': {shape.tolist()} is not the shape of a tensor: the file is damaged")
     sizes = tuple(shape.tolist())
     elements = int(np.prod(sizes, dtype=object))

@@ -38,6 +38,8 @@ from gossamer.sparsity.torch_functions.plain_model import plain_model, plain_nam
 Model = TypeVar("Model", bound=nn.Module)
 _MARK, _VERSION = "gossamer", 1
 _GROUPS = "weight_groups"
+_EXTRA = "_extra_state"
+"""The name in a state dict of what `get_extra_state` of a module returns."""
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, deflate: bool = False) -> int:
@@ -130,7 +132,8 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
             own |= _buffers(name, look)
         layers = {name: looks.get(name, layer) for name, layer in modules.items()}
         grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}
-        _check(own, shapes, tied, path, {tensor_of(name, _GROUPS) for name in grouped})
+        dtypes = {name: _dtype(parts, files) for name, parts in stored.items()}
+        _check(own, shapes, dtypes, tied, path, {tensor_of(name, _GROUPS) for name in grouped})
         groups = _groups(grouped, stored, files)
         for each in {id(each.layer): each for each in turned.values()}.values():  # a layer may have several names
             each.become()
@@ -141,7 +144,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
             own |= _buffers(name, modules[name])
         places = _places(modules)
         for name, parts in stored.items():
-            _put(modules, places, name, own[name], _tensor(name, parts, files), path)
+            _put(modules, places, name, own[name], _tensor(name, parts, files))
         for name, other in tied.items():
             of_new = all(each.rpartition(".")[0] in turned for each in (name, other))
             if own[name] is own[other]:
@@ -149,7 +152,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
             if of_new and not isinstance(own[name], nn.Parameter) and own[name].shape == own[other].shape:
                 _tie(modules, name, other)
             elif own[name].is_meta or _place(own[name]) != _place(own[other]):
-                _put(modules, places, name, own[name], _tensor(other, stored[other], files), path)
+                _put(modules, places, name, own[name], _tensor(other, stored[other], files))
     if left := [name for name, buffer in whole.named_buffers() if buffer.is_meta]:
         warnings.warn(
             f"{', '.join(left[:5])} {'are' if len(left) > 1 else 'is'} still on the meta device, because files have no "
@@ -165,12 +168,13 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
         memory = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
     else:
         memory = tensor.values().detach() if isinstance(tensor, SparseTensor) else tensor
-    return memory.data_ptr(), tensor.shape, memory.stride(), tensor.dtype
+    address = memory.data_ptr() or id(tensor)  # subclasses that hold other tensors have no address
+    return address, tensor.shape, memory.stride(), tensor.dtype, memory.is_conj(), memory.is_neg()
 
 
 Modules = Mapping[str, nn.Module]
-Places = dict[int, list[tuple[Any, str]]]
-"""By the id of a tensor, the dictionaries of modules that have it, and its keys there."""
+Places = dict[int, list[tuple[nn.Module, str]]]
+"""By the id of a tensor, the modules that have it, and its names there."""
 
 Parts = dict[str, tuple[int, str]]
 """The arrays of a tensor by part ("" for a dense tensor): the number of the file, and the array's name in it."""
@@ -270,7 +274,9 @@ def _groups(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: l
     return found
 
 
-def _check(own: dict[str, Tensor], stored: Shapes, tied: dict[str, str], path: Any, ragged: set[str]) -> None:
+def _check(
+    own: dict[str, Tensor], stored: Shapes, dtypes: Mapping[str, torch.dtype], tied: dict[str, str], path: Any, ragged: set[str]
+) -> None:
     tied.update(_tied_here(own, stored.keys() | tied.keys(), stored))
     missing, more = own.keys() - stored.keys() - tied.keys(), (stored.keys() | tied.keys()) - own.keys()
     dangling = [name for name, other in tied.items() if other not in stored]
@@ -278,12 +284,29 @@ def _check(own: dict[str, Tensor], stored: Shapes, tied: dict[str, str], path: A
         wrong = (("missing", missing or dangling), ("unknown", more))
         said = [f"{what}: {', '.join(sorted(which)[:5])}" for what, which in wrong if which]
         raise FormatError(f"{path} is not of this model; {'; '.join(said)}. Load it into a model of the same architecture")
-    for name, shape in stored.items():
-        if shape != tuple(own[name].shape) and name not in ragged:
+    for name, other in {**{each: each for each in stored}, **tied}.items():
+        if name.rpartition(".")[2] == _EXTRA:
+            continue
+        if stored[other] != tuple(own[name].shape) and name not in ragged:
             raise FormatError(
-                f"{path}: '{name}' has shape {shape}, in this model {tuple(own[name].shape)}. "
+                f"{path}: '{name}' has shape {stored[other]}, in this model {tuple(own[name].shape)}. "
                 "Load it into a model of the same sizes"
             )
+        if dtypes[other].is_floating_point != own[name].is_floating_point():
+            raise FormatError(
+                f"{path}: '{name}' is {dtypes[other]}, in this model {own[name].dtype}. "
+                "Load it into a model with the same kinds of layers"
+            )
+
+
+def _dtype(parts: Parts, files: list[Any]) -> torch.dtype:
+    """Returns the type of a tensor in files. Integers with scales become floats."""
+    part = next((each for each in (SCALE, "", "values", "compressed", "type") if each in parts), None)
+    if part is None:  # a SparseTensor: the values are its last array
+        part = max((each for each in parts if each not in (FORMAT, SHAPE)), key=lambda each: (len(each), each))
+    number, key = parts[part]
+    dtype: torch.dtype = files[number].get_tensor(key).dtype
+    return dtype
 
 
 def _shape(parts: Parts, files: list[Any]) -> tuple[int, ...]:
@@ -320,23 +343,21 @@ def _places(modules: Modules) -> Places:
     for module in {id(module): module for module in modules.values()}.values():
         for table in (module._parameters, module._buffers):
             for key, tensor in table.items():
-                found.setdefault(id(tensor), []).append((table, key))
+                found.setdefault(id(tensor), []).append((module, key))
     return found
 
 
-def _put(modules: Modules, places: Places, name: str, own: Tensor, value: Tensor, path: Any) -> None:
-    if value.is_floating_point() != own.is_floating_point():
-        raise FormatError(
-            f"{path}: '{name}' is {value.dtype}, in this model {own.dtype}. Load it into a model with the same kinds of layers"
-        )
+def _put(modules: Modules, places: Places, name: str, own: Tensor, value: Tensor) -> None:
     holder, _, last = name.rpartition(".")
     module = modules[holder]
-    if own.is_meta:
+    if last == _EXTRA:
+        module.set_extra_state(value.clone())
+    elif own.is_meta:
         made = as_held(own, value).to(own.dtype).clone()  # a copy, because the file will be closed
         if isinstance(own, nn.Parameter):
             made = nn.Parameter(made, own.requires_grad)
-        for table, key in places[id(own)]:  # tied weights stay tied
-            table[key] = made
+        for other, key in places[id(own)]:  # tied weights stay tied
+            setattr(other, key, made)  # recurrent layers have a second list of their weights
     elif own is getattr(module, last, None):
         with torch.no_grad():
             own.copy_(as_sparse(value) if is_torch_sparse(own) else value)

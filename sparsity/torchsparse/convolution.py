@@ -83,6 +83,7 @@ def _convolve(input: SparseTensor, kernel: Tensor, bias: Tensor | None, window: 
         return _back(input, kernel, bias, window)
     weight = _taps(kernel, window)
     if stays:
+        weight = weight.flip(0) if transposed else weight  # back along the same windows, whose kernels are odd
         where = (*sites.level.where, window.numbers, "same", sites.features.shape[0])
         return input.with_feats(convolved("Conv3d", input.feats, weight, bias, where))
     sites.passed.setdefault(_key(input.stride), sites.level)

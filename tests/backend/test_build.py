@@ -1,5 +1,6 @@
 """gossamer.build: a model as a library that a program in C calls, without Python and PyTorch."""
 
+import ctypes
 import importlib
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import nn
 import gossamer
 from gossamer.backend import build
 from gossamer.backend.deploy.archive import c_name, compiler, run_tool
+from tests.backend.harness import prune_
 from tests.backend.test_export import BATCH, OPTIONS, classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -69,6 +71,47 @@ def test_a_program_in_c_gets_what_torch_computes(tmp_path: Path, monkeypatch: py
     torch.testing.assert_close(_called_from_python(tmp_path / "classifier.so", given, monkeypatch), found)
 
 
+class Placed(nn.Module):
+    """A sparse layer, and a buffer that is not contiguous. It returns one tensor twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = prune_(nn.Linear(192, 96))
+        self.register_buffer("places", torch.randn(192, 8).t())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.softmax(self.linear(torch.relu(x + self.places)), -1)
+        return y, y
+
+
+class Slot(ctypes.Structure):
+    """A tensor as the header declares it."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("type", ctypes.c_int), ("rank", ctypes.c_int), ("sizes", ctypes.c_int64 * 8),
+        ("owner", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def test_a_library_reads_contiguous_inputs_and_constants_of_any_strides(tmp_path: Path) -> None:
+    """The example is a slice. The file's name is none in C. Each of two equal results has its own handle."""
+    torch.manual_seed(0)
+    model, example, x = Placed().eval(), torch.randn(8, 16, 192)[:, 0], torch.randn(8, 192)
+    header = gossamer.build(model, (example,), tmp_path / "my modèle.so", options=OPTIONS)
+    assert header == tmp_path / "my modèle.h" and "my_mod_le_run" in header.read_text()
+    library = ctypes.CDLL(str(header.with_suffix(".so")))
+    library.my_mod_le_load.restype = ctypes.c_void_p
+    given, out = Slot(x.data_ptr(), 6, 2, (8, 192)), (Slot * 2)()
+    assert not library.my_mod_le_run(ctypes.c_void_p(library.my_mod_le_load()), ctypes.byref(given), out)
+    assert out[0].owner != out[1].owner
+    for each in out:
+        found = torch.frombuffer(bytearray(ctypes.string_at(each.data, 8 * 96 * 4)), dtype=torch.float32).view(8, 96)
+        torch.testing.assert_close(found, model(x)[0], rtol=1e-4, atol=1e-5)
+    library.my_mod_le_release(out)
+    assert out[0].owner is None and out[1].owner is None
+
+
 def _called_from_python(library: Path, given: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """What the example's class gets from a library."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
@@ -103,4 +146,5 @@ def test_a_library_has_another_ending(tmp_path: Path) -> None:
 
 
 def test_names_of_files_become_names_in_c() -> None:
-    assert [c_name(each) for each in ("mini-lm.v2", "2nd", "model")] == ["mini_lm_v2", "nd", "model"]
+    assert [c_name(each) for each in ("mini-lm.v2", "2nd", "model", "modèle")] == ["mini_lm_v2", "nd", "model", "mod_le"]
+    assert [c_name(each) for each in ("switch", "class", "tensor")] == ["switch_model", "class_model", "tensor_model"]

@@ -50,6 +50,34 @@ def test_a_program_has_packed_weights_in_place_of_dense_ones() -> None:
         torch.testing.assert_close(called(given), model(given), rtol=1e-4, atol=1e-5)
 
 
+class Streaming(nn.Module):
+    """Only writes to its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = prune_(nn.Linear(64, 48))
+        self.register_buffer("fresh", torch.ones(1))
+        self.register_buffer("last", torch.ones(8, 48))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.fresh.zero_()
+        self.last.copy_(y)
+        return y * 2
+
+
+@torch.no_grad()
+def test_a_program_keeps_buffers_that_it_only_writes_to() -> None:
+    torch.manual_seed(0)
+    model, x = Streaming().eval(), torch.randn(8, 64)
+    program = gossamer.export(model, (x,), options=OPTIONS)
+    assert calls(program) == 1
+    called, expected = program.module(), model.linear(x)
+    torch.testing.assert_close(called(x), expected * 2, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(called.get_buffer("last"), expected, rtol=1e-4, atol=1e-5)
+    assert called.get_buffer("fresh").item() == 0
+
+
 def test_a_program_keeps_the_weights_that_it_was_exported_with() -> None:
     model, tokens = classifier()
     before = model(tokens)

@@ -154,7 +154,8 @@ def test_inputs_of_a_package_may_have_other_strides(two_inputs: tuple[Callable[.
 @pytest.mark.parametrize(
     "given, message",
     [
-        ([torch.ones(3, 192)], "with 2 tensors (x, image), and gets 1"),
+        ([torch.ones(3, 192)], "of another structure"),
+        ([torch.ones(3, 192), 3], "for image: float32 [s"),
         ([torch.ones(3, 128), torch.ones(3, 4, 6, 5)], "for x: float32 [s"),
         ([torch.ones(3, 192).double(), torch.ones(3, 4, 6, 5)], "gets float64 [3, 192] on cpu"),
         ([torch.ones(3, 1, 192), torch.ones(3, 4, 6, 5)], "gets float32 [3, 1, 192] on cpu"),
@@ -168,6 +169,40 @@ def test_a_package_refuses_inputs_that_its_code_would_misread(
 ) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
         two_inputs[1](*given)
+
+
+class Batched(torch.nn.Module):
+    """Takes a dictionary and an int."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = prune_(torch.nn.Linear(192, 96))
+
+    def forward(self, batch: dict[str, Tensor], times: int) -> Tensor:
+        return self.linear(batch["a"] * times) - batch["b"]
+
+
+@torch.no_grad()
+def test_a_package_of_slices_takes_other_strides_and_orders_of_keys_but_no_other_structure(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, a, rows = Batched().eval(), torch.randn(8, 16, 192), torch.randn(96, 8)
+    example = {"a": a[:, 0], "b": rows[:, :1].t().expand(8, 96)}
+    program = gossamer.export(model, (example, 3), options=OPTIONS)
+    assert calls(program) == 1
+    served = gossamer.load_package(torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "m.pt2")))
+    for given in (a[:, 1], a[:, 0].contiguous(), a[:1, 0].expand(8, 192), a[0, :8], torch.randn(192, 8).t()):
+        expected = model({"a": given, "b": example["b"]}, 3)
+        for batch in ({"a": given, "b": example["b"]}, {"b": example["b"], "a": given}):
+            torch.testing.assert_close(served(batch, 3), expected, rtol=1e-4, atol=1e-4)
+    for arguments, message in (
+        ((example, 4), "exported for times = 3, and gets 4"),
+        ((example, torch.tensor(3)), "times = 3, and gets a tensor"),
+        (([a[:, 0], example["b"]], 3), "of another structure"),
+        (({"a": a[:, 0], "c": example["b"]}, 3), "of another structure"),
+        (({"a": a[:, 0], "b": rows.t()}, 3), "Elements of the example share memory"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            served(*arguments)
 
 
 def test_sizes_that_are_multiples_of_others_are_checked() -> None:
@@ -195,8 +230,10 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file"):
         gossamer.load_package(tmp_path / "absent.pt2")
     (tmp_path / "other.pt2").write_bytes(b"text")
-    with pytest.raises(ArgumentError, match="is no package"):
-        gossamer.load_package(tmp_path / "other.pt2")
+    torch.export.save(torch.export.export(nn.ReLU(), (torch.ones(3),)), tmp_path / "graph.pt2")
+    for name in ("other.pt2", "graph.pt2"):
+        with pytest.raises(ArgumentError, match="is no package"):
+            gossamer.load_package(tmp_path / name)
 
 
 def test_a_program_in_cpp_loads_a_package(package: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch.nn.utils import prune
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, Wav2Vec2Config, Wav2Vec2Model
 
 import gossamer
 from tests.hub.llama import config, logits
@@ -88,6 +88,56 @@ def test_other_masks_are_taken_from_plain_weights() -> None:
     assert torch.equal(first.get_submodule("model.layers.0.mlp.up_proj").weight, state[name])
     second.load_state_dict(plain)  # as before, by the names under masks
     assert torch.equal(logits(second), logits(made("masked")))
+
+
+class Classifier(torch.nn.Module):
+    """A model around a model of transformers. It uses one layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.first = AutoModelForCausalLM.from_config(config()), torch.nn.Linear(64, 8)
+        self.second = self.first
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_a_model_saves_and_loads_plain_weights_if_a_part_or_a_module_around_it_was_pruned(around: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole, other = Classifier().eval(), Classifier().eval()
+    for model in (whole, other):
+        gossamer.sparsify(model if around else model.inner.model, "magnitude", density=0.2)
+    whole.inner.save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert zeros(plain) > 0.5
+    torch.testing.assert_close(logits(plain), logits(whole.inner))
+    other.inner.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(logits(other.inner), logits(whole.inner))
+    whole.load_state_dict(gossamer.finalize(other).state_dict())
+    torch.testing.assert_close(whole.second.weight, other.first.weight)
+
+
+def zeros(model: Any) -> float:
+    return float(model.model.layers[0].mlp.up_proj.weight.eq(0).float().mean())
+
+
+def test_a_finalized_model_saves_the_state_that_it_is_given(tmp_path: Path) -> None:
+    model = gossamer.finalize(made("masked"))
+    averaged = {name: tensor / 2 for name, tensor in model.state_dict().items()}
+    model.save_pretrained(tmp_path, state_dict=dict(averaged))  # transformers empties it
+    assert model.hf_quantizer is None
+    for name, tensor in AutoModelForCausalLM.from_pretrained(tmp_path).state_dict().items():
+        assert torch.equal(tensor, averaged[name]), name
+
+
+def test_norms_of_the_architecture_keep_their_names(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 32}
+    convs = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embeddings": 16}
+    torch.manual_seed(0)
+    model = Wav2Vec2Model(Wav2Vec2Config(**sizes, **convs, num_conv_pos_embedding_groups=2)).eval()
+    gossamer.sparsify(model, "magnitude", density=0.3).save_pretrained(tmp_path)
+    plain, sound = Wav2Vec2Model.from_pretrained(tmp_path).eval(), torch.randn(1, 400)
+    assert plain.encoder.layers[0].attention.k_proj.weight.eq(0).float().mean() == pytest.approx(0.7, abs=0.01)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(sound).last_hidden_state, model(sound).last_hidden_state)
 
 
 def test_models_of_others_stay_as_they_are(tmp_path: Path) -> None:

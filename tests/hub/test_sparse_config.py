@@ -127,6 +127,25 @@ def test_another_head_and_missing_weights(folder: Path, tmp_path: Path) -> None:
     assert zeros(model.bert.encoder.layer[0].output.dense.weight) == 0.5 and zeros(model.classifier.weight) == 0
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "choice"),
+    [
+        (AutoModelForCausalLM, AutoModel, {"skip": "lm_head"}),
+        (AutoModelForCausalLM, AutoModel, {"only": "model.layers.*"}),
+        (AutoModel, AutoModelForCausalLM, {"only": "layers.*"}),
+    ],
+)
+def test_a_folder_loads_as_a_model_with_another_head(
+    first: Any, then: Any, choice: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Only one of the two classes has the names in the config, which begin with the prefix of the base model there."""
+    written = first.from_pretrained(folder, quantization_config=SparseConfig(0.8, weights="stored", **choice))
+    written.save_pretrained(tmp_path / "sparse")
+    opened = then.from_pretrained(tmp_path / "sparse")
+    found, expected = (each.base_model.layers[0].mlp.up_proj.weight for each in (opened, written))
+    assert isinstance(found, gossamer.SparseTensor) and torch.equal(found.to_dense(), expected.to_dense())
+
+
 @pytest.mark.parametrize("weights", ["masked", "stored", "int8"])
 def test_a_loaded_model_is_copied_converted_and_compiled(weights: str, folder: Path) -> None:
     model = pruned(folder, weights)

@@ -268,3 +268,57 @@ def test_parametrizations_that_are_no_masks_are_saved_as_they_are(tmp_path: Path
     gossamer.load(model, tmp_path / "x.safetensors")
     x = torch.randn(3, 8)
     assert torch.equal(model(x), saved(x))
+
+
+class Scaled(nn.Linear):
+    """Has extra state, as layers of Transformer Engine."""
+
+    scale = torch.ones(1)
+
+    def get_extra_state(self) -> Tensor:
+        return self.scale
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.scale = state
+
+
+def test_layers_get_their_extra_state_and_lists_of_weights(tmp_path: Path) -> None:
+    """A recurrent layer reads its weights from a list, which must follow new parameters."""
+    make = lambda: nn.ModuleList([Scaled(8, 8), nn.LSTM(8, 4)])
+    with torch.device("meta"):
+        model = make()
+    saved, x = make(), torch.randn(2, 8)
+    saved[0].scale = torch.tensor([3.0, 2.0])  # of any size
+    gossamer.save(saved, tmp_path / "x.safetensors")
+    gossamer.load(model, tmp_path / "x.safetensors")
+    assert torch.equal(model[0].scale, saved[0].scale)
+    assert torch.equal(model[1](x)[0], saved[1](x)[0])
+
+
+def test_tensors_of_many_dimensions_and_views_of_conjugates_come_back(tmp_path: Path) -> None:
+    """A conjugate has the memory of its tensor, but other values."""
+    model, numbers = nn.ParameterList([pruned(32, 32, 0.05).view([2] * 10)]), torch.randn(3, dtype=torch.complex64)
+    model.register_buffer("numbers", numbers)
+    model.register_buffer("conjugates", numbers.conj())
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gossamer.save(model, tmp_path / "x.safetensors")
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    model.register_buffer("conjugates", torch.zeros_like(numbers))
+    state = gossamer.load(model, tmp_path / "x.safetensors").state_dict()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(("head", "said"), [(nn.Linear(16, 40, bias=False), "has shape"), (nn.Linear(16, 20), "int64")])
+def test_a_model_is_unchanged_if_a_late_tensor_does_not_fit(head: nn.Linear, said: str, tmp_path: Path) -> None:
+    """A tied head of another size, or integers for floats."""
+    saved = nn.ModuleDict({"embed": nn.Embedding(20, 16), "head": nn.Linear(16, 20, bias=head.bias is not None)})
+    saved["head"].weight = saved["embed"].weight
+    if head.bias is not None:
+        saved["head"].bias = nn.Parameter(torch.arange(20), requires_grad=False)
+    gossamer.save(saved, tmp_path / "x.safetensors")
+    model = nn.ModuleDict({"embed": nn.Embedding(20, 16), "head": head})
+    before = model["embed"].weight.clone()
+    with pytest.raises(FormatError, match=said):
+        gossamer.load(model, tmp_path / "x.safetensors")
+    assert torch.equal(model["embed"].weight, before)

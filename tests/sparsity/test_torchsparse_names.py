@@ -34,6 +34,9 @@ def test_a_stride_of_one_stays_on_its_sites(size: tuple[int, ...]) -> None:
         close(y.feats, at(expected, x.coords))
         assert y.s == (1, 1, 1) and y.C is x.C
         close(y.dense(), dense(y.F, y.C, 2, SHAPE))
+        back = spnn.Conv3d(6, 5, size, transposed=True)  # TorchSparse transposes the map from each site to its window
+        kernel, around = as_torch(back, size).transpose(0, 1), tuple(k // 2 for k in size)
+        close(back(y).feats, at(F.conv_transpose3d(dense(y.F, y.C, 2, SHAPE), kernel, padding=around), x.coords))
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(x).feats.dtype == torch.bfloat16
 
