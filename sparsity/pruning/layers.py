@@ -43,7 +43,9 @@ class Layer:
 
     @property
     def bias(self) -> Tensor | None:
-        bias = getattr(self.module, "bias", None)
+        """The bias, None if there is none. One that is computed from others counts as none, because it cannot be written."""
+        computed = is_pruned_by_hook(self.module, "bias") or parametrize.is_parametrized(self.module, "bias")
+        bias = None if computed else getattr(self.module, "bias", None)
         return bias.detach() if isinstance(bias, Tensor) else None
 
     def write(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -55,13 +57,19 @@ class Layer:
                 self.module.bias.copy_(bias)  # type: ignore[operator]
 
     def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Returns the data of the weight in the module's own shape, and of the bias, for `hold`."""
-        weight, bias = self.parameter.data, getattr(self.module, "bias", None)
-        held = bias.data if isinstance(bias, Tensor) else None
+        """Returns the data of the weight in the module's own shape, and of the bias, for `hold` and `restore`."""
+        weight, held = self.parameter.data, None if self.bias is None else self.module.bias.data  # type: ignore[union-attr]
         return (weight.clone(), None if held is None else held.clone()) if copy else (weight, held)
 
+    def restore(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Copies these tensors into the layer's parameters, which others may share."""
+        with torch.no_grad():
+            self.parameter.copy_(weight)
+            if bias is not None:
+                self.module.bias.copy_(bias)  # type: ignore[operator]
+
     def hold(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Makes these tensors the data of the layer's parameters."""
+        """Makes these tensors the data of the layer's parameters, for a time. `restore` is for good."""
         self.parameter.data = weight
         if bias is not None:
             self.module.bias.data = bias
