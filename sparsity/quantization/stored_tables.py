@@ -183,7 +183,7 @@ class FloatTable:
 
     def _emptied(self, layer: nn.Module, device: torch.device) -> nn.Module:
         rows, columns = layer._parameters["weight"].shape  # type: ignore[union-attr]
-        of_rows = torch.empty(0 if self.kind == "float16" else rows, device=device)
+        of_rows = torch.empty(0 if self.kind == "float16" else rows, dtype=torch.float32, device=device)
         sizes: tuple[int, ...] = (rows, -(-columns // 2) if self.kind == "int4" else columns)
         if self.kind == NONZEROS:
             sizes = (self.nonzeros,)

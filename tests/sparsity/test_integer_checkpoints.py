@@ -130,6 +130,23 @@ def test_tables_become_what_the_file_has(weights: Any, device: str, tmp_path: Pa
     assert torch.equal(looked_up(other, rows), looked_up(model, rows))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_scales_of_tables_are_float32_under_any_default_type(weights: Any, other_default: torch.dtype, tmp_path: Path) -> None:
+    model, file = gossamer.quantize(tables(), weights=weights, only=[nn.Embedding, nn.EmbeddingBag]), tmp_path / "file"
+    gossamer.save(model, file)
+    other = gossamer.load(tables(), file)
+    assert other["words"].weight_scale.dtype is torch.float32  # type: ignore[index]
+    rows = torch.randint(0, 60, (5, 7))
+    assert torch.equal(looked_up(other, rows), looked_up(model, rows))
+
+
+def test_a_file_of_tables_under_masks_is_refused(tmp_path: Path) -> None:
+    gossamer.save(gossamer.quantize(tables(), only=[nn.Embedding, nn.EmbeddingBag]), tmp_path / "file")
+    with pytest.raises(FormatError, match="not of this model"):
+        gossamer.load(gossamer.sparsify(tables(), "magnitude", density=0.5, only=nn.EmbeddingBag), tmp_path / "file")
+
+
 def test_a_file_of_tables_of_another_size_is_refused(tmp_path: Path) -> None:
     gossamer.save(gossamer.quantize(nn.EmbeddingBag(60, 33), weights="int4", only=[nn.EmbeddingBag]), tmp_path / "file")
     other = nn.EmbeddingBag(60, 32)
