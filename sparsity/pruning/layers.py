@@ -50,11 +50,7 @@ class Layer:
 
     def write(self, weight: Tensor, bias: Tensor | None) -> None:
         """Puts another weight [outputs, inputs] and bias into the module."""
-        with torch.no_grad():
-            own = self.parameter
-            own.copy_((weight.t() if is_transposed(self.module) else weight).reshape(own.shape))
-            if bias is not None:
-                self.module.bias.copy_(bias)  # type: ignore[operator]
+        self.restore((weight.t() if is_transposed(self.module) else weight).reshape(self.parameter.shape), bias)
 
     def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
         """Returns the data of the weight in the module's own shape, and of the bias, for `hold` and `restore`."""
@@ -62,7 +58,7 @@ class Layer:
         return (weight.clone(), None if held is None else held.clone()) if copy else (weight, held)
 
     def restore(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Copies these tensors into the layer's parameters, which others may share."""
+        """Copies these tensors, of the module's own shapes, into the layer's parameters."""
         with torch.no_grad():
             self.parameter.copy_(weight)
             if bias is not None:

@@ -200,17 +200,18 @@ def inputs_of(module: nn.Module, call: Call, group: Group) -> list[Tensor]:
 
 
 def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Group]:
-    """Returns groups of layers in the order of their calls. Consecutive layers with the same input tensor are one group,
-    if nothing writes to it in between.
+    """Returns groups of layers in the order of their calls.
+
+    Consecutive layers with the same input tensor are one group if nothing writes to it in between.
 
     A layer that this call reaches several times, or not at all, is a group of its own at the end.
     """
-    order: list[tuple[Layer, Tensor, int | None]] = []  # with the number of writes; torch counts none in inference mode
+    order: list[tuple[Layer, Tensor, int | Tensor]] = []  # with the number of writes, or the values where torch counts none
 
     def keep(layer: Layer) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = _input(args, kwargs)
-            order.append((layer, given, None if given.is_inference() else given._version))
+            order.append((layer, given, given.clone() if given.is_inference() else given._version))
 
         return hook
 
@@ -220,9 +221,9 @@ def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Gr
         call.of(module)
     times = Counter(layer for layer, *_ in order)
     groups: list[Group] = []
-    last: tuple[Tensor, int | None] | None = None
+    last: tuple[Tensor, int | Tensor] | None = None
     for layer, given, writes in (each for each in order if times[each[0]] == 1):
-        if last is not None and last[0] is given and last[1] == writes is not None:
+        if last is not None and last[0] is given and same(last[1], writes):
             groups[-1].layers.append(layer)
         else:
             groups.append(Group([layer], True))
