@@ -123,6 +123,8 @@ def _store_experts(model: nn.Module, layers: Iterable[nn.Module], densest: float
     for each in (each for each in experts if not is_stored(each)):
         masked = {name: is_masked(each, name) for name in expert_weights(each)}
         own = [each._parameters.get(name) for name, under_masks in masked.items() if not under_masks]
+        if parametrize.is_parametrized(each) and {*each.parametrizations} - {*masked}:  # type: ignore[operator]
+            continue  # with another class, it would lose the biases that are computed
         if any(type(weight) is not nn.Parameter or uses[id(weight)] > among[id(weight)] for weight in own):
             continue
         kept = {

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
@@ -109,8 +110,9 @@ def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, Flo
     found: dict[str, FloatLayer | FloatExperts] = {}
     for name, layer in modules.items():
         codes, scales = ({e: file.get(tensor_of(name, f"{e}_{part}"), ()) for e in expert_weights(layer)} for part in PARTS)
-        plain = all(layer._parameters.get(each) is not None for each in codes)
-        if codes and plain and all(len(shape) == 3 for shape in (*codes.values(), *scales.values())):
+        if parametrize.is_parametrized(layer):
+            continue  # with another class, it would lose the tensors that are computed
+        if codes and all(len(shape) == 3 for shape in (*codes.values(), *scales.values())):
             found[name] = FloatExperts(layer, {each: (codes[each], scales[each]) for each in codes})
             continue
         is_linear = isinstance(layer, nn.Linear) or is_transposed(layer)

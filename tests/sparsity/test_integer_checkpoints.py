@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import gossamer
 from gossamer import FormatError
@@ -103,6 +104,10 @@ def test_a_single_layer_and_one_that_a_mask_holds(tmp_path: Path) -> None:
     assert torch.equal(other, layer.weight)
     with pytest.raises(FormatError, match="not of this model"):
         gossamer.load(gossamer.sparsify(nn.Linear(20, 6), "magnitude", density=0.5), file)
+    masked = gossamer.prepare(prune.random_unstructured(nn.Linear(20, 6), "bias", 0.5))
+    with pytest.raises(FormatError, match="not of this model"):
+        gossamer.load(masked, file)
+    assert masked(torch.randn(2, 20)).shape == (2, 6)
 
 
 def tables() -> nn.Module:
