@@ -17,7 +17,14 @@ from gossamer.dialects.errors import OptionError
 from gossamer.runtime.modules.when_held import say_held
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
-from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain_within, parametrize_pruned, uses_of
+from gossamer.sparsity.pruning.mask import (
+    is_masked,
+    kept_by_masks,
+    make_plain_within,
+    parametrize_pruned,
+    parametrized_tensors,
+    uses_of,
+)
 from gossamer.sparsity.pruning.stored_experts import StoredExperts
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.quantization.stored_tables import NONZEROS, TABLES, Shared, become_stored, why_no_table
@@ -123,7 +130,7 @@ def _store_experts(model: nn.Module, layers: Iterable[nn.Module], densest: float
     for each in (each for each in experts if not is_stored(each)):
         masked = {name: is_masked(each, name) for name in expert_weights(each)}
         own = [each._parameters.get(name) for name, under_masks in masked.items() if not under_masks]
-        if parametrize.is_parametrized(each) and {*each.parametrizations} - {*masked}:  # type: ignore[operator]
+        if {*parametrized_tensors(each)} - {*masked}:
             continue  # with another class, it would lose the biases that are computed
         if any(type(weight) is not nn.Parameter or uses[id(weight)] > among[id(weight)] for weight in own):
             continue

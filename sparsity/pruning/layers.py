@@ -54,8 +54,8 @@ class Layer:
 
     def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
         """Returns the data of the weight in the module's own shape, and of the bias, for `hold` and `restore`."""
-        weight, held = self.parameter.data, None if self.bias is None else self.module.bias.data  # type: ignore[union-attr]
-        return (weight.clone(), None if held is None else held.clone()) if copy else (weight, held)
+        weight, bias = self.parameter.data, self.bias
+        return (weight.clone(), None if bias is None else bias.clone()) if copy else (weight, bias)
 
     def restore(self, weight: Tensor, bias: Tensor | None) -> None:
         """Copies these tensors, of the module's own shapes, into the layer's parameters."""

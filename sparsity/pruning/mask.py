@@ -43,10 +43,15 @@ def is_masked(layer: nn.Module, name: str = "weight") -> bool:
     return parametrize.is_parametrized(layer, name) and _kept(_chain(layer, name)) is not None
 
 
+def parametrized_tensors(module: nn.Module) -> list[str]:
+    """Returns the names of a module's tensors that have parametrizations."""
+    chains: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+    return [*chains]
+
+
 def masked_tensors(module: nn.Module) -> list[str]:
     """Returns the names of a module's tensors that have a mask as a parametrization."""
-    chains: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
-    return [name for name in chains if is_masked(module, name)]
+    return [name for name in parametrized_tensors(module) if is_masked(module, name)]
 
 
 def has_mask(module: nn.Module) -> bool:
