@@ -8,21 +8,13 @@ layer.weight, a SparseTensor (gossamer.store_sparse)       →    layer.weight
 table.weight_nonzeros, table.weight_bits (the same)        →    table.weight
 """
 
-from collections import Counter
 from typing import TypeVar
 
 from torch import nn
 
 from gossamer.sparsity.adjacency import leave_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.pruning.mask import (
-    has_one_original,
-    make_plain,
-    make_plain_together,
-    masked_tensors,
-    original_of,
-    parametrize_pruned,
-)  # fmt: skip
+from gossamer.sparsity.pruning.mask import make_plain_within, masked_tensors, parametrize_pruned
 from gossamer.sparsity.pruning.stored_layers import make_dense
 from gossamer.sparsity.quantization.stored_tables import become_floats
 from gossamer.sparsity.training.latent import remove_backward_mask
@@ -46,16 +38,7 @@ def finalize(model: Model) -> Model:
     mask, or with another mask, is no longer shared. SparseTensors that are no weight of a linear layer stay.
     """
     parametrize_pruned(model)
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    under_masks = [(module, name) for module in model.modules() for name in masked_tensors(module)]
-    holders = dict[int, list[tuple[nn.Module, str]]]()
-    for module, name in under_masks:
-        if has_one_original(module, name):
-            holders.setdefault(id(original_of(module, name)), []).append((module, name))
-        else:
-            make_plain(module, name)
-    for original, together in holders.items():
-        make_plain_together(together, shared=uses[original] > len(together))
+    make_plain_within(model, [(module, name) for module in model.modules() for name in masked_tensors(module)])
     for module in model.modules():
         remove_backward_mask(module)
         if isinstance(module, PackedLinear):

@@ -7,7 +7,6 @@ A hook writes the masked weight back into the module. A parametrization is read,
 gradient.
 """
 
-from collections import Counter
 from typing import TypeVar
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.adjacency import take_sparse
 from gossamer.sparsity.packed_linear import PackedLinear
-from gossamer.sparsity.pruning.mask import Mask, is_masked, is_of_torch_ao, make_plain, parametrize_pruned
+from gossamer.sparsity.pruning.mask import Mask, is_of_torch_ao, make_plain_within, masked_tensors, parametrize_pruned, uses_of
 from gossamer.sparsity.pruning.stored_layers import make_dense
 from gossamer.sparsity.quantization.dynamic_layers import take_dynamic
 
@@ -68,10 +67,8 @@ def prepare(model: Model, *, free_dense: bool = False) -> Model:
 
 def _free_dense(model: nn.Module) -> None:
     make_dense(model)
-    for module in list(model.modules()):
-        if is_masked(module):
-            make_plain(module)
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    make_plain_within(model, [(module, name) for module in model.modules() for name in masked_tensors(module)])
+    uses = uses_of(model.modules())
     for layer in (m for m in model.modules() if type(m) in (nn.Linear, NonDynamicallyQuantizableLinear)):
         weight = layer._parameters.get("weight")
         if weight is not None and uses[id(weight)] == 1 and _is_pruned(weight):

@@ -111,18 +111,21 @@ def sparsify(target: Any, how: str | Sparsifier, *, only: Layers | None = None, 
             )
         parametrize_pruned(layer)
         for part in weight_names(layer):
-            weight = getattr(layer, part).detach()
-            if expert_weights(layer):
-                turned = layer.is_transposed
-                masks = [_mask(sparsifier, each.t() if turned else each, options) for each in weight]
-                mask = torch.stack([each.t() if turned else each for each in masks])
-            elif is_transposed(layer):
-                mask = _mask(sparsifier, weight.t(), options).t().contiguous()
-            else:
-                mask = _mask(sparsifier, weight.flatten(1), options).view_as(weight)
-            register_parametrization(layer, part, Mask(mask))
+            register_parametrization(layer, part, Mask(_mask_of(sparsifier, layer, getattr(layer, part).detach(), options)))
     say_held(target)
     return target
+
+
+@torch.inference_mode(False)  # training could not save a mask that was made within it
+def _mask_of(sparsifier: Sparsifier, layer: nn.Module, weight: Tensor, options: dict[str, Any]) -> Tensor:
+    """Returns the mask of a layer's weight, in the weight's shape."""
+    if expert_weights(layer):
+        turned = layer.is_transposed
+        masks = [_mask(sparsifier, each.t() if turned else each, options) for each in weight]
+        return torch.stack([each.t() if turned else each for each in masks])
+    if is_transposed(layer):
+        return _mask(sparsifier, weight.t(), options).t().contiguous()
+    return _mask(sparsifier, weight.flatten(1), options).view_as(weight)
 
 
 @register_sparsifier("magnitude")

@@ -6,19 +6,25 @@ experts.gate_up_proj, dense, with zeros                   →    experts.gate_up
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.modules.when_held import say_held
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import Layers, chosen_layers
-from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, original_of, parametrize_pruned
-from gossamer.sparsity.pruning.parametrizations import remove_parametrizations
+from gossamer.sparsity.pruning.mask import (
+    is_masked,
+    kept_by_masks,
+    make_plain_within,
+    parametrize_pruned,
+    parametrized_tensors,
+    uses_of,
+)
 from gossamer.sparsity.pruning.stored_experts import StoredExperts
 from gossamer.sparsity.pruning.stored_layers import DENSEST, FORMAT, is_stored
 from gossamer.sparsity.quantization.stored_tables import NONZEROS, TABLES, Shared, become_stored, why_no_table
@@ -44,7 +50,8 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
 
     - A weight with a mask stores the elements that the mask keeps, also zeros, which train on. Others store their nonzeros.
     - The format is CSR with 32-bit integers: 8 bytes for each stored element, instead of 4 for each element of a dense weight.
-    - Linear layers that share a weight still share it. A weight that another kind of module uses, such as an embedding, stays.
+    - Linear layers that share a weight and its mask still share it. A weight that another kind of module uses, such as an
+      embedding, stays. If a layer has it under a mask, the layer stores the masked weight.
     - Experts of transformers store the weights of all experts, such as `gate_up_proj`, in one SparseTensor of the same shape.
       Their class changes; `gossamer.finalize` restores it.
     - Convolutions keep plain weights. A warning names those that are pruned.
@@ -59,34 +66,32 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     parametrize_pruned(model)
     stored = 0
     layers = chosen_layers(model, only, skip, _CONVOLUTIONS, tied=True, experts=True)
-    stored += _store_tables(layers, densest) + _store_experts(model, layers, densest)
+    stored += _store_tables(model, layers, densest) + _store_experts(model, layers, densest)
     chosen = [layer for layer in layers if isinstance(layer, nn.Linear)]
     plain = _left_plain(model, layers, densest)
-    uses, among_chosen = _uses(model.modules()), _uses(chosen)
-    shared: dict[int, nn.Parameter] = {}
+    masks = {layer: kept_by_masks(layer) for layer in chosen if is_masked(layer)}
+    masks = {layer: kept for layer, kept in masks.items() if count_nonzeros(kept) <= densest * kept.numel()}
+    make_plain_within(model, [(layer, "weight") for layer in masks])
+    uses, among_chosen = uses_of(model.modules()), uses_of(chosen)
+    made = dict[int, list[tuple[Tensor, nn.Parameter]]]()  # by the id of a shared weight: where it was stored, and as what
     for layer in chosen:
-        own = layer._parameters.get("weight")  # None under masks, which may differ
-        if id(own) in shared:
-            layer._parameters["weight"] = shared[id(own)]
-            continue
+        own = layer._parameters.get("weight")  # None under masks that keep too much, and under other parametrizations
         if is_stored(layer):
             stored += 1
             continue
-        if uses[id(own)] > among_chosen[id(own)] or not (own is not None or is_masked(layer)):
+        if own is None or uses[id(own)] > among_chosen[id(own)]:
             continue
-        kept = layer.weight.detach() != 0 if own is not None else kept_by_masks(layer)
+        kept = masks.pop(layer) if layer in masks else own.detach() != 0
         if count_nonzeros(kept) > densest * kept.numel():
             continue
-        weight, trained = layer.weight.detach(), original_of(layer).requires_grad
-        if own is None:
-            remove_parametrizations(layer, "weight")
-        at = kept.nonzero().unbind(1)
-        sparse = from_entries(FORMAT, tuple(weight.shape), at, weight[at])
-        others = {n: p for n, p in layer._parameters.items() if n != "weight"}
-        made = nn.Parameter(sparse, trained)
-        layer._parameters = {"weight": made, **others}
-        if own is not None:
-            shared[id(own)] = made
+        sparse = next((each for where, each in made.get(id(own), ()) if torch.equal(where, kept)), None)
+        if sparse is None:
+            at = kept.nonzero().unbind(1)
+            with torch.inference_mode(False):  # parameters that were made within it could never train
+                sparse = nn.Parameter(from_entries(FORMAT, tuple(own.shape), at, own.detach()[at]), own.requires_grad)
+            if uses[id(own)] > 1:
+                made.setdefault(id(own), []).append((kept, sparse))
+        layer._parameters = {"weight": sparse, **{n: p for n, p in layer._parameters.items() if n != "weight"}}
         stored += 1
     if not stored:
         of_others = f"; convolutions cannot be stored, and keep plain weights ({plain})" if plain else ""
@@ -106,29 +111,28 @@ def store_sparse(model: Model, *, densest: float = DENSEST, only: Layers | None 
     return model
 
 
-def _store_tables(layers: Iterable[nn.Module], densest: float) -> int:
+def _store_tables(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> int:
     """Stores the tables among the layers that have few nonzeros. Returns how many."""
-    stored, shared = 0, Shared()
-    for layer in layers:
-        if why_no_table(layer) or layer.weight.dtype is torch.float64:
-            continue
-        if count_nonzeros(layer.weight.detach()) <= densest * layer.weight.numel():  # type: ignore[operator]
-            if is_masked(layer):
-                remove_parametrizations(layer, "weight")
-            become_stored(layer, NONZEROS, shared)
-            stored += 1
-    return stored
+    tables: list[Any] = [each for each in layers if not why_no_table(each)]
+    tables = [each for each in tables if each.weight.dtype is not torch.float64]
+    tables = [each for each in tables if count_nonzeros(each.weight.detach()) <= densest * each.weight.numel()]
+    make_plain_within(model, [(each, "weight") for each in tables if parametrize.is_parametrized(each, "weight")])
+    shared: Shared = {}
+    for table in tables:
+        become_stored(table, NONZEROS, shared)
+    return len(tables)
 
 
 def _store_experts(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> int:
     """Stores the weights of experts among the layers that have few nonzeros. Returns how many layers are stored."""
     experts = [layer for layer in layers if expert_weights(layer)]
-    uses, among, made = _uses(model.modules()), _uses(experts), dict[int, nn.Parameter]()
-    found = [each for each in experts if not is_stored(each)]
-    stored = len(experts) - len(found)
-    for each in found:
+    uses, among, made = uses_of(model.modules()), uses_of(experts), dict[int, nn.Parameter]()
+    found = dict[nn.Module, dict[str, Tensor]]()  # where the masks of each keep elements
+    for each in (each for each in experts if not is_stored(each)):
         masked = {name: is_masked(each, name) for name in expert_weights(each)}
         own = [each._parameters.get(name) for name, under_masks in masked.items() if not under_masks]
+        if {*parametrized_tensors(each)} - {*masked}:
+            continue  # with another class, it would lose the biases that are computed
         if any(type(weight) is not nn.Parameter or uses[id(weight)] > among[id(weight)] for weight in own):
             continue
         kept = {
@@ -137,11 +141,12 @@ def _store_experts(model: nn.Module, layers: Iterable[nn.Module], densest: float
         }
         if sum(map(count_nonzeros, kept.values())) > densest * sum(where.numel() for where in kept.values()):
             continue
-        for name in (name for name, under_masks in masked.items() if under_masks):
-            remove_parametrizations(each, name)
-        StoredExperts.become(each, kept, made)
-        stored += 1
-    return stored
+        found[each] = {name: where for name, where in kept.items() if masked[name]}
+    make_plain_within(model, [(each, name) for each, masks in found.items() for name in masks])
+    for each, masks in found.items():
+        plain = {name: getattr(each, name).detach() != 0 for name in expert_weights(each) if name not in masks}
+        StoredExperts.become(each, plain | masks, made)
+    return sum(map(is_stored, experts))
 
 
 def _left_plain(model: nn.Module, layers: Iterable[nn.Module], densest: float) -> str:
@@ -153,8 +158,3 @@ def _left_plain(model: nn.Module, layers: Iterable[nn.Module], densest: float) -
         if isinstance(layer, _CONVOLUTIONS) and count_nonzeros(layer.weight.detach()) <= densest * layer.weight.numel()
     ]
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
-
-
-def _uses(modules: Iterable[nn.Module]) -> Counter[int]:
-    """Counts the modules that have a parameter, by the parameter's id."""
-    return Counter(id(parameter) for module in modules for parameter in module._parameters.values() if parameter is not None)

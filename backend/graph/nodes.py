@@ -17,6 +17,9 @@ aten = torch.ops.aten
 Size = Any
 """An integer, or a symbolic one."""
 
+WIDE_FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+"""Types with so large a range that another order of products does not overflow sooner. float16 is not one of them."""
+
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 """Operations that return the same values in other dimensions."""
 

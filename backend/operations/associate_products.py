@@ -22,7 +22,7 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph.nodes import arguments, hint, phase
+from gossamer.backend.graph.nodes import WIDE_FLOATS, arguments, hint, phase
 from gossamer.backend.graph.weight_expressions import weight_behind
 from gossamer.backend.operations.densities import Sketch, cost_in_order
 from gossamer.backend.operations.report_operations import name_of
@@ -34,8 +34,6 @@ _GAIN = 1.5
 """Least factor by which another order must be cheaper. It also adds up in another order, which changes the rounding."""
 _UNKNOWN = 512
 """Assumed size of an open dimension: the tokens, in training."""
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16)
-"""Types with a wide range, so that another order does not overflow sooner. That excludes float16."""
 
 
 class AssociateProducts:
@@ -107,8 +105,8 @@ def _pairs(first: fx.Node) -> list[_Pair]:
         if not _is_product(user) or phase(user) != phase(first):
             return []
         left, right = arguments(user)
-        if left is right:
-            return []
+        if left is right or any(pair.second is user for pair in found):
+            return []  # both factors are the first product, which stays in any order
         first_factor, second_factor = (_other(b), _other(a)) if turned else (a, b)
         third = right if value is left else left, False
         found.append(_Pair(user, first_factor, second_factor, third, value is left))
@@ -122,7 +120,7 @@ def _other(factor: tuple[fx.Node, bool]) -> tuple[fx.Node, bool]:
 def _move_scale(scaled: fx.Node) -> None:
     """Rewrites mm(c x, w) as c mm(x, w), if only products read c x, and their results are smaller than x."""
     x, c = arguments(scaled)
-    if isinstance(c, fx.Node) or not isinstance(x, fx.Node) or scaled.meta["val"].dtype not in _FLOATS:
+    if isinstance(c, fx.Node) or not isinstance(x, fx.Node) or scaled.meta["val"].dtype not in WIDE_FLOATS:
         return
     if x.meta["val"].dtype != scaled.meta["val"].dtype:
         return
@@ -146,7 +144,7 @@ def _move_scale(scaled: fx.Node) -> None:
 
 
 def _is_product(node: fx.Node) -> bool:
-    return node.target is aten.mm.default and node.meta["val"].dtype in _FLOATS
+    return node.target is aten.mm.default and node.meta["val"].dtype in WIDE_FLOATS
 
 
 def _is_transpose(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from gossamer.backend.devices.device import device_of
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import written_by
-from gossamer.backend.graph.nodes import arguments, in_training, same_dtype, same_shape
+from gossamer.backend.graph.nodes import WIDE_FLOATS, arguments, in_training, same_dtype, same_shape
 from gossamer.backend.regions.contractions import contraction_at
 from gossamer.backend.regions.cost import predicted, renewing_pays, usual_tokens
 from gossamer.backend.regions.decide import refusal
@@ -104,6 +104,8 @@ class _Split:
     @classmethod
     def at(cls, node: fx.Node) -> "_Split | None":
         """Returns the split of a product; None unless its right factor is a sum with low ranks and other terms."""
+        if node.meta["val"].dtype not in WIDE_FLOATS:  # x U may overflow although x (S + U V) does not
+            return None
         *_, x, w = arguments(node)
         turned = False
         while w.target in (aten.permute.default, aten.t.default):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from gossamer.backend.graph.inputs import density
-from gossamer.backend.graph.nodes import argument
+from gossamer.backend.graph.nodes import WIDE_FLOATS, argument
 from gossamer.backend.structures.matrices import BlockDiagonal, Diagonal, Given, Kronecker, Matrix, Product, Scaled, Sum
 from gossamer.runtime.torch_internals import FakeTensor
 
@@ -24,8 +24,6 @@ _SWAPS: tuple[Any, ...] = (
 _ADDS: dict[Any, int] = {torch.add: 1, operator.add: 1, "add": 1, torch.sub: -1, operator.sub: -1, "sub": -1}
 _SCALES: tuple[Any, ...] = (torch.mul, operator.mul, "mul", torch.div, operator.truediv, "div")
 _QUOTIENTS: tuple[Any, ...] = (torch.div, operator.truediv, "div")
-_REAL = (torch.float32, torch.float64, torch.bfloat16)
-"""Types with so large a range that another order of products does not overflow. float16 is not one of them."""
 
 
 class Reader:
@@ -38,13 +36,13 @@ class Reader:
         self._values, self._read = values, dict[fx.Node, Matrix | None]()
 
     def matrix(self, node: object) -> Matrix | None:
-        """Returns the matrix of a node, whole or structured; None if its sizes are dynamic or its type is not in `_REAL`."""
+        """Returns the matrix of a node, whole or structured; None for dynamic sizes and types not in `WIDE_FLOATS`."""
         if not isinstance(node, fx.Node):
             return None
         value = node.meta.get("example_value")
         if not isinstance(value, Tensor) or type(value) not in (Tensor, FakeTensor):
             return None
-        if value.dim() != 2 or value.dtype not in _REAL:
+        if value.dim() != 2 or value.dtype not in WIDE_FLOATS:
             return None
         rows, columns = value.shape
         if not isinstance(rows, int) or not isinstance(columns, int) or not rows or not columns:

@@ -152,6 +152,7 @@ _STEPS: dict[type[Optimizer], tuple[str, Callable[..., RowStep]]] = {
 @torch.no_grad()
 def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Does the step of rows, and hides these gradients until torch has stepped the other parameters."""
+    _held.pop(optimizer, None)  # of a step of torch that raised
     if _left_alone or len(arguments) > 1 or named.get("closure") is not None:
         return  # a closure will compute new gradients
     found = {parameter: group for group in optimizer.param_groups for parameter in group["params"] if fits(parameter)}
@@ -169,7 +170,11 @@ def _before(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, A
             parameter.grad = None
     if steps:
         _held[optimizer] = held
-        step_all(kind, steps)
+        try:
+            step_all(kind, steps)
+        except BaseException:
+            _after(optimizer, arguments, named)
+            raise
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

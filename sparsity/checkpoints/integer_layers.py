@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.quantization.grouped_linear import GROUP, GroupedLinear
@@ -100,7 +101,7 @@ class FloatExperts:
             columns = weight.shape[1 if self.layer.is_transposed else 2]
             bits = torch.int8 if codes[-1] == columns else torch.uint8
             on = device or weight.device
-            found[name] = torch.empty(codes, dtype=bits, device=on), torch.empty(scale, device=on)
+            found[name] = torch.empty(codes, dtype=bits, device=on), torch.empty(scale, dtype=torch.float32, device=on)
         return found
 
 
@@ -109,6 +110,8 @@ def in_integers(modules: Mapping[str, nn.Module], file: Shapes) -> dict[str, Flo
     found: dict[str, FloatLayer | FloatExperts] = {}
     for name, layer in modules.items():
         codes, scales = ({e: file.get(tensor_of(name, f"{e}_{part}"), ()) for e in expert_weights(layer)} for part in PARTS)
+        if parametrize.is_parametrized(layer):
+            continue  # with another class, it would lose the tensors that are computed
         if codes and all(len(shape) == 3 for shape in (*codes.values(), *scales.values())):
             found[name] = FloatExperts(layer, {each: (codes[each], scales[each]) for each in codes})
             continue

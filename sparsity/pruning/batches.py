@@ -27,8 +27,16 @@ class Call:
     tokens: Tensor | None = None
 
     def of(self, module: nn.Module) -> Any:
-        """Calls a module with these arguments."""
-        return module(*self.args, **self.kwargs)
+        """Calls a module with copies of these tensors, because it may change them in place. Equal objects stay equal."""
+        copies = dict[int, Tensor]()
+
+        def copied(tensor: Tensor) -> Tensor:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.clone()
+            return copies[id(tensor)]
+
+        args, kwargs = tree_map_only(Tensor, copied, (self.args, self.kwargs))
+        return module(*args, **kwargs)
 
 
 def calls_of(model: nn.Module, data: Iterable[Any]) -> list[Call]:

@@ -48,7 +48,7 @@ class Sensitivity:
         try:
             changed = output_of(self.call.of(self.model)) - self._output
         finally:
-            layer.hold(*dense)
+            layer.restore(*dense)
         error = problem.error(tried)
         effect = float(changed.square().sum() / self._output.square().sum().clamp(min=1e-30)) / error if error > 0 else 0.0
         self.loss[layer] = [effect * each for each in own]

@@ -5,7 +5,7 @@ and calls `visit` with the layer's least-squares problem (layer_problem.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ class Walk:
                 self._stage(self.model, self.layers, Streams(self.calls, self.calls), visit)
                 done()
         for layer, parameters in self._later:
-            layer.hold(*parameters)
+            layer.restore(*parameters)
 
     def _walk_blocks(self, visit: Visit, done: Callable[[], None]) -> None:
         before, inside, after = self._parts()
@@ -104,10 +104,10 @@ class Walk:
                 inside[owner[id(layer.module)]].append(layer)
         outside = [layer for layer in self.layers if id(layer.module) not in owner]
         seen = set[Layer]()
-        hooks = [each.module.register_forward_pre_hook(lambda *_, each=each: seen.add(each)) for each in outside]
-        caught(self.model, self.calls[:1], self.blocks[0])
-        for hook in hooks:
-            hook.remove()
+        with ExitStack() as hooks:
+            for each in outside:
+                hooks.enter_context(each.module.register_forward_pre_hook(lambda *_, each=each: seen.add(each)))
+            caught(self.model, self.calls[:1], self.blocks[0])
         return [each for each in outside if each in seen], inside, [each for each in outside if each not in seen]
 
     def _stage(self, module: nn.Module, layers: Sequence[Layer], streams: Streams, visit: Visit) -> Dense:
@@ -117,7 +117,7 @@ class Walk:
             self._visit(module, layers, streams, visit, dense)
         except BaseException:
             for layer, parameters in dense.items():
-                layer.hold(*parameters)
+                layer.restore(*parameters)
             raise
         return dense
 
@@ -149,7 +149,7 @@ class Walk:
             dense[layer] = before
         else:  # the next layers get their inputs from the dense layer
             self._later.append((layer, layer.parameters()))
-            layer.hold(*before)
+            layer.restore(*before)
 
     def _moments(self, module: nn.Module, group: Group, streams: Streams, dense: Dense) -> Moments | None:
         """Returns the moments of a group's inputs in both streams, None if the data do not reach the group."""

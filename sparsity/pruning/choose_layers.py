@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.dialects.option_check import did_you_mean
-from gossamer.sparsity.pruning.mask import is_pruned_by_hook
+from gossamer.sparsity.pruning.mask import is_pruned_by_hook, original_of, uses_of
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.torch_functions.check_model import check_model
 from gossamer.sparsity.torch_functions.open_attention import PROJECTIONS, is_open
@@ -114,9 +114,9 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _tied(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the modules that share a weight with another module."""
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    tied = lambda module: any(uses[id(module._parameters.get(name))] > 1 for name in weight_names(module))
+    """Yields the modules that share a weight with another module, under a mask or not."""
+    uses = uses_of(model.modules())
+    tied = lambda module: any(uses[id(original_of(module, name))] > 1 for name in weight_names(module))
     return filter(tied, model.modules())
 
 

@@ -43,25 +43,29 @@ class Layer:
 
     @property
     def bias(self) -> Tensor | None:
-        bias = getattr(self.module, "bias", None)
+        """The bias, None if there is none. One that is computed from others counts as none, because it cannot be written."""
+        computed = is_pruned_by_hook(self.module, "bias") or parametrize.is_parametrized(self.module, "bias")
+        bias = None if computed else getattr(self.module, "bias", None)
         return bias.detach() if isinstance(bias, Tensor) else None
 
     def write(self, weight: Tensor, bias: Tensor | None) -> None:
         """Puts another weight [outputs, inputs] and bias into the module."""
+        self.restore((weight.t() if is_transposed(self.module) else weight).reshape(self.parameter.shape), bias)
+
+    def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Returns the data of the weight in the module's own shape, and of the bias, for `hold` and `restore`."""
+        weight, bias = self.parameter.data, self.bias
+        return (weight.clone(), None if bias is None else bias.clone()) if copy else (weight, bias)
+
+    def restore(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Copies these tensors, of the module's own shapes, into the layer's parameters."""
         with torch.no_grad():
-            own = self.parameter
-            own.copy_((weight.t() if is_transposed(self.module) else weight).reshape(own.shape))
+            self.parameter.copy_(weight)
             if bias is not None:
                 self.module.bias.copy_(bias)  # type: ignore[operator]
 
-    def parameters(self, *, copy: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Returns the data of the weight in the module's own shape, and of the bias, for `hold`."""
-        weight, bias = self.parameter.data, getattr(self.module, "bias", None)
-        held = bias.data if isinstance(bias, Tensor) else None
-        return (weight.clone(), None if held is None else held.clone()) if copy else (weight, held)
-
     def hold(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Makes these tensors the data of the layer's parameters."""
+        """Makes these tensors the data of the layer's parameters, for a time. `restore` is for good."""
         self.parameter.data = weight
         if bias is not None:
             self.module.bias.data = bias

@@ -4,7 +4,8 @@ A parametrization of the user counts as a mask if it sets nonzero elements to ze
 `torch.where(mask, weight, 0)`, or a function that keeps the largest elements of each row.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +43,15 @@ def is_masked(layer: nn.Module, name: str = "weight") -> bool:
     return parametrize.is_parametrized(layer, name) and _kept(_chain(layer, name)) is not None
 
 
+def parametrized_tensors(module: nn.Module) -> list[str]:
+    """Returns the names of a module's tensors that have parametrizations."""
+    chains: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+    return [*chains]
+
+
 def masked_tensors(module: nn.Module) -> list[str]:
     """Returns the names of a module's tensors that have a mask as a parametrization."""
-    chains: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
-    return [name for name in chains if is_masked(module, name)]
+    return [name for name in parametrized_tensors(module) if is_masked(module, name)]
 
 
 def has_mask(module: nn.Module) -> bool:
@@ -84,7 +90,9 @@ def pruning_hooks(module: nn.Module) -> dict[int, Any]:
 
 
 def original_of(layer: nn.Module, name: str = "weight") -> Tensor:
-    """Returns the parameter of a weight, masked or not."""
+    """Returns the parameter of a weight: masked, pruned by a hook, or neither."""
+    if is_pruned_by_hook(layer, name):
+        return getattr(layer, f"{name}_orig")
     if not parametrize.is_parametrized(layer, name):
         return getattr(layer, name)
     return _originals(_chain(layer, name))[0]
@@ -143,6 +151,11 @@ def _without_zeros(tensor: Tensor) -> Tensor:
     return torch.where(sizes == 0, least / 2 if least.isfinite() else 1, tensor)
 
 
+def uses_of(modules: Iterable[nn.Module]) -> Counter[int]:
+    """Counts the modules that have a parameter, by the parameter's id. One that has it under a mask counts, too."""
+    return Counter(id(parameter) for module in modules for parameter in module._parameters.values() if parameter is not None)
+
+
 def make_plain(layer: nn.Module, name: str = "weight", *, keep_value: bool = True) -> None:
     """Makes a parametrized weight a plain parameter again, the same object, before the bias in the module's order.
 
@@ -163,7 +176,8 @@ def make_plain_together(holders: Sequence[tuple[nn.Module, str]], *, shared: boo
         make_plain(*holders[0])
         return
     original = original_of(*holders[0])
-    values = [getattr(module, name).detach().clone() for module, name in holders]
+    with torch.inference_mode(False):  # parameters that were made within it could never train
+        values = [getattr(module, name).detach().clone() for module, name in holders]
     made = list[tuple[Tensor, Tensor]]()
     for (module, name), value in zip(holders, values, strict=True):
         make_plain(module, name, keep_value=False)
@@ -175,3 +189,18 @@ def make_plain_together(holders: Sequence[tuple[nn.Module, str]], *, shared: boo
     if not shared:
         with torch.no_grad():
             original.copy_(values[0])
+
+
+def make_plain_within(model: nn.Module, tensors: Iterable[tuple[nn.Module, str]]) -> None:
+    """Makes parametrized tensors of a model plain, given as modules and names. All other tensors keep their values.
+
+    A tensor whose parameter another module uses without the mask, or with another mask, gets a parameter of its own.
+    """
+    uses, holders = uses_of(model.modules()), dict[int, list[tuple[nn.Module, str]]]()
+    for module, name in tensors:
+        if has_one_original(module, name):
+            holders.setdefault(id(original_of(module, name)), []).append((module, name))
+        else:
+            make_plain(module, name)
+    for original, together in holders.items():
+        make_plain_together(together, shared=uses[original] > len(together))

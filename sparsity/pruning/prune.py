@@ -54,8 +54,8 @@ def prune(
     """Sets weights of a model's linear layers to zero in place, and adapts the others so that the outputs change least.
 
     It needs no labels and no training. It prunes layer by layer: each layer gets its inputs from the pruned layers before it,
-    and aims at the output of the dense layer. It corrects biases. If the model is a chain of blocks, it keeps only the inputs
-    of one block at a time in memory.
+    and aims at the output of the dense layer. It corrects biases, except those under masks and other parametrizations. If the
+    model is a chain of blocks, it keeps only the inputs of one block at a time in memory.
 
     data      batches for the model: tensors, tuples, or dictionaries of Hugging Face with their attention mask. A few hundred
               samples of the model's task are enough

@@ -118,10 +118,12 @@ class SparseLowRank(nn.Module):
 def parametrize_by_parts(layer: nn.Module, parts: Parts, budget: Budget, pattern: Pattern) -> None:
     """Makes the parts parameters of a linear layer. Its `weight` is their sum from now on."""
     trains = layer.weight.requires_grad
-    register_parametrization(layer, "weight", SparseLowRank(parts, budget, pattern))
-    chain: Any = layer.parametrizations
-    for parameter in chain["weight"].parameters():
-        parameter.requires_grad_(trains)
+    with torch.inference_mode(False):  # parameters that were made within it could never train
+        own = (each.clone() if each.is_inference() else each for each in (parts.sparse, parts.first, parts.second))
+        register_parametrization(layer, "weight", SparseLowRank(Parts(*own), budget, pattern))
+        chain: Any = layer.parametrizations
+        for parameter in chain["weight"].parameters():
+            parameter.requires_grad_(trains)
 
 
 def is_decomposed(layer: nn.Module) -> bool:

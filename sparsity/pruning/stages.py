@@ -189,7 +189,8 @@ def inputs_of(module: nn.Module, call: Call, group: Group) -> list[Tensor]:
     found: list[Tensor] = []
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(_input(args, kwargs))
+        given = _input(args, kwargs)
+        found.append(given if group.once else given.clone())  # the module may go on and change it in place
         if group.once:
             raise _Stop
 
@@ -199,28 +200,34 @@ def inputs_of(module: nn.Module, call: Call, group: Group) -> list[Tensor]:
 
 
 def groups_of(module: nn.Module, call: Call, layers: Sequence[Layer]) -> list[Group]:
-    """Returns groups of layers in the order of their calls. Consecutive layers with the same input tensor are one group.
+    """Returns groups of layers in the order of their calls.
+
+    Consecutive layers with the same input tensor are one group if nothing writes to it in between.
 
     A layer that this call reaches several times, or not at all, is a group of its own at the end.
     """
-    order: list[tuple[Layer, Tensor]] = []
+    order: list[tuple[Layer, Tensor, int | Tensor]] = []  # with the number of writes, or the values where torch counts none
 
     def keep(layer: Layer) -> Callable[..., None]:
-        return lambda _, args, kwargs: order.append((layer, _input(args, kwargs)))
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = _input(args, kwargs)
+            order.append((layer, given, given.clone() if given.is_inference() else given._version))
+
+        return hook
 
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.module.register_forward_pre_hook(keep(layer), with_kwargs=True))
         call.of(module)
-    times = Counter(layer for layer, _ in order)
+    times = Counter(layer for layer, *_ in order)
     groups: list[Group] = []
-    last: Tensor | None = None
-    for layer, given in {layer: given for layer, given in order if times[layer] == 1}.items():
-        if groups and last is given:
+    last: tuple[Tensor, int | Tensor] | None = None
+    for layer, given, writes in (each for each in order if times[each[0]] == 1):
+        if last is not None and last[0] is given and same(last[1], writes):
             groups[-1].layers.append(layer)
         else:
             groups.append(Group([layer], True))
-        last = given
+        last = given, writes
     return groups + [Group([layer], False) for layer in layers if times[layer] != 1]
 
 

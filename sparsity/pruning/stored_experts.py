@@ -32,6 +32,7 @@ class StoredExperts(nn.Module):
     has_bias: bool
 
     @classmethod
+    @torch.inference_mode(False)  # parameters that were made within it could never train
     def become(cls, experts: nn.Module, kept: Mapping[str, Tensor], made: dict[int, nn.Parameter]) -> None:
         """Turns plain experts into stored ones in place, so that hooks on them and references to them stay valid.
 

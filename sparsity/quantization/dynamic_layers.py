@@ -35,7 +35,8 @@ def _take(layer: Any) -> None:
 def _scale(weight: Tensor) -> Tensor | None:
     """Returns a scale for each row of a quantized matrix, None if zero points are not 0, or scales are not by row."""
     if weight.qscheme() is torch.per_tensor_affine:
-        return torch.full(weight.shape[:1], weight.q_scale()) if weight.q_zero_point() == 0 else None
+        same = torch.full(weight.shape[:1], weight.q_scale(), dtype=torch.float32)
+        return same if weight.q_zero_point() == 0 else None
     if weight.qscheme() is not torch.per_channel_affine or weight.q_per_channel_axis() != 0:
         return None
     return None if bool(weight.q_per_channel_zero_points().any()) else weight.q_per_channel_scales().float()

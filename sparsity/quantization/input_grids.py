@@ -21,7 +21,7 @@ from gossamer.sparsity.torch_functions.plain_model import called_openly, evaluat
 
 _DROPPED = 15  # bits of a float32's mantissa that the histogram ignores
 _BINS = 1 << 32 - _DROPPED
-_SHARES = torch.logspace(0, -3, 64, base=2)
+_SHARES = torch.logspace(0, -3, 64, base=2, dtype=torch.float32)
 """The ends of a grid to try, as shares of the largest value seen."""
 
 

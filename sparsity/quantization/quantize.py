@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
@@ -20,7 +19,7 @@ from gossamer.sparsity.pruning.choose_layers import (
     weight_holders,
     weight_names,
 )
-from gossamer.sparsity.pruning.mask import make_plain, parametrize_pruned
+from gossamer.sparsity.pruning.mask import make_plain_within, parametrize_pruned, parametrized_tensors
 from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.pruning.stored_layers import is_stored, make_dense
 from gossamer.sparsity.quantization.aware_linear import QuantizationAwareLinear
@@ -133,11 +132,11 @@ def quantize(
     if grouped:
         _warn_of_full_groups([(names[layer], layer) for layer in layers])
     grids = input_grids(model, layers, data) if data is not None else {}
-    for layer in layers:
+    for layer in (*layers, *tables):
         make_dense(layer)
         parametrize_pruned(layer)
-        if parametrize.is_parametrized(layer, "weight"):
-            make_plain(layer)
+    make_plain_within(model, [(layer, name) for layer in (*layers, *tables) for name in parametrized_tensors(layer)])
+    for layer in layers:
         if remove := remover_of_norm(layer):
             remove(layer)
         linear = become_linear(layer)

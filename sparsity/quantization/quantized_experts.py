@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gossamer.sparsity.experts.expert_weights import floats_of
 from gossamer.sparsity.experts.named_activation import named, numbers
@@ -31,7 +32,7 @@ def why_no_experts(module: nn.Module, bits: int, grouped: bool) -> str:
     if not names:
         return "no experts of transformers"
     weights = [module._parameters.get(name) for name in names]
-    if not all(type(weight) is nn.Parameter and weight.is_cpu for weight in weights):
+    if parametrize.is_parametrized(module) or not all(type(weight) is nn.Parameter and weight.is_cpu for weight in weights):
         return "the weights of its experts are masked, stored as nonzeros, sharded or not on a CPU"
     if _activation_of(module) is None:
         return "its activation is none that experts have"

@@ -38,7 +38,7 @@ class InputGrid(NamedTuple):
     @classmethod
     def between(cls, low: float, high: float) -> Self:
         """Returns a grid from about `low` <= 0 to about `high` >= 0, with 0 on it."""
-        step = torch.tensor(max((high - low) / 255, _LEAST))
+        step = torch.tensor(max((high - low) / 255, _LEAST), dtype=torch.float32)
         return cls(step, (-128 - low / step).round().clamp(-128, 127))
 
     def integers(self, x: Tensor) -> Tensor:

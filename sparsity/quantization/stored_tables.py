@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gossamer.sparsity.bags.few_bits import floats_of, quantized_rows
 from gossamer.sparsity.bags.nonzero_rows import bytes_of_bits, nonzero_rows
 from gossamer.sparsity.bags.sum_bags import WIDEST
+from gossamer.sparsity.pruning.norm_hooks import remover_of_norm
 from gossamer.sparsity.quantization.kept_types import KeepsTypes
 
 BITS = {"float16": 16, "int8": 8, "int4": 4}
@@ -31,6 +32,8 @@ def why_no_table(layer: nn.Module) -> str:
         return "is stored in less memory already"
     if not isinstance(layer, TABLES) or type(layer).forward not in _FORWARDS:
         return "no table that torch looks up"
+    if remover_of_norm(layer):
+        return "its rows are computed from others"
     if layer.max_norm is not None:
         return "max_norm writes to its rows at every call"
     columns = layer.embedding_dim
@@ -180,7 +183,7 @@ class FloatTable:
 
     def _emptied(self, layer: nn.Module, device: torch.device) -> nn.Module:
         rows, columns = layer._parameters["weight"].shape  # type: ignore[union-attr]
-        of_rows = torch.empty(0 if self.kind == "float16" else rows, device=device)
+        of_rows = torch.empty(0 if self.kind == "float16" else rows, dtype=torch.float32, device=device)
         sizes: tuple[int, ...] = (rows, -(-columns // 2) if self.kind == "int4" else columns)
         if self.kind == NONZEROS:
             sizes = (self.nonzeros,)
@@ -195,5 +198,7 @@ def in_less_memory(modules: Mapping[str, nn.Module], file: Mapping[str, tuple[in
         name: FloatTable(layer, kind, file[stored][0])
         for name, layer in modules.items()
         for kind in _TYPES
-        if not why_no_table(layer) and (stored := f"{name}.weight_{kind}".lstrip(".")) in file
+        if not why_no_table(layer)
+        and layer._parameters.get("weight") is not None
+        and (stored := f"{name}.weight_{kind}".lstrip(".")) in file
     }

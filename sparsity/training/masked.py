@@ -1,4 +1,4 @@
-"""`Masked` is a layer and its mask under a recipe. Masks (masks.py) has one for each layer."""
+"""`Masked` is a layer and its mask under a recipe. Masks (masks.py) has one for each layer. `take_masks` takes over others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gossamer.dialects.errors import OptionError
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.sparsity.pruning.choose_layers import is_transposed
 from gossamer.sparsity.pruning.layers import Layer
+from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain_together, original_of, uses_of
 from gossamer.sparsity.torch_functions.open_experts import expert_weights
 from gossamer.sparsity.training.latent import BackwardMask, LatentWeight
 
@@ -104,3 +106,28 @@ class Masked:
         """Outputs x inputs x sides of the kernel."""
         shape = tuple(self.parameter.shape)
         return shape[::-1] if is_transposed(self.module) else shape
+
+
+def take_masks(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """Makes masked weights plain. Returns the elements that their masks keep, by the names of layers.
+
+    OptionError for layers that share a weight with another one or with another module, but not its mask.
+    """
+    found, uses = dict[str, Tensor](), uses_of(model.modules())
+    for layer in layers:
+        kept = [kept_by_masks(*holder) if is_masked(*holder) else None for holder in layer.holders]
+        first = kept[0]
+        if all(each is None for each in kept):
+            continue
+        outside = uses[id(original_of(*layer.holders[0]))] > len(kept)
+        if first is None or outside or not all(each is not None and torch.equal(each, first) for each in kept):
+            others = ", ".join(f"'{each.name}'" for each in layer.sharers) if not outside else "another module"
+            raise OptionError(
+                f"'{layer.name}' shares its weight with {others}, but not its mask: `skip` these layers, or call "
+                "gossamer.finalize(model) first, which gives each its own weight"
+            )
+        found[layer.name] = first
+    for layer in layers:
+        if layer.name in found:
+            make_plain_together(layer.holders)
+    return found

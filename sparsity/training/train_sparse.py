@@ -23,12 +23,12 @@ from gossamer.dialects.errors import OptionError
 from gossamer.runtime.modules.when_held import say_held
 from gossamer.sparsity.pruning.choose_layers import Layers
 from gossamer.sparsity.pruning.layers import Layer, layers_of, once_each
-from gossamer.sparsity.pruning.mask import is_masked, kept_by_masks, make_plain_together, original_of
+from gossamer.sparsity.pruning.mask import original_of
 from gossamer.sparsity.pruning.stored_experts import StoredExperts
 from gossamer.sparsity.pruning.stored_layers import is_stored
 from gossamer.sparsity.training.adam_variance import FrozenVariance
 from gossamer.sparsity.training.first_values import first_value
-from gossamer.sparsity.training.masked import Masked
+from gossamer.sparsity.training.masked import Masked, take_masks
 from gossamer.sparsity.training.masks import Masks
 from gossamer.sparsity.training.open_sizes import OpenSizes
 from gossamer.sparsity.training.recipe import Recipe
@@ -102,7 +102,7 @@ class SparseTraining:
         _check_trained(layers, optimizer)
         self.optimizer, self.recipe, self.step = optimizer, recipe, 0
         stored = [_stored(each, optimizer, recipe) for each in layers]
-        kept = _take_masks(layers)
+        kept = take_masks(model, layers)
         between = recipe.sparsifier.frozen_variance
         weights: list[Tensor] = [layer.parameter for layer in layers]
         self._variance = FrozenVariance(optimizer, weights, *between) if between is not None else None
@@ -323,30 +323,6 @@ def _sharded(layer: Layer, recipe: Recipe) -> ShardedWeight | None:
         )
     found = ShardedWeight(layer.name, layer.module, layer.parameter)
     found.sharers = layer.sharers
-    return found
-
-
-def _take_masks(layers: Sequence[Layer]) -> dict[str, Tensor]:
-    """Makes masked weights plain. Returns the elements that their masks keep, by the names of layers.
-
-    OptionError for layers that share a weight, but not its mask.
-    """
-    found = dict[str, Tensor]()
-    for layer in layers:
-        kept = [kept_by_masks(*holder) if is_masked(*holder) else None for holder in layer.holders]
-        first = kept[0]
-        if all(each is None for each in kept):
-            continue
-        if first is None or not all(each is not None and torch.equal(each, first) for each in kept):
-            others = ", ".join(f"'{each.name}'" for each in layer.sharers)
-            raise OptionError(
-                f"'{layer.name}' shares its weight with {others}, but not its mask: `skip` these layers, or call "
-                "gossamer.finalize(model) first, which gives each its own weight"
-            )
-        found[layer.name] = first
-    for layer in layers:
-        if layer.name in found:
-            make_plain_together(layer.holders)
     return found
 
 

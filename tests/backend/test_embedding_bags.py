@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import gossamer
 from gossamer.backend.measuring import bag_times
 from gossamer.dialects.errors import IndexRangeError
-from gossamer.sparsity.bags.steps import unwatched
+from gossamer.sparsity.bags.steps import unwatched, watch_optimizers
 from tests.backend.harness import assert_same, compile_and_run
 from tests.fuzz import embeddings as fuzz
 
@@ -293,6 +293,23 @@ def test_hooks_of_optimizers_see_and_change_sparse_gradients() -> None:
     found, seen = trained(True)
     assert_same(found, expected)
     assert seen == saw == [True] * 3
+
+
+def test_a_step_that_raises_loses_no_gradient_of_ours_and_brings_none_back_later() -> None:
+    watch_optimizers()
+    table, dense = nn.EmbeddingBag(50, 8, mode="sum", sparse=True), nn.Parameter(torch.randn(3))
+    optimizer = torch.optim.SparseAdam([table.weight, dense])
+    (table(torch.tensor([[1, 2]])).sum() + dense.sum()).backward()
+    with pytest.raises(RuntimeError, match="does not support dense gradients"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert table.weight.grad is None
+    beyond = torch.sparse_coo_tensor([[50]], torch.ones(1, 8), (50, 8), check_invariants=False, is_coalesced=True)
+    table.weight.grad = beyond
+    with pytest.raises(IndexRangeError, match="rows that its parameter lacks"):
+        optimizer.step()
+    assert table.weight.grad is beyond
 
 
 def test_row_wise_adagrad_keeps_a_number_for_each_row() -> None:

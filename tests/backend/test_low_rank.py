@@ -320,6 +320,28 @@ def test_an_order_that_is_cheap_already_stays() -> None:
     close(y, (x @ u) @ v, 1e-4)
 
 
+def test_a_product_with_its_own_transpose_stays() -> None:
+    """The first product is a factor of the second one in any order, so that nothing is saved."""
+    a, x = torch.randn(8, 512), torch.randn(64, 512)
+
+    def gram(x: Tensor, a: Tensor) -> Tensor:
+        h = x[:, :8] @ a
+        return h @ h.t()
+
+    y, decisions = run(lambda x: gram(x, a), x)
+    assert not [each for each in decisions if each.op == "product order"]
+    close(y, gram(x.double(), a.double()), 1e-4)
+
+
+def test_the_parts_of_a_sum_may_overflow_float16_so_it_stays_one() -> None:
+    """x V overflows although x V U does not."""
+    s, u, v = pruned(512, 384).weight, torch.randn(512, 8) * 1e-3, torch.rand(8, 384) * 1000 + 500
+    s, u, v, x = (each.half() for each in (s, u, v, torch.rand(64, 384) + 0.5))
+    y, decisions = run(lambda x: F.linear(x, s + u @ v), x)
+    assert y.isfinite().all() and not any(each.op == "low rank" for each in decisions)
+    close(y, F.linear(x.float(), s.float() + u.float() @ v.float()), 1e-2)
+
+
 @pytest.mark.parametrize("density", [1.0, 0.02])
 def test_zeros_count_in_the_order_of_products(density: float) -> None:
     """Densely, the product of the weights is worth making. That of two sparse ones has few zeros, so tokens meet both."""

@@ -156,6 +156,14 @@ def test_models_of_other_types(dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
+def test_grids_are_float32_under_any_default_type(other_default: torch.dtype) -> None:
+    net, x = model(), torch.randn(7, 24)
+    gossamer.quantize(net, [(batch["x"],) for batch in batches()])
+    assert {each.dtype for each in (net.q.input_scale, net.q.input_zero_point, net.q.input_offset)} == {torch.float32}
+    torch.testing.assert_close(net.q(x), by_integers(x, net.q).to(other_default), rtol=1e-2, atol=1e-3)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "quantize",

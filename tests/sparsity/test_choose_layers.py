@@ -85,6 +85,20 @@ def test_a_tied_weight_stays_unless_it_is_asked_for() -> None:
     assert torch.count_nonzero(model.words.weight) == 2 * torch.count_nonzero(model.head.weight)
 
 
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_a_tied_weight_under_a_mask_stays_unless_it_is_asked_for(by_hook: bool) -> None:
+    model = Model(tied=True)
+    if by_hook:
+        nn.utils.prune.l1_unstructured(model.head, "weight", 0.5)
+    else:
+        gossamer.sparsify(model, "magnitude", density=0.5, only="head")
+    before = model.head.weight.detach().clone()
+    gossamer.sparsify(model, "nm", n=1, m=4)
+    assert torch.equal(model.head.weight, before)
+    gossamer.sparsify(model, "nm", n=1, m=4, only="head")
+    assert not torch.equal(model.head.weight, before)
+
+
 def test_the_layers_of_gpt2_are_sparsified_along_their_inputs() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)

@@ -101,6 +101,32 @@ def test_a_weight_that_is_shared_without_its_mask_is_no_longer_shared() -> None:
     assert torch.equal(model.words.weight, words) and torch.count_nonzero(model.head.weight) == 64 * 16
 
 
+PLAIN: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "finalize": gossamer.finalize,
+    "store_sparse": gossamer.store_sparse,
+    "free_dense": lambda model: gossamer.prepare(model, free_dense=True),
+    "quantize": lambda model: gossamer.quantize(model, only=nn.Linear),
+}
+
+
+@pytest.mark.parametrize("way", PLAIN)
+def test_a_mask_that_is_multiplied_in_leaves_other_users_of_the_weight_alone(way: str) -> None:
+    model, x = gossamer.sparsify(Encoder(), "magnitude", density=0.25, only="head"), torch.arange(64)
+    words, expected = model.words.weight.detach().clone(), model(x).detach()
+    PLAIN[way](model)
+    assert torch.equal(model.words.weight, words) and not is_parametrized(model.head, "weight")
+    assert (model(x) - expected).norm() < 0.03 * expected.norm()
+    torch.manual_seed(0)
+    pair, x = nn.ModuleList(nn.Linear(16, 16) for _ in range(2)), torch.randn(4, 16)
+    pair[1].weight = pair[0].weight
+    for layer in pair:
+        prune.random_unstructured(layer, "weight", 0.75)
+    wanted = [layer(x).detach() for layer in pair]
+    PLAIN[way](pair)
+    for layer, y in zip(pair, wanted, strict=True):
+        assert not is_parametrized(layer, "weight") and (layer(x) - y).norm() < 0.03 * y.norm()
+
+
 def test_weights_that_are_shared_under_masks_stay_shared_if_the_masks_are_equal() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(16, 16) for _ in range(4)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import gossamer
 from gossamer import FormatError
@@ -103,6 +104,10 @@ def test_a_single_layer_and_one_that_a_mask_holds(tmp_path: Path) -> None:
     assert torch.equal(other, layer.weight)
     with pytest.raises(FormatError, match="not of this model"):
         gossamer.load(gossamer.sparsify(nn.Linear(20, 6), "magnitude", density=0.5), file)
+    masked = gossamer.prepare(prune.random_unstructured(nn.Linear(20, 6), "bias", 0.5))
+    with pytest.raises(FormatError, match="not of this model"):
+        gossamer.load(masked, file)
+    assert masked(torch.randn(2, 20)).shape == (2, 6)
 
 
 def tables() -> nn.Module:
@@ -128,6 +133,23 @@ def test_tables_become_what_the_file_has(weights: Any, device: str, tmp_path: Pa
     assert other["bags"][0] is bag and kinds(other) == kinds(model)  # type: ignore[index]
     rows = torch.randint(0, 60, (5, 7))
     assert torch.equal(looked_up(other, rows), looked_up(model, rows))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_scales_of_tables_are_float32_under_any_default_type(weights: Any, other_default: torch.dtype, tmp_path: Path) -> None:
+    model, file = gossamer.quantize(tables(), weights=weights, only=[nn.Embedding, nn.EmbeddingBag]), tmp_path / "file"
+    gossamer.save(model, file)
+    other = gossamer.load(tables(), file)
+    assert other["words"].weight_scale.dtype is torch.float32  # type: ignore[index]
+    rows = torch.randint(0, 60, (5, 7))
+    assert torch.equal(looked_up(other, rows), looked_up(model, rows))
+
+
+def test_a_file_of_tables_under_masks_is_refused(tmp_path: Path) -> None:
+    gossamer.save(gossamer.quantize(tables(), only=[nn.Embedding, nn.EmbeddingBag]), tmp_path / "file")
+    with pytest.raises(FormatError, match="not of this model"):
+        gossamer.load(gossamer.sparsify(tables(), "magnitude", density=0.5, only=nn.EmbeddingBag), tmp_path / "file")
 
 
 def test_a_file_of_tables_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import gossamer
 from gossamer.sparsity.pruning import calibrate
@@ -134,6 +134,35 @@ def test_blocks_that_are_no_chain_are_pruned_as_the_model_calls_them(way: str, m
     monkeypatch.setattr(calibrate, "chain_of_blocks", lambda *_: [])
     gossamer.prune(whole, batches(), 0.5)
     assert_equal(model, whole)
+
+
+class Adds(nn.Module):
+    """A block that changes its input in place, and two layers that get the same tensor with other values."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.in_place = nn.Linear(32, 32), nn.Linear(32, 32), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            y = layer(x).relu()
+            x = x.add_(y) if self.in_place else x + y
+        return x
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_blocks_that_change_their_inputs_in_place_are_pruned_like_others(chain: bool) -> None:
+    models, data = [], batches(2)
+    for in_place in (True, False):
+        torch.manual_seed(0)
+        blocks = [Adds(in_place) for _ in range(2 if chain else 1)]
+        models.append(nn.Sequential(nn.Linear(32, 32), nn.Sequential(*blocks), nn.Linear(32, 4)) if chain else blocks[0])
+    reports = [gossamer.prune(model, data, 0.5) for model in models]
+    assert len(reports[0].layers) == (6 if chain else 2)
+    assert [line.error for line in reports[0].layers] == pytest.approx([line.error for line in reports[1].layers], rel=1e-3)
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(data, batches(2), strict=True))
 
 
 def test_a_decoder_within_another_model_keeps_no_cache() -> None:
@@ -310,3 +339,49 @@ def test_batches_of_inference_mode() -> None:
         gossamer.distill(model, teacher, data, gossamer.DistillationLoss(logits=1), steps=2)
         gossamer.quantize(model, data)
     assert model[0].input_scale is not None and not model[0].weight_int8.is_inference()
+
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "prune": lambda model: gossamer.prune(model, batches(), 0.5),
+    "sensitivity": lambda model: gossamer.prune(model, batches(), 0.5, budget="sensitivity"),
+    "not sequential": lambda model: gossamer.prune(model, batches(), 0.5, sequential=False),
+    "decompose": lambda model: gossamer.decompose(model, batches(), 0.5),
+    "sparsify": lambda model: gossamer.sparsify(model, "magnitude", density=0.5),
+    "finalize": lambda model: gossamer.finalize(gossamer.sparsify(model, "magnitude", density=0.5)),
+    "store_sparse": lambda model: gossamer.store_sparse(gossamer.sparsify(model, "magnitude", density=0.5)),
+}
+
+
+@pytest.mark.parametrize("way", CHANGES)
+def test_a_model_that_was_changed_in_inference_mode_trains(way: str) -> None:
+    model = network()
+    with torch.inference_mode():
+        CHANGES[way](model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(batches()[0]).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("way", ["prune", "sensitivity", "not sequential"])
+def test_prune_writes_to_the_memory_of_the_weights(way: str) -> None:
+    model = network()
+    state = model.state_dict()
+    CHANGES[way](model)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.count_nonzero(state["2.weight"]) < 64 * 64
+
+
+@pytest.mark.parametrize(
+    "computed", [prune.identity, lambda layer, name: parametrize.register_parametrization(layer, name, nn.Identity())]
+)
+def test_a_bias_that_is_computed_stays_and_the_weights_allow_for_it(computed: Callable[[nn.Module, str], object]) -> None:
+    model, twin, data = network(), network(), [x + 3 for x in batches()]  # with a mean, for which biases could make up
+    for layer in (twin[0], twin[2], twin[4]):
+        layer.bias = None
+    for layer in (model[0], model[2], model[4]):
+        with torch.no_grad():
+            layer.bias.zero_()
+        computed(layer, "bias")
+    for each in (model, twin):
+        gossamer.prune(each, data, 0.5)
+    torch.testing.assert_close(model(data[0]), twin(data[0]))

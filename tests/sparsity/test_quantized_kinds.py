@@ -134,6 +134,18 @@ def test_what_computes_a_weight_is_multiplied_in(kind: str) -> None:
     assert {name.partition(".")[2] for name in model.state_dict()} == {"weight_int8", "weight_scale", "bias"}
 
 
+@pytest.mark.parametrize("options", [{}, {"aware": True}, {"group": 16}])
+@torch.no_grad()
+def test_the_mask_of_a_bias_is_multiplied_in(options: dict[str, Any]) -> None:
+    model, x = nn.Sequential(prune_(nn.Linear(32, 16), 0.5, (1, 16))), torch.randn(5, 32)
+    prune.l1_unstructured(model[0], "weight", 0.2)
+    prune.l1_unstructured(model[0], "bias", 3)
+    bias, wanted = model[0].bias.clone(), model(x)
+    gossamer.quantize(model, **options)
+    assert torch.equal(model[0].bias, bias) and int((bias == 0).sum()) == 3 and "0.bias" in model.state_dict()
+    assert (model(x) - wanted).norm() < 0.05 * wanted.norm()
+
+
 @pytest.mark.parametrize(
     ("kind", "call"), [("old weight norm", "remove_weight_norm"), ("old spectral norm", "remove_spectral_norm")]
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import gossamer
 from gossamer.dialects.errors import ArgumentError, IndexRangeError
@@ -98,6 +99,21 @@ def test_layers_that_share_a_table_still_do() -> None:
     assert model[0].weight_int8 is model[1].weight_int8
     copied = copy.deepcopy(model)
     assert copied[0].weight_int8 is copied[1].weight_int8 is not model[0].weight_int8
+
+
+@pytest.mark.parametrize("weights", KINDS)
+def test_masks_are_multiplied_in(weights: Any) -> None:
+    torch.manual_seed(0)
+    model, tied = nn.ModuleList([nn.Embedding(50, 16), nn.EmbeddingBag(50, 16)]), nn.Linear(16, 50)
+    tied.weight = model[0].weight
+    floats = tied.weight.detach().clone()
+    gossamer.sparsify(model, "magnitude", density=0.5, only="0")
+    prune.random_unstructured(model[1], "weight", 0.5)
+    expected = [layer.weight.detach().clone() for layer in model]
+    gossamer.quantize(nn.ModuleList([model, tied]), weights=weights, only=TABLES)
+    for layer, table in zip(model, expected, strict=True):
+        assert bool((layer.weight[table == 0] == 0).all()) and (layer.weight - table).norm() < 0.2 * table.norm()
+    assert torch.equal(tied.weight, floats)
 
 
 def test_weights_of_entries_learn_beside_them() -> None:

@@ -65,6 +65,17 @@ def test_layers_that_share_a_weight_need_one_mask() -> None:
     gossamer.train_sparse(gossamer.finalize(model), adamw(model), "fixed")
 
 
+def test_a_mask_of_a_weight_that_an_embedding_uses_without_it_is_not_taken_over() -> None:
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.Linear(16, 32, bias=False))
+    model[2].weight = model[0].weight
+    gossamer.sparsify(model, "magnitude", density=0.5, only=["1", "2"])
+    words = model[0].weight.detach().clone()
+    with pytest.raises(OptionError, match=r"'2' shares its weight with another module, but not its mask"):
+        gossamer.train_sparse(model, adamw(model), "fixed", only=["1", "2"])
+    training = gossamer.train_sparse(model, adamw(model), "fixed")
+    assert list(training.densities()) == ["1"] and torch.equal(model[0].weight, words)
+
+
 def test_steps_are_asked_for_where_they_matter() -> None:
     model = network()
     with pytest.raises(OptionError, match=r"recipe 'rigl' needs steps, .* steps=len\(data\) \* epochs"):

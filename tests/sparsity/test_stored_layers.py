@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import gossamer
 from gossamer import Format, SparseTensor
@@ -47,6 +48,18 @@ def test_stored_once_is_stored() -> None:
     model = stored()
     weights = [model[0].weight, model[2].weight]
     assert gossamer.store_sparse(model) is model and [model[0].weight, model[2].weight] == weights
+
+
+def test_layers_that_share_a_weight_share_the_stored_one_if_their_masks_are_equal(x: Tensor) -> None:
+    torch.manual_seed(0)
+    model, masks = nn.ModuleList(nn.Linear(64, 64) for _ in range(3)), torch.rand(2, 64, 64) < 0.3
+    model[1].weight = model[2].weight = model[0].weight
+    for layer, mask in zip(model, (0, 0, 1), strict=True):
+        prune.custom_from_mask(layer, "weight", masks[mask])
+    expected = [layer(x) for layer in model]
+    gossamer.store_sparse(model)
+    assert model[0].weight is model[1].weight is not model[2].weight
+    torch.testing.assert_close([layer(x) for layer in model], expected)
 
 
 @pytest.mark.parametrize("into", [stored, dense])
