@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import gossamer
 from gossamer import Format, FormatError, SparseTensor
 
 GOOD = {"positions": torch.tensor([0, 2, 2, 3]), "coordinates": torch.tensor([0, 2, 1]), "values": torch.ones(3)}
@@ -112,6 +113,31 @@ def test_a_batch_is_a_dense_level() -> None:
     format = Format.parse("#sparse_tensor.encoding<{map = (b, i, j) -> (b : batch, i : dense, j : compressed)}>")
     with pytest.raises(FormatError, match=r"write a batch as a dense level, `d0 : dense`"):
         SparseTensor.from_dense(torch.ones(2, 3, 3), format)
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ("i : dense, j : compressed(nonordered)", r"entries of a SparseTensor are in order; leave out `nonordered`"),
+        ("i : compressed(nonunique, nonordered), j : singleton(soa)", r"are in order; leave out `nonordered`"),
+        ("i : compressed(nonunique), j : singleton(nonunique, soa)", r"'d1 : .*': each entry of a SparseTensor occurs once"),
+        ("i : compressed(nonunique), j : compressed", r"'d0 : .*': each entry of a SparseTensor occurs once, so only a level"),
+    ],
+)
+def test_entries_are_in_order_and_occur_once(levels: str, message: str) -> None:
+    format = Format.parse(f"#sparse_tensor.encoding<{{map = (i, j) -> ({levels})}}>")
+    kinds, ends, at = [kind for _, kind in format.components()], torch.tensor([0, 1]), torch.tensor([0])
+    for check in (True, False):
+        with pytest.raises(FormatError, match=message):
+            SparseTensor.from_parts(
+                format, (1, 1), [ends] * kinds.count("positions"), [at] * kinds.count("coordinates"), torch.ones(1), check=check
+            )
+    with pytest.raises(FormatError, match=message):
+        SparseTensor.from_dense(torch.eye(2), format)
+    with pytest.raises(FormatError, match=message):
+        SparseTensor.from_dense(torch.eye(2)).to_format(format)
+    with pytest.raises(FormatError, match=message):
+        gossamer.register_format("Any order", format)
 
 
 def test_a_promise_is_not_checked() -> None:
