@@ -238,6 +238,13 @@ def test_a_product_of_elements_knows_nan(name: str) -> None:
         torch.testing.assert_close(sparse(dense, name).prod(dim), dense.prod(dim), equal_nan=True)
 
 
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 300.0), (torch.float32, 1e30)])
+def test_a_product_with_an_element_that_is_not_stored_is_zero_however_large_the_others(dtype: torch.dtype, large: float) -> None:
+    dense = torch.tensor([[0.0, large, large], [2.0, 3.0, 4.0], [0.0, 0.0, large]], dtype=dtype)
+    for name in ("CSR", "CSC", "BSR"):
+        assert torch.equal(sparse(dense, name).prod(1), dense.prod(1))
+
+
 def test_what_fills_up_blocks_at_the_edge_is_never_seen() -> None:
     dense = torch.arange(1.0, 13.0).view(3, 4)
     for make in (lambda a: a / 0, lambda a: a * torch.inf, lambda a: a / torch.ones(3, 4)):
