@@ -57,15 +57,14 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
     if isinstance(right, SparseTensor):
         quotient: Tensor = densified(torch.div, (left, right), {"rounding_mode": rounding_mode})
         return quotient
-    divisor = right
-    if isinstance(right, Tensor) and right.dim():
-        (left,) = broadcast("div", left, beside=[right])
-        divisor = at_entries(left, right)
-    if isinstance(divisor, Tensor):  # padding of blocks is divided by 1, so that neither values nor gradients are NaN
-        inside = inside_of(left)
-        divisor = divisor if inside is None else torch.where(inside, divisor, 1)
-    quotients = torch.div(values_of(left), divisor, rounding_mode=rounding_mode)
-    return like(left, quotients if isinstance(divisor, Tensor) else within(left, quotients))
+    if not (isinstance(right, Tensor) and right.dim()):
+        quotients = torch.div(within(left, values_of(left)), right, rounding_mode=rounding_mode)
+        return like(left, within(left, quotients))
+    (left,) = broadcast("div", left, beside=[right])
+    divisor, inside = at_entries(left, right), inside_of(left)
+    if inside is not None:  # padding of blocks is divided by 1, so that neither values nor gradients are NaN
+        divisor = torch.where(inside, divisor, 1)
+    return like(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode))
 
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)

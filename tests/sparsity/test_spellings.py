@@ -222,6 +222,19 @@ UNSTORED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("format", ["CSR", "BSR"])
+def test_sums_and_quotients_have_the_dtype_of_dense_ones(format: str) -> None:
+    dense = (matrix(5, 7) * 100).round()
+    for dtype in (torch.int32, torch.uint8, torch.float64):
+        of_integers = dense.long()
+        result, expected = sparse(of_integers, format).sum(0, dtype=dtype), of_integers.sum(0, dtype=dtype)
+        assert result.dtype == expected.dtype and torch.equal(result, expected)
+    for dtype in (torch.bfloat16, torch.int32):
+        a, x, divisor = sparse(dense.to(dtype), format), dense.to(dtype), torch.tensor(3.0)
+        quotient = (a / divisor).to_dense()
+        assert quotient.dtype == (x / divisor).dtype and torch.equal(quotient, x / divisor)
+
+
 @pytest.mark.parametrize("name", UNSTORED)
 def test_what_is_not_stored_counts(name: str) -> None:
     dense, other = matrix(5, 4, 0.5), matrix(5, 4, 0.5)
@@ -239,7 +252,9 @@ def test_a_product_of_elements_knows_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 300.0), (torch.float32, 1e30)])
-def test_a_product_with_an_element_that_is_not_stored_is_zero_however_large_the_others(dtype: torch.dtype, large: float) -> None:
+def test_a_product_with_an_element_that_is_not_stored_is_zero_however_large_the_others(
+    dtype: torch.dtype, large: float
+) -> None:
     dense = torch.tensor([[0.0, large, large], [2.0, 3.0, 4.0], [0.0, 0.0, large]], dtype=dtype)
     for name in ("CSR", "CSC", "BSR"):
         assert torch.equal(sparse(dense, name).prod(1), dense.prod(1))
