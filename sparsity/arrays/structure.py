@@ -14,6 +14,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.level import Level
+from gossamer.runtime.modules import sizes as known_sizes
 
 _AT_ONCE = 1 << 20  # entries whose order is checked at once, to bound the memory of the check
 
@@ -124,6 +125,15 @@ def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
                 f"use format.with_widths({format.pos_width}, {_width_for(size - 1)})"
             )
     return sizes
+
+
+def with_room(format: Format, shape: Sequence[int]) -> Format:
+    """Returns the format, with wider coordinates if this shape needs them. A graph checks open sizes when it runs."""
+    widths = [32, 64] if format.crd_width in (8, 16, 32) else []
+    for level, size in zip(format.levels, format.level_sizes(shape), strict=True):
+        while widths and level.kind != "dense" and not known_sizes.guard_or_true(size <= _numbers(format.crd_width)):
+            format = format.with_widths(format.pos_width, widths.pop(0))
+    return format
 
 
 def check_count(format: Format, level: Level, count: int) -> None:

@@ -98,6 +98,19 @@ def test_what_does_not_fit_its_width() -> None:
     assert torch.equal(whole.to_dense(), torch.ones(1, 255))
 
 
+def test_results_of_other_shapes_have_wider_coordinates_where_they_need_them() -> None:
+    dense = torch.arange(600.0).view(20, 30) * (torch.arange(600) % 3 == 0).view(20, 30)
+    a, mask = SparseTensor.from_dense(dense, Format.CSR.with_widths(8, 8)), dense > 300
+    assert torch.equal(a.masked_select(mask).to_dense(), dense.masked_select(mask))
+    assert torch.equal(a.flatten().to_dense(), dense.flatten())
+    assert a[1:].format == a.format
+    assert torch.equal(a.crow_indices(), dense.to_sparse_csr().crow_indices())  # 8 bits are unsigned
+    large = SparseTensor.from_parts(
+        Format.COO, (70_000, 70_000), torch.tensor([0, 1]).int(), [torch.tensor([69_999]).int()] * 2, [1.0]
+    )
+    assert large.flatten().coordinates(0).tolist() == [70_000**2 - 1]
+
+
 def test_widths_follow_the_integers_unless_the_format_names_them() -> None:
     assert csr(**{k: GOOD[k].int() for k in ("positions", "coordinates")}).format == Format.CSR.with_widths(32, 32)
     with pytest.raises(FormatError, match=r"coordinates of 'd1 : compressed' are torch.int64, the format says torch.int32"):
