@@ -198,6 +198,26 @@ def test_every_form_of_index(name: str, format: str) -> None:
     torch.testing.assert_close(sparse(dense, format)[index].to_dense(), dense[index])
 
 
+def test_indices_may_be_sparse() -> None:
+    dense, x, numbers, mask = (
+        matrix(4, 6, 0.6),
+        torch.randn(4, 6),
+        torch.tensor([2, 0, 3, 0]),
+        torch.tensor([True, False, False, True]),
+    )
+    a, n, m = sparse(dense), SparseTensor.from_dense(numbers, Format.coo(1)), SparseTensor.from_dense(mask, Format.coo(1))
+    for ours, plain in ((a, dense), (x, x)):
+        for own, index in (
+            (n, numbers),
+            (m, mask),
+            ((n, 1), (numbers, 1)),
+            ((m, slice(1, 3)), (mask, slice(1, 3))),
+            ((n, n), (numbers,) * 2),
+        ):
+            torch.testing.assert_close(ours[own].to_dense(), plain[index])
+        torch.testing.assert_close(ours.index_select(0, n).to_dense(), plain.index_select(0, numbers))
+
+
 def test_gradients_flow_through_pairs() -> None:
     dense = matrix(3, 4, 0.6)
     a = sparse(dense).requires_grad_()
