@@ -14,7 +14,7 @@ from gossamer.sparsity.operations.sparse_results import add_sparse, in_format, s
 from gossamer.sparsity.tensor.block_edges import inside_of, within
 from gossamer.sparsity.tensor.broadcasting import broadcast
 from gossamer.sparsity.tensor.densify import densified
-from gossamer.sparsity.tensor.einsum import einsum
+from gossamer.sparsity.tensor.einsum import einsum, of_one_dtype
 from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import to_dense
@@ -42,7 +42,7 @@ def mul(left: Any, right: Any) -> Tensor:
         if _same_pattern(left, right):
             return like(left, values_of(left) * values_of(right))
         letters = letters_of(left)
-        return einsum(f"{letters},{letters}->{letters}", *_of_one_dtype(left, right))
+        return einsum(f"{letters},{letters}->{letters}", left, right)
     (left,) = broadcast("mul", left, beside=[right])
     return like(left, values_of(left) * at_entries(left, right))
 
@@ -250,14 +250,8 @@ def _nothing(operand: Any) -> Any:
 
 def _union(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     letters, format = letters_of(left), left.format
-    one, other = (bound_to(letters, each) for each in _of_one_dtype(left, right))
+    one, other = (bound_to(letters, each) for each in of_one_dtype((left, right)))
     return made_of(in_format(lambda result: add_sparse(one, other, result), letters, format))
-
-
-def _of_one_dtype(left: SparseTensor, right: SparseTensor) -> list[SparseTensor]:
-    """Returns both in their promoted dtype."""
-    dtype = torch.promote_types(left.dtype, right.dtype)
-    return [each if each.dtype == dtype else like(each, values_of(each).to(dtype)) for each in (left, right)]
 
 
 def at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:

@@ -327,6 +327,10 @@ def test_types_of_integers_and_bools() -> None:
             found, expected = (torch.einsum(equation, each.to(dtype)) for each in (sparse(dense), dense))
             assert found.dtype == expected.dtype
             assert torch.equal(found.to_dense(), expected)
+    for equation, x in (("ij,i->ij", torch.rand(4)), ("ij,ij->ij", torch.rand(4, 4)), ("ij,->ij", torch.rand(()).double())):
+        torch.testing.assert_close(
+            torch.einsum(equation, sparse(dense).int(), x).to_dense(), torch.einsum(equation, dense.int(), x)
+        )
     mask = sparse(matrix(4, 4), "CSC").bool()
     assert sparse(dense).bool().sparse_mask(mask).dtype == torch.bool
     torch.testing.assert_close(torch.einsum("ij,->ij", sparse(dense), torch.tensor(2.0)).to_dense(), 2 * dense)
