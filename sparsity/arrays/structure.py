@@ -5,6 +5,7 @@ FormatError that names the level, the entry and the value, and says what to do.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.level import Level
+from gossamer.runtime.modules import sizes as known_sizes
 
 _AT_ONCE = 1 << 20  # entries whose order is checked at once, to bound the memory of the check
 
@@ -87,22 +89,51 @@ def sharing(format: Format, number: int) -> int:
     return count
 
 
+def check_levels(format: Format) -> None:
+    """FormatError for levels that a SparseTensor cannot have. Operations rely on entries that are in order and occur once."""
+    for level, below in pairwise((*format.levels, None)):
+        assert level is not None
+        if level.kind == "batch":
+            raise FormatError(f"'{level}': write a batch as a dense level, `d{level.dim} : dense`")
+        if level.nonordered:
+            raise FormatError(
+                f"'{level}': the entries of a SparseTensor are in order; leave out `nonordered`, and sort given arrays "
+                "(torch's coalesce(), SciPy's sort_indices())"
+            )
+        if level.nonunique and (below is None or below.kind != "singleton"):
+            raise FormatError(
+                f"'{level}': each entry of a SparseTensor occurs once, so only a level above a singleton can be nonunique; "
+                "leave it out, and sum duplicates first (torch's coalesce(), SciPy's sum_duplicates())"
+            )
+
+
 def check_sizes(format: Format, shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the sizes of the levels. FormatError if coordinates do not fit their width, or 64 bits cannot count places."""
+    """Returns the sizes of the levels.
+
+    FormatError as in `check_levels`, and if coordinates do not fit their width, or 64 bits cannot count places.
+    """
+    check_levels(format)
     if any(extent < 0 for extent in shape):
         raise FormatError(f"the shape {tuple(shape)} has a negative size: sizes must be 0 or more")
     sizes = format.level_sizes(shape)
     if prod(shape) >= 1 << 63 or prod(sizes) >= 1 << 63:
         raise FormatError(f"a tensor of shape {tuple(shape)} has more places than 64 bits can number: split it")
     for level, size in zip(format.levels, sizes, strict=True):
-        if level.kind == "batch":
-            raise FormatError(f"'{level}': write a batch as a dense level, `d{level.dim} : dense`")
         if level.kind != "dense" and size > _numbers(format.crd_width):
             raise FormatError(
                 f"'{level}': coordinates up to {size - 1} do not fit {format.crd_width} bits, "
                 f"use format.with_widths({format.pos_width}, {_width_for(size - 1)})"
             )
     return sizes
+
+
+def with_room(format: Format, shape: Sequence[int]) -> Format:
+    """Returns the format, with wider coordinates if this shape needs them. A graph checks open sizes when it runs."""
+    widths = [32, 64] if format.crd_width in (8, 16, 32) else []
+    for level, size in zip(format.levels, format.level_sizes(shape), strict=True):
+        while widths and level.kind != "dense" and not known_sizes.guard_or_true(size <= _numbers(format.crd_width)):
+            format = format.with_widths(format.pos_width, widths.pop(0))
+    return format
 
 
 def check_count(format: Format, level: Level, count: int) -> None:
@@ -168,8 +199,6 @@ def _coordinates(level: Level, given: Tensor, size: int) -> Tensor:
 
 def _check_order(levels: Sequence[Level], coordinates: Sequence[Tensor], starts: Tensor) -> None:
     """FormatError unless entries ascend lexicographically under each parent, strictly down to the last unique level."""
-    if any(level.nonordered for level in levels):
-        coordinates, starts = _sorted(coordinates, starts)
     pairs = coordinates[0].numel() - 1
     for first in range(0, pairs, _AT_ONCE):  # in parts, because the comparison needs memory
         last = min(first + _AT_ONCE, pairs)
@@ -200,15 +229,6 @@ def _check_pairs(levels: Sequence[Level], coordinates: Sequence[Tensor], begins:
             f"coordinates of '{levels[0]}' are not in order: entry {first + at} is at {before}, entry {first + at + 1} at "
             f"{after}; sort them (torch's coalesce(), SciPy's sort_indices())"
         )
-
-
-def _sorted(coordinates: Sequence[Tensor], starts: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Returns the coordinates sorted under each parent, for levels without order, to find duplicates in them."""
-    parents = torch.repeat_interleave(torch.arange(starts.numel() - 1, device=starts.device), starts.long().diff())
-    order = torch.arange(parents.numel(), device=starts.device)
-    for key in (*reversed(coordinates), parents):
-        order = order[key[order].argsort(stable=True)]
-    return [crd[order] for crd in coordinates], starts
 
 
 def _unsigned(array: Tensor) -> Tensor:

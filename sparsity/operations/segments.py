@@ -51,14 +51,6 @@ def spread(positions: Tensor, values: Tensor, entries: int) -> Tensor:
     return values.repeat_interleave(as_int64(positions).diff(), output_size=entries)
 
 
-def with_missing(positions: Tensor, reduced: Tensor, kind: str, extent: int) -> Tensor:
-    """Returns reduced entries after counting the zeros of elements without entry, too (see `segment_reduce`)."""
-    if kind == "sum" or not extent:
-        return reduced
-    with_zero = {"prod": lambda o: o * 0, "amax": lambda o: o.clamp(min=0), "amin": lambda o: o.clamp(max=0)}[kind]
-    return torch.where(as_int64(positions).diff() < extent, with_zero(reduced), reduced)
-
-
 def widened(values: Tensor) -> Tensor:
     """Returns values in the dtype of sums: int64 for bools and uint8, f32 for 16-bit floats."""
     if values.dtype in (torch.bool, torch.uint8):
@@ -84,12 +76,25 @@ def _ran(build: Callable[..., str], positions: Tensor, operands: list[Tensor], o
 def _reduce(positions: Tensor, values: Tensor, kind: str, extent: int) -> Tensor:
     if on_gpu(values.device) and positions.numel() == 2 and values.numel():  # one segment would be one warp's work
         whole = getattr(torch, kind)(values, **({} if kind in ("amax", "amin") else {"dtype": values.dtype}))
-        return with_missing(positions, whole.view(1), kind, extent)
+        return _with_missing(positions, values, whole.view(1), kind, extent)
     out = values.new_empty(positions.numel() - 1)
     if not _ran(segment_ir.reduce, positions, [values], kind, out):
         segment = spread(positions, torch.arange(out.numel(), device=out.device), values.numel())
         out.fill_(_neutral(kind, values.dtype)).scatter_reduce_(0, segment, values, kind)
-    return with_missing(positions, out, kind, extent)
+    return _with_missing(positions, values, out, kind, extent)
+
+
+def _with_missing(positions: Tensor, values: Tensor, reduced: Tensor, kind: str, extent: int) -> Tensor:
+    """Returns reduced entries after counting the zeros of elements without entry, too (see `segment_reduce`)."""
+    if kind == "sum" or not extent:
+        return reduced
+    if kind != "prod":
+        with_zero = reduced.clamp(min=0) if kind == "amax" else reduced.clamp(max=0)
+    elif bool(reduced.isfinite().all()):
+        with_zero = reduced * 0
+    else:  # a product of finite entries may be infinite; 0 times an entry is NaN only if the entry is not finite
+        with_zero = _reduce(positions, values * 0, "sum", 0)
+    return torch.where(as_int64(positions).diff() < extent, with_zero, reduced)
 
 
 def _neutral(kind: str, dtype: torch.dtype) -> float:

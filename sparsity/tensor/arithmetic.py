@@ -14,7 +14,7 @@ from gossamer.sparsity.operations.sparse_results import add_sparse, in_format, s
 from gossamer.sparsity.tensor.block_edges import inside_of, within
 from gossamer.sparsity.tensor.broadcasting import broadcast
 from gossamer.sparsity.tensor.densify import densified
-from gossamer.sparsity.tensor.einsum import einsum
+from gossamer.sparsity.tensor.einsum import einsum, of_one_dtype
 from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import to_dense
@@ -46,7 +46,7 @@ def mul(left: Any, right: Any) -> Tensor:
         if _same_pattern(left, right):
             return like(left, values_of(left) * values_of(right))
         letters = letters_of(left)
-        return einsum(f"{letters},{letters}->{letters}", *_of_one_dtype(left, right))
+        return einsum(f"{letters},{letters}->{letters}", left, right)
     (left,) = broadcast("mul", left, beside=[right])
     return like(left, values_of(left) * at_entries(left, right))
 
@@ -61,15 +61,14 @@ def div(left: Any, right: Any, *, rounding_mode: str | None = None) -> Tensor:
     if isinstance(right, SparseTensor):
         quotient: Tensor = densified(torch.div, (left, right), {"rounding_mode": rounding_mode})
         return quotient
-    divisor = right
-    if isinstance(right, Tensor) and right.dim():
-        (left,) = broadcast("div", left, beside=[right])
-        divisor = at_entries(left, right)
-    if isinstance(divisor, Tensor):  # padding of blocks is divided by 1, so that neither values nor gradients are NaN
-        inside = inside_of(left)
-        divisor = divisor if inside is None else torch.where(inside, divisor, 1)
-    quotients = torch.div(values_of(left), divisor, rounding_mode=rounding_mode)
-    return like(left, quotients if isinstance(divisor, Tensor) else within(left, quotients))
+    if not (isinstance(right, Tensor) and right.dim()):
+        quotients = torch.div(within(left, values_of(left)), right, rounding_mode=rounding_mode)
+        return like(left, within(left, quotients))
+    (left,) = broadcast("div", left, beside=[right])
+    divisor, inside = at_entries(left, right), inside_of(left)
+    if inside is not None:  # padding of blocks is divided by 1, so that neither values nor gradients are NaN
+        divisor = torch.where(inside, divisor, 1)
+    return like(left, torch.div(values_of(left), divisor, rounding_mode=rounding_mode))
 
 
 @implements(torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
@@ -264,14 +263,8 @@ def _nothing(operand: Any) -> Any:
 
 def _union(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     letters, format = letters_of(left), left.format
-    one, other = (bound_to(letters, each) for each in _of_one_dtype(left, right))
+    one, other = (bound_to(letters, each) for each in of_one_dtype((left, right)))
     return made_of(in_format(lambda result: add_sparse(one, other, result), letters, format))
-
-
-def _of_one_dtype(left: SparseTensor, right: SparseTensor) -> list[SparseTensor]:
-    """Returns both in their promoted dtype."""
-    dtype = torch.promote_types(left.dtype, right.dtype)
-    return [each if each.dtype == dtype else like(each, values_of(each).to(dtype)) for each in (left, right)]
 
 
 def at_entries(pattern: SparseTensor, dense: Tensor) -> Tensor:

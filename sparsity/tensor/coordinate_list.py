@@ -15,6 +15,7 @@ from gossamer.dialects.format import Format
 from gossamer.runtime.modules import sizes
 from gossamer.runtime.operations import Operation
 from gossamer.sparsity.arrays.stored_entries import blocked, coordinates, within
+from gossamer.sparsity.arrays.structure import with_room
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.loop_order import unblocked
 from gossamer.sparsity.compiler.operands import ARGUMENTS, Spec, bind, flat
@@ -48,8 +49,8 @@ class CoordinateList:
         return CoordinateList(tuple(at), self.values.index_select(0, which))
 
     def assembled(self, format: Format, shape: Sequence[int]) -> SparseTensor:
-        """Returns the tensor of these entries in a format."""
-        return from_entries(format, shape, self.at, self.values)
+        """Returns the tensor of these entries in a format, with wider coordinates if the shape needs them."""
+        return from_entries(with_room(format, shape), shape, self.at, self.values)
 
 
 def of_rank(format: Format, rank: int) -> Format:

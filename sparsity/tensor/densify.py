@@ -31,7 +31,7 @@ _METHODS = (
     "repeat", "unfold", "view_as", "item", "tolist", "type_as", "masked_fill",
     "__and__", "__or__", "__xor__", "__invert__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
     "__lshift__", "__rshift__", "__rmod__", "__floordiv__", "__rfloordiv__", "__rpow__", "__rdiv__", "__rtruediv__",
-    "__contains__", "__bool__", "__float__", "__int__", "__reversed__", "_threshold",
+    "__contains__", "__bool__", "__float__", "__int__", "__complex__", "__index__", "__reversed__", "_threshold",
 )  # fmt: skip
 # Functions of torch that return a property of a tensor, and compute nothing from its elements.
 _QUESTIONS = (

@@ -8,7 +8,7 @@ It calls the operations in sparsity/operations: dense_results.py for dense resul
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Literal
 
 import torch
@@ -34,7 +34,9 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like,
 
 
 def einsum(expression: str, *operands: Tensor, format: Format | Literal["dense"] | None = None) -> Tensor:
-    """Returns the sum of products of an einsum expression, as torch.einsum does. Operands are sparse or dense, of one dtype.
+    """Returns the sum of products of an einsum expression, as torch.einsum does. Operands are sparse or dense.
+
+    They have one dtype, unless no letter is summed.
 
     expression  letters for the dimensions of each operand, "->", letters of the result. Without "->" the result has the letters
                 that occur once, in alphabetic order. A letter that occurs twice in an operand means its diagonal. "..." means
@@ -75,6 +77,16 @@ def _as_summed(operand: Tensor) -> Tensor:
     return operand if operand.dtype.is_floating_point or operand.dtype.is_complex else operand.to(torch.int64)
 
 
+def of_one_dtype(operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Returns operands in their promoted dtype, as torch multiplies them if it sums nothing."""
+    dtype = reduce(torch.promote_types, [operand.dtype for operand in operands])
+    return tuple([operand if operand.dtype == dtype else _in(operand, dtype) for operand in operands])
+
+
+def _in(operand: Tensor, dtype: torch.dtype) -> Tensor:
+    return like(operand, values_of(operand).to(dtype)) if isinstance(operand, SparseTensor) else operand.to(dtype)
+
+
 @untraced
 @one_node
 def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
@@ -84,6 +96,8 @@ def _einsum(expression: str, target: str | None, *operands: Tensor) -> Tensor:
     expression, operands = plain(expression, tuple(operands))
     inputs, result = _parse(expression, operands)
     inputs = with_own_letters(inputs, operands)
+    if len(operands) > 1 and set("".join(inputs)) <= set(result):
+        operands = of_one_dtype(operands)
     if len(operands) == 1 and len(result) < len(inputs[0]):
         operands = (_as_summed(operands[0]),)
     bound = [bound_to(letters, operand) for letters, operand in zip(inputs, operands, strict=True)]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from gossamer.dialects.errors import GossamerError
 from gossamer.dialects.format import Format
 from gossamer.sparsity.arrays import stored_entries
+from gossamer.sparsity.arrays.structure import check_levels
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -42,12 +43,13 @@ def register_format(name: str, levels: str | Format, pack: stored_entries.Pack |
             any order. `at` is a list of coordinates (int64, one tensor for each dimension). It may add zeros at coordinates
             that have no entry, and nothing else
 
-    No function for unpacking is needed, because the levels say how to read the arrays. FormatError if MLIR cannot use the
-    levels, or if another format has these levels or this name.
+    No function for unpacking is needed, because the levels say how to read the arrays. FormatError if MLIR or a SparseTensor
+    cannot use the levels, or if another format has these levels or this name.
     """
     if isinstance(levels, str):
         text = levels if levels.lstrip().startswith("#") else f"#sparse_tensor.encoding<{{ map = {levels} }}>"
         levels = Format.parse(text)
+    check_levels(levels)
     format = levels.registered(name)
     if pack is not None:
         stored_entries.PACKS[format.levels] = pack

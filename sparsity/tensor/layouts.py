@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.dialects.errors import ArgumentError
 from gossamer.dialects.format import Format
 from gossamer.runtime.torch_internals import stored_entries
+from gossamer.sparsity.arrays.stored_entries import as_int64
 from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.entries import letters_of
@@ -105,7 +106,10 @@ def _parts_of_layouts() -> None:
 
         def part(input: SparseTensor, name: str = name, method: Callable[[Tensor], Any] = method) -> Any:
             own = _COMPRESSED.get(input.format.with_widths(0, 0), ())
-            return input.components[own.index(name)] if name in own else method(input.to_torch())
+            if name not in own:
+                return method(input.to_torch())
+            array = input.components[own.index(name)]
+            return array if array.dtype in (torch.int32, torch.int64) else as_int64(array)  # narrow ones are unsigned
 
         part.__name__, part.__doc__ = name, f"`{name}` of `to_torch`"
         implements(method)(part)

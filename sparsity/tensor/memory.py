@@ -4,12 +4,13 @@ For torch a SparseTensor has no memory. `SparseTensor.__new__` makes a request f
 a null pointer. The functions here work on its arrays, or say what to use instead.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
-from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.errors import ArgumentError, GossamerError
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
@@ -62,17 +63,25 @@ def apply_(input: SparseTensor, function: Callable[[Any], Any]) -> SparseTensor:
 
 @implements(torch.Tensor.__deepcopy__)
 def deepcopy(input: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
-    """Returns a tensor with copies of all arrays."""
+    """Returns a tensor with copies of all arrays, of its gradient and of attributes that users have set.
+
+    Arrays that several tensors share are copied once for one `copy.deepcopy`, as torch does.
+    """
     if id(input) in memo:
         found: SparseTensor = memo[id(input)]
         return found
     if not input.is_leaf:
-        raise unsupported("deepcopy of a tensor that was computed with gradients", "copy what detach() gives")
-    arrays = [array.detach().clone() for array in input.components]
-    copy = SparseTensor(input.format, input.shape, arrays, input.requires_grad)
-    copy.__dict__.update({name: value for name, value in input.__dict__.items() if name == "_is_param"})
-    memo[id(input)] = copy
-    return copy
+        raise ArgumentError(
+            "SparseTensor: deepcopy of a tensor that was computed with gradients is not supported; copy what detach() gives"
+        )
+    arrays = [copy.deepcopy(array, memo) for array in input.components]
+    copied = SparseTensor(input.format, input.shape, arrays, input.requires_grad)
+    memo[id(input)] = copied
+    own = {*copied.__dict__, "_repeated", "_origin", "_detached"}
+    copied.__dict__.update(copy.deepcopy({name: value for name, value in input.__dict__.items() if name not in own}, memo))
+    if input.grad is not None:
+        copied.grad = copy.deepcopy(input.grad, memo)
+    return copied
 
 
 @implements(

@@ -26,10 +26,11 @@ Dims = int | Sequence[int] | None
 
 @implements(torch.sum, torch.Tensor.sum, sparse_sum)
 def sum_(input: SparseTensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns dense sums over all or some dimensions, in int64 for integers."""
+    """Returns dense sums over all or some dimensions, in int64 for integers unless `dtype` says otherwise."""
     input, dims = _in(input, dtype), _dims(input, dim)
     letters = letters_of(input)
     out = einsum(f"{letters}->{''.join(c for n, c in enumerate(letters) if n not in dims)}", input, format="dense")
+    out = out if dtype is None else out.to(dtype)  # einsum sums integers in int64
     return _restored(out, dims) if keepdim else out
 
 

@@ -166,4 +166,4 @@ def within(dim: int, rank: int) -> int:
 
 def as_list(sizes: Sequence[Any]) -> list[int]:
     """Returns numbers that were given one by one or as one sequence."""
-    return list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int | torch.SymInt) else list(sizes)
+    return list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int | torch.SymInt | Tensor) else list(sizes)

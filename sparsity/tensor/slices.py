@@ -20,8 +20,11 @@ from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 
 
 @implements(torch.index_select, torch.Tensor.index_select)
-def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
-    """Returns the slices of a dimension in the order of `index` (integers), which may repeat them."""
+def index_select(input: Tensor, dim: int, index: Tensor) -> Any:
+    """Returns the slices of a dimension in the order of `index` (integers), which may repeat them. Either may be sparse."""
+    index = to_dense(index) if isinstance(index, SparseTensor) else index
+    if not isinstance(input, SparseTensor):
+        return torch.index_select(input, dim, index)
     if index.dtype not in (torch.int64, torch.int32) or index.dim() > 1:
         raise ArgumentError(f"index_select() takes a vector of int32 or int64, got {index.dtype} {list(index.shape)}")
     dim, index = within(dim, input.dim()), index.reshape(-1)  # a 0-d index is one slice
@@ -79,11 +82,15 @@ def _fill_dense_diagonal(input: Tensor, fill_value: float, wrap: bool) -> Tensor
 
 
 @implements(torch.Tensor.__getitem__)
-def getitem(input: SparseTensor, index: Any) -> Tensor:
+def getitem(input: Tensor, index: Any) -> Tensor:
     """Returns a sparse part for slices, new dimensions, and one tensor, list or mask. A number gives a dense slice.
 
     Index tensors for all dimensions give the elements at their coordinates, dense. Other combinations index the dense tensor.
+    Index tensors may be sparse. Parts of a dense tensor are dense.
     """
+    index = _dense_index(index)
+    if not isinstance(input, SparseTensor):
+        return input[index]
     indices = _spelled_out(input, index if isinstance(index, tuple) else (index,))
     if indices is None:
         out: Tensor = densified(torch.Tensor.__getitem__, (input, index), {})
@@ -117,6 +124,12 @@ def unbind(input: SparseTensor, dim: int = 0) -> tuple[Tensor, ...]:
 def iterate(input: SparseTensor) -> Iterator[Tensor]:
     """Iterates over the slices along the first dimension, dense."""
     return iter(unbind(input))
+
+
+def _dense_index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple([_dense_index(each) for each in index])
+    return to_dense(index) if isinstance(index, SparseTensor) else index
 
 
 def _spelled_out(input: SparseTensor, given: tuple[Any, ...]) -> list[Any] | None:

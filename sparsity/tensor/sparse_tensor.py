@@ -25,7 +25,7 @@ from gossamer.runtime.torch_internals import (
 )
 from gossamer.runtime.torch_names import SPARSE_TENSORS
 from gossamer.sparsity.arrays.stored_entries import block_sizes
-from gossamer.sparsity.arrays.structure import check
+from gossamer.sparsity.arrays.structure import check, check_levels
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Bound, dense
 from gossamer.sparsity.operations.dispatch import in_transform
@@ -151,8 +151,10 @@ class SparseTensor(torch.Tensor):
         positions, coordinates  level by level, for the levels that have them (see `Format.components`): for CSR one each
         values                  of any shape with as many elements as the format stores; gradients flow to it
 
-        Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. check=False promises that
-        the structure is well-formed: kernels read and write at its indices without checks.
+        Integers may be int32 or int64, if `format` does not give widths; 8 and 16 bits are unsigned. Entries are in order and
+        occur once, so a format with `nonordered` levels, or with a `nonunique` one that is not above a singleton, is a
+        FormatError. check=False promises that the structure is well-formed: kernels read and write at its indices without
+        checks.
         """
         return _checked(*constructor_arguments.parts_of(format, shape, positions, coordinates, values), check)
 
@@ -347,6 +349,8 @@ def _checked(format: Format, shape: Sequence[int], components: Sequence[Tensor],
     *structure, values = components
     if checking:
         structure = checked(format, shape, structure, values)  # type: ignore[assignment]
+    else:
+        check_levels(format)
     return wrap(format, shape, structure, values)
 
 

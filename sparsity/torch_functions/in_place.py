@@ -31,6 +31,10 @@ from gossamer.sparsity.torch_functions.optimizer_steps import at_entries_of, kee
 
 def without_pattern(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Calls a method that is not registered and computes no result: queries of properties, copies, in-place methods."""
+    if torch.jit.is_tracing() and args and isinstance(args[0], Tensor):  # torch.jit would record the attempt below
+        plain = _out_of_place(func.__name__)
+        if plain is not None:
+            return _write(func.__name__, plain, args, kwargs)
     try:
         with torch.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -128,6 +132,9 @@ def overwrite(name: str, input: SparseTensor, result: Tensor) -> SparseTensor:
     if isinstance(result, SparseTensor) and result.format == input.format:
         structures = zip(result.components[:-1], input.components[:-1], strict=True)
         if all(a is b for a, b in structures):
+            if torch.jit.is_tracing():  # torch.jit records operations on the arrays
+                input._stored.copy_(result._stored)
+                return input
             with torch.DisableTorchFunctionSubclass():
                 input.copy_(result)
             return input

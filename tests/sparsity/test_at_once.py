@@ -76,6 +76,12 @@ def test_modes_profilers_and_graphs_see_the_operation(taken: list[str]) -> None:
     torch.testing.assert_close(traced(2 * x), 2 * a.to_dense() @ x)
     traced = torch.jit.trace(lambda v: a[None].expand(2, 6, 5) @ v, x, check_trace=False)  # here sizes are tensors
     torch.testing.assert_close(traced(2 * x), (2 * a.to_dense() @ x).expand(2, 6, 3))
+    for write in (lambda v: torch.zeros(6, 3).addmm_(a, v), lambda v: a.clone().mul_(2) @ v / 2):
+        traced = torch.jit.trace(write, x, check_trace=False)
+        for factor in (1, 2):
+            torch.testing.assert_close(traced(factor * x), factor * a.to_dense() @ x)
+    traced = torch.jit.trace(lambda v: a.flatten() @ v, torch.ones(30), check_trace=False)
+    torch.testing.assert_close(traced(torch.ones(30)), a.to_dense().sum())
 
 
 class _SeenFunctions(TorchFunctionMode):

@@ -199,6 +199,26 @@ def test_every_form_of_index(name: str, format: str) -> None:
     torch.testing.assert_close(sparse(dense, format)[index].to_dense(), dense[index])
 
 
+def test_indices_may_be_sparse() -> None:
+    dense, x, numbers, mask = (
+        matrix(4, 6, 0.6),
+        torch.randn(4, 6),
+        torch.tensor([2, 0, 3, 0]),
+        torch.tensor([True, False, False, True]),
+    )
+    a, n, m = sparse(dense), SparseTensor.from_dense(numbers, Format.coo(1)), SparseTensor.from_dense(mask, Format.coo(1))
+    for ours, plain in ((a, dense), (x, x)):
+        for own, index in (
+            (n, numbers),
+            (m, mask),
+            ((n, 1), (numbers, 1)),
+            ((m, slice(1, 3)), (mask, slice(1, 3))),
+            ((n, n), (numbers,) * 2),
+        ):
+            torch.testing.assert_close(ours[own].to_dense(), plain[index])
+        torch.testing.assert_close(ours.index_select(0, n).to_dense(), plain.index_select(0, numbers))
+
+
 def test_gradients_flow_through_pairs() -> None:
     dense = matrix(3, 4, 0.6)
     a = sparse(dense).requires_grad_()
@@ -223,6 +243,19 @@ UNSTORED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("format", ["CSR", "BSR"])
+def test_sums_and_quotients_have_the_dtype_of_dense_ones(format: str) -> None:
+    dense = (matrix(5, 7) * 100).round()
+    for dtype in (torch.int32, torch.uint8, torch.float64):
+        of_integers = dense.long()
+        result, expected = sparse(of_integers, format).sum(0, dtype=dtype), of_integers.sum(0, dtype=dtype)
+        assert result.dtype == expected.dtype and torch.equal(result, expected)
+    for dtype in (torch.bfloat16, torch.int32):
+        a, x, divisor = sparse(dense.to(dtype), format), dense.to(dtype), torch.tensor(3.0)
+        quotient = (a / divisor).to_dense()
+        assert quotient.dtype == (x / divisor).dtype and torch.equal(quotient, x / divisor)
+
+
 @pytest.mark.parametrize("name", UNSTORED)
 def test_what_is_not_stored_counts(name: str) -> None:
     dense, other = matrix(5, 4, 0.5), matrix(5, 4, 0.5)
@@ -237,6 +270,15 @@ def test_a_product_of_elements_knows_nan(name: str) -> None:
     dense = torch.tensor([[torch.nan, 0.0, 2.0], [1.0, 2.0, 3.0], [torch.inf, 0.0, 1.0]])
     for dim in (0, 1):
         torch.testing.assert_close(sparse(dense, name).prod(dim), dense.prod(dim), equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float16, 300.0), (torch.float32, 1e30)])
+def test_a_product_with_an_element_that_is_not_stored_is_zero_however_large_the_others(
+    dtype: torch.dtype, large: float
+) -> None:
+    dense = torch.tensor([[0.0, large, large], [2.0, 3.0, 4.0], [0.0, 0.0, large]], dtype=dtype)
+    for name in ("CSR", "CSC", "BSR"):
+        assert torch.equal(sparse(dense, name).prod(1), dense.prod(1))
 
 
 def test_what_fills_up_blocks_at_the_edge_is_never_seen() -> None:
@@ -286,6 +328,10 @@ def test_types_of_integers_and_bools() -> None:
             found, expected = (torch.einsum(equation, each.to(dtype)) for each in (sparse(dense), dense))
             assert found.dtype == expected.dtype
             assert torch.equal(found.to_dense(), expected)
+    for equation, x in (("ij,i->ij", torch.rand(4)), ("ij,ij->ij", torch.rand(4, 4)), ("ij,->ij", torch.rand(()).double())):
+        torch.testing.assert_close(
+            torch.einsum(equation, sparse(dense).int(), x).to_dense(), torch.einsum(equation, dense.int(), x)
+        )
     mask = sparse(matrix(4, 4), "CSC").bool()
     assert sparse(dense).bool().sparse_mask(mask).dtype == torch.bool
     torch.testing.assert_close(torch.einsum("ij,->ij", sparse(dense), torch.tensor(2.0)).to_dense(), 2 * dense)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import gossamer
 from gossamer import Format, FormatError, SparseTensor
 
 GOOD = {"positions": torch.tensor([0, 2, 2, 3]), "coordinates": torch.tensor([0, 2, 1]), "values": torch.ones(3)}
@@ -97,6 +98,19 @@ def test_what_does_not_fit_its_width() -> None:
     assert torch.equal(whole.to_dense(), torch.ones(1, 255))
 
 
+def test_results_of_other_shapes_have_wider_coordinates_where_they_need_them() -> None:
+    dense = torch.arange(600.0).view(20, 30) * (torch.arange(600) % 3 == 0).view(20, 30)
+    a, mask = SparseTensor.from_dense(dense, Format.CSR.with_widths(8, 8)), dense > 300
+    assert torch.equal(a.masked_select(mask).to_dense(), dense.masked_select(mask))
+    assert torch.equal(a.flatten().to_dense(), dense.flatten())
+    assert a[1:].format == a.format
+    assert torch.equal(a.crow_indices(), dense.to_sparse_csr().crow_indices())  # 8 bits are unsigned
+    large = SparseTensor.from_parts(
+        Format.COO, (70_000, 70_000), torch.tensor([0, 1]).int(), [torch.tensor([69_999]).int()] * 2, [1.0]
+    )
+    assert large.flatten().coordinates(0).tolist() == [70_000**2 - 1]
+
+
 def test_widths_follow_the_integers_unless_the_format_names_them() -> None:
     assert csr(**{k: GOOD[k].int() for k in ("positions", "coordinates")}).format == Format.CSR.with_widths(32, 32)
     with pytest.raises(FormatError, match=r"coordinates of 'd1 : compressed' are torch.int64, the format says torch.int32"):
@@ -112,6 +126,31 @@ def test_a_batch_is_a_dense_level() -> None:
     format = Format.parse("#sparse_tensor.encoding<{map = (b, i, j) -> (b : batch, i : dense, j : compressed)}>")
     with pytest.raises(FormatError, match=r"write a batch as a dense level, `d0 : dense`"):
         SparseTensor.from_dense(torch.ones(2, 3, 3), format)
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ("i : dense, j : compressed(nonordered)", r"entries of a SparseTensor are in order; leave out `nonordered`"),
+        ("i : compressed(nonunique, nonordered), j : singleton(soa)", r"are in order; leave out `nonordered`"),
+        ("i : compressed(nonunique), j : singleton(nonunique, soa)", r"'d1 : .*': each entry of a SparseTensor occurs once"),
+        ("i : compressed(nonunique), j : compressed", r"'d0 : .*': each entry of a SparseTensor occurs once, so only a level"),
+    ],
+)
+def test_entries_are_in_order_and_occur_once(levels: str, message: str) -> None:
+    format = Format.parse(f"#sparse_tensor.encoding<{{map = (i, j) -> ({levels})}}>")
+    kinds, ends, at = [kind for _, kind in format.components()], torch.tensor([0, 1]), torch.tensor([0])
+    for check in (True, False):
+        with pytest.raises(FormatError, match=message):
+            SparseTensor.from_parts(
+                format, (1, 1), [ends] * kinds.count("positions"), [at] * kinds.count("coordinates"), torch.ones(1), check=check
+            )
+    with pytest.raises(FormatError, match=message):
+        SparseTensor.from_dense(torch.eye(2), format)
+    with pytest.raises(FormatError, match=message):
+        SparseTensor.from_dense(torch.eye(2)).to_format(format)
+    with pytest.raises(FormatError, match=message):
+        gossamer.register_format("Any order", format)
 
 
 def test_a_promise_is_not_checked() -> None:

@@ -273,6 +273,26 @@ def test_save_load_and_copy(name: str) -> None:
     torch.testing.assert_close(a.to_dense(), dense)
 
 
+def test_a_deep_copy_has_the_gradient_and_attributes_and_shares_what_was_shared() -> None:
+    a = sparse(matrix(4, 8)).requires_grad_()
+    (a @ torch.ones(8, 2)).sum().backward()
+    a.tag = ["mine"]  # type: ignore[attr-defined]
+    twin, alias = copy.deepcopy((a, a.detach()))
+    assert torch.equal(twin.grad.to_dense(), a.grad.to_dense()) and twin.grad is not a.grad
+    assert twin.tag == a.tag and twin.tag is not a.tag  # type: ignore[attr-defined]
+    with torch.no_grad():
+        twin.mul_(2)
+    assert torch.equal(alias.to_dense(), 2 * a.detach().to_dense())
+    with pytest.raises(RuntimeError, match="copy what detach"):
+        copy.deepcopy(a * 2)
+
+
+@pytest.mark.filterwarnings("ignore:SparseTensor has no sparse")
+def test_a_single_number_converts_to_those_of_python() -> None:
+    one = sparse(torch.tensor([[3]]))
+    assert (complex(one), float(one), int(one), list(range(one)), [4, 5, 6, 7][one]) == (3 + 0j, 3.0, 3, [0, 1, 2], 7)
+
+
 def test_a_file_with_bad_indices_is_refused() -> None:
     bad = SparseTensor.from_parts(Format.CSR, (1, 3), torch.tensor([0, 1]), torch.tensor([7]), torch.ones(1), check=False)
     with pytest.raises(FormatError, match=r"must be in \[0, 3\), number 0 is 7"):
