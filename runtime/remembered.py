@@ -40,6 +40,7 @@ class Made(Generic[T]):
     """A value, and the facts that show whether the tensors it was made of are unchanged.
 
     value      the value; its maker sets it
+    places     each tensor's address; samples are read only if it is the same, because torch may have freed the old memory
     versions   each tensor's count of writes when the value was made, -1 for tensors that were made in inference mode
     counted    whether these counts show all writes
     looked_at  samples of the tensors' memory, if `counted` and no values were copied; they show some writes without a count
@@ -48,12 +49,12 @@ class Made(Generic[T]):
     """
 
     # No weak reference to a tensor itself: torch.utils.swap_tensors refuses tensors that have one.
-    __slots__ = ("_copies", "_storages", "counted", "looked_at", "seen", "storage", "value", "version", "versions")
+    __slots__ = ("_copies", "_storages", "counted", "looked_at", "places", "seen", "storage", "value", "version", "versions")
     value: T
 
     def __init__(self, tensors: Sequence[Tensor], compared: Compared, forget: Callable[[Any], None]) -> None:
         """Call this before you read the tensors' values. `forget` is called when one of the storages dies."""
-        self.versions = _versions(tensors)
+        self.places, self.versions = [*map(Tensor.data_ptr, tensors)], _versions(tensors)
         counted = [counts_writes(t) for t in tensors]
         self.counted = all(counted)
         copied = [n for n, each in enumerate(counted) if compared == "all" or (compared == "uncounted" and not each)]
@@ -76,11 +77,10 @@ class Made(Generic[T]):
         return any(each() is None for each in self._storages)
 
     def is_current(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the value was made of these tensors as they are now. Their addresses and shapes must be the value's (see
-        `_key`).
-        """
+        """Whether the value was made of these tensors as they are now. Their shapes must be the value's (see `_key`)."""
         return (
             self.is_of(tensors)
+            and self.places == [*map(Tensor.data_ptr, tensors)]
             and self.versions == _versions(tensors)
             and self.looked_at == self.seen
             and all(_holds(tensors[n], copy) for n, copy in self._copies)

@@ -59,7 +59,6 @@ class _State:
     """The state of one set of weights, such as those of one layer.
 
     made     tells whether the weights are unchanged; its value is not used
-    places   their addresses
     variant  the graph that is valid for them; None for the whole graph
     leaves   the variant whose leaves the weights are
     inputs   the computed inputs of `variant`; None if every call computes them
@@ -69,7 +68,6 @@ class _State:
     """
 
     made: Made[None]
-    places: list[int]
     variant: Variant | None
     leaves: Variant
     inputs: list[Tensor] | None = None
@@ -113,8 +111,7 @@ class SmallerCall:
 
     def _state(self, args: Sequence[Any]) -> _State:
         for state in self._states:
-            looked_at = state.leaves.looked_at(args)
-            if state.made.is_current(looked_at) and state.places == [*map(Tensor.data_ptr, looked_at)]:
+            if state.made.is_current(state.leaves.looked_at(args)):
                 return self._renewed(args) if state.pending else state
         return self._renewed(args)
 
@@ -147,7 +144,7 @@ class SmallerCall:
         looked_at = leaves.looked_at(args)
         of = weakref.ref(self)
         made = Made[None](looked_at, self._compared, lambda _: _forget(of))
-        return _State(made, [*map(Tensor.data_ptr, looked_at)], None, leaves)
+        return _State(made, None, leaves)
 
     def _fitting(self, args: Sequence[Any], old: _State | None) -> _State:
         """Makes a state with a graph that is valid for these weights, and its inputs. Tries the graph used before first."""
