@@ -71,6 +71,14 @@ class Made(Generic[T]):
         """Whether the value was made of these tensors, whatever has been written to them since."""
         return all(map(operator.is_, map(_REFERENT, self._storages), map(Tensor.untyped_storage, tensors)))
 
+    def changed(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Returns the indices of the tensors that may have changed, among those that the value was made of, at the same
+        addresses. These are all tensors if torch does not count all writes, or if their values were copied."""
+        if not self.counted or not self.looked_at:
+            return [*range(len(tensors))]
+        looked_at = zip(self.versions, _versions(tensors), self.looked_at, self.seen, strict=True)
+        return [n for n, (before, now, memory, seen) in enumerate(looked_at) if before != now or memory != seen]
+
     @property
     def is_gone(self) -> bool:
         """Whether one of the tensors' storages has died."""
