@@ -15,6 +15,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn import Parameter
 
 from gossamer.runtime.memory.huge_pages import large_empty
 from gossamer.runtime.sample import samples_of
+from gossamer.runtime.torch_internals import function_modes
 from gossamer.runtime.uncounted import counts_writes
 from gossamer.runtime.watching.calls import watched
 
@@ -126,7 +128,8 @@ class Remembered(Generic[T]):
             found = self._entries.get(key)
             if found is None or not found.is_current(tensors):  # otherwise another thread has just made it
                 found = self._begin(key, tensors)
-                found.value = watched("packing", make)()
+                with on_cpu():
+                    found.value = watched("packing", make)()
                 self._put(key, found)
             return found.value
 
@@ -154,6 +157,11 @@ class Remembered(Generic[T]):
         while self._most is not None and len(self._entries) >= self._most:
             self._entries.pop(next(iter(self._entries)), None)
         self._entries[key] = made
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """Returns a context in which new tensors are on the CPU. A default device is for the user's own tensors."""
+    return torch.device("cpu") if function_modes() else nullcontext()
 
 
 def _key(tensors: Sequence[Tensor], more: Sequence[Hashable]) -> Hashable:

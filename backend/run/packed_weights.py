@@ -31,7 +31,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
-from gossamer.runtime.remembered import Made, Remembered
+from gossamer.runtime.remembered import Made, Remembered, on_cpu
 from gossamer.runtime.watching.calls import watched
 from gossamer.runtime.weight_store import store_of
 
@@ -132,7 +132,7 @@ class Packings(Remembered[KnownWeight]):
         if _capturing(leaves):
             return KnownWeight(), None
         # A packed weight outlives torch.inference_mode, and later calls write new values to it.
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock, on_cpu(), torch.inference_mode(False), torch.no_grad():
             key = _key(leaves)
             made = self._entries.get(key)
             old = made.value if made is not None and made.is_of(leaves) else None

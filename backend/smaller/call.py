@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gossamer.runtime.remembered import Compared, Made
+from gossamer.runtime.remembered import Compared, Made, on_cpu
 
 _RESTLESS = 3
 """Weights count as changing at every call after so many changes in a row, with one call between two changes."""
@@ -116,14 +116,14 @@ class SmallerCall:
         return self._renewed(args)
 
     def _of_all(self, args: Sequence[Any]) -> Callable[..., Any]:
-        with self._lock:
+        with self._lock, on_cpu():
             if self._whole is None:
                 self._whole = self._make_whole(args)
             return self._whole
 
     def _renewed(self, args: Sequence[Any]) -> _State:
         """Makes a state for weights that are new, have changed, or have stopped changing."""
-        with self._lock:
+        with self._lock, on_cpu():
             old = next((state for state in self._states if state.made.is_of(state.leaves.looked_at(args))), None)
             changes = old.changes + 1 if old is not None and old.calls <= 1 and not old.pending else 0
             if old is not None and old.pending and not old.made.is_current(old.leaves.looked_at(args)):
