@@ -24,6 +24,7 @@ from gossamer.backend.owners.owners import Owners
 from gossamer.backend.purity import Impure
 from gossamer.backend.run.parameter_edges import Ways
 from gossamer.backend.run.recomputed import Recomputed
+from gossamer.runtime.remembered import on_cpu
 from gossamer.runtime.torch_internals import TensorifyScalarRestartAnalysis, set_grad_enabled
 
 
@@ -43,7 +44,8 @@ def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler, own
     results = [node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in _results(module.graph)]
     tensors = [(place, result) for place, result in enumerate(results) if isinstance(result, torch.Tensor)]
     places = [place for place, value in enumerate(inputs.values) if isinstance(value, torch.Tensor)]
-    context = partial(_autocast, [(kind, *_autocast_state(kind)) for kind in _device_types(inputs)])
+    states = [(kind, *_autocast_state(kind)) for kind in _device_types(inputs)]
+    context = partial(_as_then, states, torch.get_default_dtype())
     kept = KeptGraph(module, sorted(inputs.statics))
     return Recomputed(
         inference=inference,
@@ -148,8 +150,23 @@ def _autocast_state(kind: str) -> tuple[bool, torch.dtype]:
 
 
 @contextmanager
+def _as_then(states: Sequence[tuple[str, bool, torch.dtype]], dtype: torch.dtype) -> Iterator[None]:
+    """Sets the autocast state and the default dtype in which the forward pass ran. Dynamo writes other devices than the CPU
+    into graphs, so that no default device is needed."""
+    now = torch.get_default_dtype()
+    try:
+        if now is not dtype:
+            torch.set_default_dtype(dtype)
+        with on_cpu(), _autocast(states):
+            yield
+    finally:
+        if now is not dtype:
+            torch.set_default_dtype(now)
+
+
+@contextmanager
 def _autocast(states: Sequence[tuple[str, bool, torch.dtype]]) -> Iterator[None]:
-    """Sets the autocast state in which the forward pass ran."""
+    """Sets this autocast state."""
     if not states:
         yield
         return

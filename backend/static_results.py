@@ -46,7 +46,7 @@ _SPARSE = 0.3
 
 
 _Results = Made[tuple[list[torch.Tensor], list[int]]]
-"""Results, and their state (see `_state`)."""
+"""Results, and their counts of writes (see `_writes`)."""
 
 _MOST = 8
 """Results are kept for at most so many models of one class, which share the graph."""
@@ -72,11 +72,11 @@ class StaticResults:
         """Returns the results for these inputs, without gradients. Takes those of an earlier call if nobody has written to the
         inputs or results since."""
         made = next((each for each in self._made if each.is_of(inputs)), None)
-        if made is None or not made.is_current(inputs) or made.value[1] != _state(inputs, made.value[0]):
+        if made is None or not made.is_current(inputs) or made.value[1] != _writes(made.value[0]):
             begun: _Results = Made(inputs, "uncounted", self._forget)
             with torch.inference_mode(False), torch.no_grad():  # torch counts no writes to tensors made in inference mode
                 results = list(self.compute(*inputs))
-            begun.value = results, _state(inputs, results)
+            begun.value = results, _writes(results)
             self._made = [*[each for each in self._made if each is not made][1 - _MOST :], begun]
             made = begun
         return made.value[0]
@@ -192,9 +192,9 @@ def _times(a: Any, b: Any) -> Any:
     return a * b
 
 
-def _state(inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[int]:
-    """Returns numbers that change if an input moves within its storage, or if somebody writes to a result."""
-    return [*(each.data_ptr() for each in inputs), *(each._version for each in results)]
+def _writes(results: Sequence[torch.Tensor]) -> list[int]:
+    """Returns numbers that change if somebody writes to a result."""
+    return [each._version for each in results]
 
 
 def _is_plain(value: Any) -> bool:

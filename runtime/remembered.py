@@ -15,6 +15,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn import Parameter
 
 from gossamer.runtime.memory.huge_pages import large_empty
 from gossamer.runtime.sample import samples_of
+from gossamer.runtime.torch_internals import function_modes
 from gossamer.runtime.uncounted import counts_writes
 from gossamer.runtime.watching.calls import watched
 
@@ -40,6 +42,7 @@ class Made(Generic[T]):
     """A value, and the facts that show whether the tensors it was made of are unchanged.
 
     value      the value; its maker sets it
+    places     each tensor's address; samples are read only if it is the same, because torch may have freed the old memory
     versions   each tensor's count of writes when the value was made, -1 for tensors that were made in inference mode
     counted    whether these counts show all writes
     looked_at  samples of the tensors' memory, if `counted` and no values were copied; they show some writes without a count
@@ -48,12 +51,12 @@ class Made(Generic[T]):
     """
 
     # No weak reference to a tensor itself: torch.utils.swap_tensors refuses tensors that have one.
-    __slots__ = ("_copies", "_storages", "counted", "looked_at", "seen", "storage", "value", "version", "versions")
+    __slots__ = ("_copies", "_storages", "counted", "looked_at", "places", "seen", "storage", "value", "version", "versions")
     value: T
 
     def __init__(self, tensors: Sequence[Tensor], compared: Compared, forget: Callable[[Any], None]) -> None:
         """Call this before you read the tensors' values. `forget` is called when one of the storages dies."""
-        self.versions = _versions(tensors)
+        self.places, self.versions = [*map(Tensor.data_ptr, tensors)], _versions(tensors)
         counted = [counts_writes(t) for t in tensors]
         self.counted = all(counted)
         copied = [n for n, each in enumerate(counted) if compared == "all" or (compared == "uncounted" and not each)]
@@ -70,17 +73,24 @@ class Made(Generic[T]):
         """Whether the value was made of these tensors, whatever has been written to them since."""
         return all(map(operator.is_, map(_REFERENT, self._storages), map(Tensor.untyped_storage, tensors)))
 
+    def changed(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Returns the indices of the tensors that may have changed, among those that the value was made of, at the same
+        addresses. These are all tensors if torch does not count all writes, or if their values were copied."""
+        if not self.counted or not self.looked_at:
+            return [*range(len(tensors))]
+        looked_at = zip(self.versions, _versions(tensors), self.looked_at, self.seen, strict=True)
+        return [n for n, (before, now, memory, seen) in enumerate(looked_at) if before != now or memory != seen]
+
     @property
     def is_gone(self) -> bool:
         """Whether one of the tensors' storages has died."""
         return any(each() is None for each in self._storages)
 
     def is_current(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the value was made of these tensors as they are now. Their addresses and shapes must be the value's (see
-        `_key`).
-        """
+        """Whether the value was made of these tensors as they are now. Their shapes must be the value's (see `_key`)."""
         return (
             self.is_of(tensors)
+            and self.places == [*map(Tensor.data_ptr, tensors)]
             and self.versions == _versions(tensors)
             and self.looked_at == self.seen
             and all(_holds(tensors[n], copy) for n, copy in self._copies)
@@ -118,7 +128,8 @@ class Remembered(Generic[T]):
             found = self._entries.get(key)
             if found is None or not found.is_current(tensors):  # otherwise another thread has just made it
                 found = self._begin(key, tensors)
-                found.value = watched("packing", make)()
+                with on_cpu():
+                    found.value = watched("packing", make)()
                 self._put(key, found)
             return found.value
 
@@ -146,6 +157,11 @@ class Remembered(Generic[T]):
         while self._most is not None and len(self._entries) >= self._most:
             self._entries.pop(next(iter(self._entries)), None)
         self._entries[key] = made
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """Returns a context in which new tensors are on the CPU. A default device is for the user's own tensors."""
+    return torch.device("cpu") if function_modes() else nullcontext()
 
 
 def _key(tensors: Sequence[Tensor], more: Sequence[Hashable]) -> Hashable:

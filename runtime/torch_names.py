@@ -112,6 +112,9 @@ PRIVATE = {
     "disable_current_modes": Private(
         "torch.utils._python_dispatch:_disable_current_modes", "real numbers while a graph is traced", REGIONS, nullcontext
     ),
+    "function_modes": Private(
+        "torch._C:_len_torch_function_stack", "a default device, which is for the user's tensors", REGIONS, lambda: 1
+    ),
     "no_python_dispatcher": Private(
         "torch._dispatch.python:no_python_dispatcher", "times of operations while a graph is traced", REGIONS, nullcontext
     ),

@@ -101,9 +101,9 @@ def _curves(rates: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Cur
 
 def _read() -> Curve:
     """Returns the rate at which a sum reads memory, in GB/s by bytes, without the time of its call."""
-    call, found = fastest({"sum": torch.ones(1).sum}, 1)["sum"], []
+    call, found = fastest({"sum": torch.ones(1, dtype=torch.float32).sum}, 1)["sum"], []
     for size in _READ_SIZES:
-        us = fastest({"sum": torch.ones(size // 4).sum}, 1)["sum"]
+        us = fastest({"sum": torch.ones(size // 4, dtype=torch.float32).sum}, 1)["sum"]
         found.append((size, size / max(us - call, us / 2) / 1e3))
     return Curve(tuple(found))
 

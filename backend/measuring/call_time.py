@@ -25,7 +25,7 @@ def call_us() -> float:
         _SIZE, _SIZE, 1, "f32", host().vector_bits, 1 / _SIZE, features=host().instructions, l1d=first_level_bytes(),
     )  # fmt: skip
     kernel = kernel_of(matrix, torch.float32, "broadcast")
-    weight, x = torch.eye(_SIZE), random(1, _SIZE)
+    weight, x = torch.eye(_SIZE, dtype=torch.float32), random(1, _SIZE)
     packings = Packings.of(_KEY, _itself(), format_of(kernel))
     variant = Variant(math.inf, kernel, (Weight(packings, slice(1, 2), 1.0, renew=True, verify=False),))
     region = region_op.add(_KEY, CompiledRegion((variant,), Matrices(((_SIZE, torch.float32),)), torch.mm))

@@ -158,7 +158,7 @@ class _Check:
             if look is None:
                 look = self._looks[module] = _Look(module, self._probed, self._resembles(module))
             self._last = look
-        if look.serves and look.is_due():
+        if look.serves and look.is_due(module):
             look.serves = self._resembles(module)
             if not look.serves:
                 _renewals[module] = _renewals.get(module, 0) + 1
@@ -182,15 +182,15 @@ class _Look:
         self._probes = [_Probe(module, name) for name in probed]
         self._in_turn = cycle(self._probes)
 
-    def is_due(self) -> bool:
+    def is_due(self, module: nn.Module) -> bool:
         """Whether to count zeros again, because values changed. If they change at every call, it checks ever more rarely."""
         if self._waits > 0:
             self._waits -= 1
             return False
-        if not any(probe.has_changed() for probe in islice(self._in_turn, min(_PROBES_A_CALL, len(self._probes)))):
+        if not any(probe.has_changed(module) for probe in islice(self._in_turn, min(_PROBES_A_CALL, len(self._probes)))):
             return False
         for probe in self._probes:
-            probe.renew()
+            probe.renew(module)
         self._patience = min(2 * self._patience, _MOST_PATIENCE)
         self._waits = self._patience - 1
         return True
@@ -200,24 +200,28 @@ class _Probe:
     """A tensor of a module, by its name, and its state at the last count."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
-        path, _, self._name = name.rpartition(".")
-        self._holder = weakref.ref(module.get_submodule(path))
-        self.renew()
+        *self._path, self._name = name.split(".")
+        self.renew(module)
 
-    def renew(self) -> None:
-        tensor = self._tensor()
+    def renew(self, module: nn.Module) -> None:
+        tensor = self._tensor(module)
         self._made: Made[None] | None = Made([tensor], "none", _nothing) if tensor is not None else None
 
-    def has_changed(self) -> bool:
-        tensor, made = self._tensor(), self._made
+    def has_changed(self, module: nn.Module) -> bool:
+        tensor, made = self._tensor(module), self._made
         if tensor is None or made is None or made.storage is None:
             return False
         return not (
-            made.storage() is tensor.untyped_storage() and made.version == tensor._version and made.looked_at == made.seen
+            made.storage() is tensor.untyped_storage()
+            and made.places[0] == tensor.data_ptr()  # before the sample, whose memory torch may have freed
+            and made.version == tensor._version
+            and made.looked_at == made.seen
         )
 
-    def _tensor(self) -> Tensor | None:
-        holder = self._holder()
+    def _tensor(self, module: nn.Module) -> Tensor | None:
+        holder: nn.Module | None = module
+        for name in self._path:  # at every call, because a submodule may be replaced
+            holder = None if holder is None else holder._modules.get(name)
         if holder is None:
             return None
         parameter = holder._parameters.get(self._name)

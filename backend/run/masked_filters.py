@@ -122,7 +122,9 @@ class Line:
     def places(self, channels: Tensor, taps: Tensor, images: int) -> Tensor:
         """Returns the places in the result of `with_zeros_around` at which the lines of these channels and taps begin."""
         elements, numbers = self.elements(images), {phase: number for number, phase in enumerate(self.phases)}
-        first = torch.tensor([numbers[phase] * elements + self.along(shift) for phase, shift in self.shifts])
+        first = torch.tensor(
+            [numbers[phase] * elements + self.along(shift) for phase, shift in self.shifts], device=taps.device
+        )
         return channels * (len(self.phases) * elements) + first[taps]
 
 

@@ -31,7 +31,7 @@ from gossamer.dialects.format import Format
 from gossamer.dialects.packing import Packing
 from gossamer.runtime.packers.nonzeros import count_nonzeros
 from gossamer.runtime.packing import Packed, pack
-from gossamer.runtime.remembered import Made, Remembered
+from gossamer.runtime.remembered import Made, Remembered, on_cpu
 from gossamer.runtime.watching.calls import watched
 from gossamer.runtime.weight_store import store_of
 
@@ -132,13 +132,14 @@ class Packings(Remembered[KnownWeight]):
         if _capturing(leaves):
             return KnownWeight(), None
         # A packed weight outlives torch.inference_mode, and later calls write new values to it.
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock, on_cpu(), torch.inference_mode(False), torch.no_grad():
             key = _key(leaves)
             made = self._entries.get(key)
             old = made.value if made is not None and made.is_of(leaves) else None
             same = made is not None and self._is_current(made, leaves)
             begun = self._begin(key, leaves)
-            news = self._news(old, same, made.versions if made is not None else [], begun, leaves, densest, renew)
+            changed = made.changed(leaves) if made is not None and old is not None else []
+            news = self._news(old, same, changed, begun.counted, leaves, densest, renew)
             state = State.UNKNOWN if old is None else old.state(densest)
             steps = TRANSITIONS.get((state, news.change), ())
             tried = (getattr(self, step)(old, news) for step in steps)
@@ -149,11 +150,10 @@ class Packings(Remembered[KnownWeight]):
             return weight, self._filled(weight, leaves) if weight.lent else weight.packed
 
     def _news(
-        self, old: KnownWeight | None, same: bool, before: list[int], begun: Made[KnownWeight],
+        self, old: KnownWeight | None, same: bool, written: list[int], counted: bool,
         leaves: Sequence[torch.Tensor], densest: float, renew: bool,
     ) -> News:  # fmt: skip
-        """Returns what happened to a weight since the last call, when its leaves had the versions `before`."""
-        written = [n for n, (was, now) in enumerate(zip(before, begun.versions, strict=False)) if was != now]
+        """Returns what happened to a weight since the last call, if only leaves at the indices `written` may have changed."""
         changes = old.changes + 1 if old is not None and old.calls - old.before <= 1 else 0
         if old is None:
             change = Change.FLOOD if self._unsettled > 8 + 2 * len(self) else Change.FIRST
@@ -165,7 +165,7 @@ class Packings(Remembered[KnownWeight]):
             change = Change.FACTOR
         else:
             change = Change.RESTLESS if changes >= RESTLESS and not renew else Change.MATRIX
-        return News(change, list(leaves), written, changes, densest, begun.counted and not self._compares)
+        return News(change, list(leaves), written, changes, densest, counted and not self._compares)
 
     def _kept(self, old: KnownWeight, news: News) -> KnownWeight:
         """Keeps the weight, which another thread has renewed meanwhile."""

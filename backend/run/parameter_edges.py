@@ -160,4 +160,4 @@ def _forget(ways: Ways | None) -> None:
 
 
 def _nothing() -> Tensor:
-    return torch.empty(0, device="cpu")
+    return torch.empty(0, dtype=torch.float32, device="cpu")

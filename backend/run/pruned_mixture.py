@@ -72,7 +72,7 @@ class PrunedMixture:
         routes = Routes.of(experts, len(self.up), self._sorted)
         tokens_of, slots, hit = routes.tokens, routes.order.numel(), list(routes.hit())
         if not (slots and m):
-            return torch.zeros(tokens, m, dtype=dtype)
+            return x.new_zeros(tokens, m, dtype=dtype)
         y = empty((slots, m), dtype)
         up, down, chain = ([leaves[place] for place in places] for places in self.places)
         if self.chains and slots >= MANY * len(hit):

@@ -31,7 +31,7 @@ class Recomputed:
     static     the indices of inputs that are parameters or buffers
     moving     the indices of inputs that are other tensors
     numbers    the indices of inputs that are numbers
-    context    a context for the recomputation, which sets the autocast state of the forward pass
+    context    a context for the recomputation, which sets the autocast state and defaults of the forward pass
     ways       finds the autograd handle of the static inputs (see parameter_edges.py)
     habit      notes whether callers ask for gradients
     """

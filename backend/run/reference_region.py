@@ -38,7 +38,7 @@ class ReferenceRegion:
 
     def __call__(self, operands: list[Tensor]) -> Tensor:
         ((shape, dtype),) = self.outputs(operands)
-        out = torch.empty_strided(shape, contiguous_strides(shape), dtype=dtype)
+        out = torch.empty_strided(shape, contiguous_strides(shape), dtype=dtype, device=operands[0].device)
         if not out.numel():
             return out
         first = self.region.variants[0].others.start

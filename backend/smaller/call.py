@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gossamer.runtime.remembered import Compared, Made
+from gossamer.runtime.remembered import Compared, Made, on_cpu
 
 _RESTLESS = 3
 """Weights count as changing at every call after so many changes in a row, with one call between two changes."""
@@ -59,7 +59,6 @@ class _State:
     """The state of one set of weights, such as those of one layer.
 
     made     tells whether the weights are unchanged; its value is not used
-    places   their addresses
     variant  the graph that is valid for them; None for the whole graph
     leaves   the variant whose leaves the weights are
     inputs   the computed inputs of `variant`; None if every call computes them
@@ -69,7 +68,6 @@ class _State:
     """
 
     made: Made[None]
-    places: list[int]
     variant: Variant | None
     leaves: Variant
     inputs: list[Tensor] | None = None
@@ -113,20 +111,19 @@ class SmallerCall:
 
     def _state(self, args: Sequence[Any]) -> _State:
         for state in self._states:
-            looked_at = state.leaves.looked_at(args)
-            if state.made.is_current(looked_at) and state.places == [*map(Tensor.data_ptr, looked_at)]:
+            if state.made.is_current(state.leaves.looked_at(args)):
                 return self._renewed(args) if state.pending else state
         return self._renewed(args)
 
     def _of_all(self, args: Sequence[Any]) -> Callable[..., Any]:
-        with self._lock:
+        with self._lock, on_cpu():
             if self._whole is None:
                 self._whole = self._make_whole(args)
             return self._whole
 
     def _renewed(self, args: Sequence[Any]) -> _State:
         """Makes a state for weights that are new, have changed, or have stopped changing."""
-        with self._lock:
+        with self._lock, on_cpu():
             old = next((state for state in self._states if state.made.is_of(state.leaves.looked_at(args))), None)
             changes = old.changes + 1 if old is not None and old.calls <= 1 and not old.pending else 0
             if old is not None and old.pending and not old.made.is_current(old.leaves.looked_at(args)):
@@ -147,7 +144,7 @@ class SmallerCall:
         looked_at = leaves.looked_at(args)
         of = weakref.ref(self)
         made = Made[None](looked_at, self._compared, lambda _: _forget(of))
-        return _State(made, [*map(Tensor.data_ptr, looked_at)], None, leaves)
+        return _State(made, None, leaves)
 
     def _fitting(self, args: Sequence[Any], old: _State | None) -> _State:
         """Makes a state with a graph that is valid for these weights, and its inputs. Tries the graph used before first."""

@@ -113,7 +113,7 @@ def attend(
     pairs = _pairs(q, k)
     given = [_streamed(q) if pairs else by_features(q.float()), _streamed(k), _streamed(v)]
     wide = out if out.dtype == torch.float32 else like(given[0])
-    statistics = torch.empty(q.shape[:3], dtype=torch.float32)
+    statistics = q.new_empty(q.shape[:3], dtype=torch.float32)
     if not out.numel() or not k.shape[2]:
         return out.zero_(), statistics.zero_()
     more: list[Tensor | int] = [*_random(how), *pairs, *_sizes(q, k, table, q.shape[2], [*given, wide])]

@@ -71,7 +71,7 @@ class TileTable:
         begin, end = (int(self.positions[0, 0, at]) for at in (0, -1))
         rows, columns = self.positions.shape[2] - 1, ceil(keys / TILE_KEYS)
         counts = self.positions[0, 0].diff()
-        there = torch.zeros(rows, columns)
+        there = torch.zeros(rows, columns, dtype=torch.float32)
         number = torch.arange(rows).repeat_interleave(counts)
         there[number, (self.tiles[begin:end, 0] >> 1).long()] = 1
         small = torch.nn.functional.adaptive_avg_pool2d(there[None], (min(rows, size // 2), min(columns, size)))[0]

@@ -98,7 +98,7 @@ def step_rows(kind: str, steps: Sequence[RowStep]) -> None:
     wrong, problems = zeros_of(len(steps))
     parameter = steps[0].parameter
     run(
-        StepRowsOp, [lines_of(lines), torch.tensor(rates, dtype=torch.float64)], [problems],
+        StepRowsOp, [lines_of(lines), torch.tensor(rates, dtype=torch.float64, device="cpu")], [problems],
         kind=kind, element=ELEMENTS[parameter.dtype], columns=parameter.shape[1],
     )  # fmt: skip
     if any(wrong):

@@ -61,7 +61,7 @@ def collect(positions: Tensor, coordinates: Tensor, dense: Tensor, map: Tensor |
 
 def collect_counted(positions: Tensor, coordinates: Tensor, dense: Tensor, map: Tensor | None = None) -> tuple[Tensor, int]:
     """Returns `collect` of f32 or f64, and how many elements of the matrix are neither entries nor 0."""
-    values, others = empty([coordinates.shape[0]], dense.dtype), torch.zeros(torch.get_num_threads(), dtype=torch.int64)
+    values, others = empty([coordinates.shape[0]], dense.dtype), positions.new_zeros(torch.get_num_threads(), dtype=torch.int64)
     if map is not None:
         run(CollectMappedOp, [positions, map.view(_WORDS[dense.dtype]), dense], [values, others])
     else:
@@ -101,7 +101,7 @@ def step(
     All tensors are of f32 or f64, and contiguous.
     """
     dtype, columns = gradient.dtype, stepped[0].shape[1]
-    given = [gradient, torch.tensor(rates, dtype=torch.float64)]
+    given = [gradient, gradient.new_tensor(rates, dtype=torch.float64)]
     made = [*stepped, empty([torch.get_num_threads(), columns], dtype)]
     if map is not None:
         run(StepMappedOp, [positions, map.view(_WORDS[dtype]), *given], made)

@@ -60,7 +60,7 @@ def _compiled(build: Build) -> Callable[..., list[Tensor]]:
             return entry_products.einsum_sparse(arrays, sizes, text)
         written = countable(format)  # MLIR reads positions as signed numbers when it inserts
         components = format.components()
-        results = torch.full([2 * len(components)], GIVER)
+        results = torch.full([2 * len(components)], GIVER, device="cpu")
         with given() as blocks:
             if product is not None:
                 product.run(partial(_kernel_of_product, dtype), operands, written, results)
@@ -121,7 +121,7 @@ def _owned(address: int, count: int, dtype: torch.dtype, borrowed: bool) -> Tens
     """
     size = count * dtype.itemsize
     if borrowed or size < COPIED:
-        out = torch.empty(count, dtype=dtype)
+        out = torch.empty(count, dtype=dtype, device="cpu")
         ctypes.memmove(out.data_ptr(), address, size)
         if not borrowed:
             _free(address)

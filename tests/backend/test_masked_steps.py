@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -77,6 +78,19 @@ def test_another_mask_and_another_parameter_between_steps(gathered: list[bool]) 
         with torch.no_grad():
             each[0].parametrizations.weight.original.set_(torch.full((96, 64), 0.01))
     assert_same(torch.tensor(train(model, run.function)), torch.tensor(train(twin, twin)))
+
+
+@pytest.mark.parametrize("shared, written, verify", [(False, 96, "version"), (True, 2, "version"), (False, 2, "full")])
+def test_a_mask_that_changes_uncounted_together_with_its_parameter(shared: bool, written: int, verify: str) -> None:
+    weight, mask, x = nn.Parameter(torch.randn(96, 64)), (torch.rand(96, 64) < 0.2).float(), torch.randn(48, 64)
+    mask = mask.share_memory_() if shared else mask
+    run = compile_and_run(lambda x: F.linear(x, weight * mask), x, regions=1, verify=verify)
+    with torch.no_grad():
+        for step in range(4):
+            weight.mul_(1.01)
+            if step == 2:
+                mask.data[:written] = torch.rand(written, 64) < 0.2
+            assert_same(run.function(x), F.linear(x, weight * mask))
 
 
 def test_nan_of_a_parameter_reaches_the_result() -> None:

@@ -15,7 +15,7 @@ from gossamer.backend import sparse
 from gossamer.backend.owners import zeros_guard
 from gossamer.backend.owners.zeros import Zeros
 from gossamer.backend.report.report import collect
-from tests.backend.harness import assert_same, prune_
+from tests.backend.harness import assert_same, prune_, pruned
 
 OPTIONS: dict[str, Any] = {"dense": "eager", "min_gain": 0, "strict": True}
 X = torch.randn(8, 64)
@@ -98,6 +98,24 @@ def test_writes_that_torch_does_not_count_are_noticed() -> None:
     for layer in (model.a, model.b):
         layer.weight.data *= torch.rand_like(layer.weight) < 0.1
     assert call(function, model) == (1, 2)
+
+
+def test_weights_that_move_within_their_storage_are_noticed() -> None:
+    """As the weights of several models do that share one vector."""
+    model, weights = Layers(), torch.stack([torch.randn(96 * 64), pruned(96, 64).flatten()])
+    model.a.weight.data = weights[0].view(96, 64)
+    function = compiled(model)
+    assert call(function, model) == (1, 0)
+    model.a.weight.data = weights[1].view(96, 64)
+    assert call(function, model) == (1, 1)
+
+
+def test_a_replaced_layer_is_noticed() -> None:
+    model, other = Layers(), Layers(0.1)
+    function = compiled(model)
+    assert call(function, model) == (1, 0)
+    model.b, _before = other.b, model.b  # which lives on
+    assert call(function, model) == (1, 1)
 
 
 @pytest.mark.parametrize("at", range(0, 8, 3))

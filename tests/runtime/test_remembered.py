@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gossamer.runtime.remembered import Remembered
+from gossamer.runtime.remembered import Made, Remembered
 from gossamer.runtime.sample import sample_of
 
 TENSORS: dict[str, Callable[[], Tensor]] = {
@@ -60,3 +60,24 @@ def test_of_many_tensors_a_write_to_one_is_seen(written: int) -> None:
 def test_nothing_stays_the_same(tensor: Tensor) -> None:
     kept = Remembered[object](compared="all")
     assert kept.get([tensor], (), object) is kept.get([tensor], (), object)
+
+
+@pytest.mark.parametrize("move", ["within its storage", "with its storage"])
+def test_the_old_memory_of_a_tensor_that_moved_is_not_read(move: str) -> None:
+    """Torch may have freed it."""
+
+    class Freed:
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("freed memory was read")
+
+    both = torch.randn(2, 96)
+    tensor = torch.empty(0)
+    tensor.data = both[0]
+    made = Made[None]([tensor], "none", lambda _: None)
+    assert made.is_current([tensor])
+    made.looked_at = Freed()  # type: ignore[assignment]
+    if move == "within its storage":
+        tensor.data = both[1]
+    else:
+        tensor.untyped_storage().resize_(2 * both.nbytes)
+    assert not made.is_current([tensor])
