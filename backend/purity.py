@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.graph.expressions import draws
 from gossamer.backend.graph.inputs import Inputs, written_by
 from gossamer.runtime.torch_internals import OpOverload
 
@@ -22,7 +23,7 @@ def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
     - It returns two views of one value, so that writes to one result change the other.
     """
     for node in graph.nodes:
-        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):
+        if draws(node):
             return f"{node.target} draws random numbers"
     for node in written_by(graph):
         return f"it writes to its input {node.name}"
@@ -36,19 +37,6 @@ def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
         if isinstance(node, fx.Node) and node.op == "placeholder" and _has_gradients(inputs.value(node)):
             return f"it returns a view of its input {node.name}"
     return None
-
-
-_DRAWS_NOTHING = {"dropout_p": 0, "train": False, "training": False}
-"""Arguments with these values turn off the random numbers of an operation."""
-
-
-def _draws(node: fx.Node) -> bool:
-    operation: Any = node.target
-    for place, argument in enumerate(operation._schema.arguments):
-        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-        if argument.name in _DRAWS_NOTHING and given is not None and given == _DRAWS_NOTHING[argument.name]:
-            return False
-    return True
 
 
 def _viewed(node: object) -> object:

@@ -15,12 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gossamer.backend.attention.score_function import (
-    ScoreFunction,
-    function_of_places,
-    score_function,
-    with_constants,
-)
+from gossamer.backend.attention.score_function import function_of_places, score_function, with_constants
 from gossamer.backend.attention.written_flex import write_out
 from gossamer.backend.graph.attention_calls import gradients_of
 from gossamer.backend.graph.emit import Emitter, take_place
@@ -117,8 +112,8 @@ def _flex_mask(
     masked, of_mask = with_constants(getattr(module, mask.target), 4, of_mask)
     function = score_function(scored)
     visible = function_of_places(masked)
-    sees, mask_buffers = _with(visible, list(of_mask), function, list(of_score))
-    places = [*lists, *mask_buffers, *(of_score if function.added is not None else ())]
+    reads = function.added is not None or function.sees is not None
+    places = [*lists, *of_mask, *(of_score if reads else ())]
     inputs = {each for each in node.graph.nodes if each.op == "placeholder"}
     behind = ancestors([place for place in places if place is not None], lambda each: each in inputs)
     if not computed_from(node.graph, inputs, of_several=True).issuperset(behind):
@@ -129,9 +124,8 @@ def _flex_mask(
     expression = cut(places, inputs)
     compared = compared_for(noticed(expression.leaves, context.options.verify))
     block = query_block, key_block
-    made = FlexMask(
-        expression.evaluate, compared, len(mask_buffers), sees, function.added, function.hides, function.steps, block
-    )
+    scoring = function.sees, function.added, function.hides, function.steps
+    made = FlexMask(expression.evaluate, compared, len(of_mask), visible, *scoring, block)
     return made, list(expression.leaves), list(expression.numbers)
 
 
@@ -161,22 +155,3 @@ def _check_sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise Refused(f"its heads have {q.shape[3]} features, and those of values {v.shape[3]}")
     if not equal_sizes(q.shape[:1], k.shape[:1]):
         raise Refused("a batch shares keys")
-
-
-def _with(
-    mask: fx.GraphModule, buffers: list[Any], function: ScoreFunction, more: list[Any]
-) -> tuple[fx.GraphModule, list[Any]]:
-    """Returns the mask, combined with the keys that the score function hides, and the buffers of both."""
-    if function.sees is None:
-        return mask, buffers
-    graph = fx.Graph()
-    places = [graph.placeholder(name) for name in "bhqk"]
-    own, of_score = (
-        [graph.placeholder(f"{name}{i}") for i in range(len(given))] for name, given in (("m", buffers), ("s", more))
-    )
-    parts = []
-    for part, given in ((mask, own), (function.sees, of_score)):
-        copies = dict(zip((n for n in part.graph.nodes if n.op == "placeholder"), [*places, *given], strict=True))
-        parts.append(graph.graph_copy(part.graph, copies))
-    graph.output(graph.call_function(torch.bitwise_and, tuple(parts)))
-    return fx.GraphModule({}, graph), [*buffers, *more]

@@ -27,6 +27,7 @@ from gossamer.backend.chains.cone import find_cone, rows_of, without_first_sums
 from gossamer.backend.chains.token_order import swaps_tokens, token_orders
 from gossamer.backend.devices.device import device_of
 from gossamer.backend.devices.device_kernel import DTYPES
+from gossamer.backend.graph.expressions import draws
 from gossamer.backend.graph.fusable import is_elementwise, is_identity, is_row_reduction
 from gossamer.backend.graph.layout import is_view, path
 from gossamer.backend.graph.nodes import ancestors, equal, in_training, only_user
@@ -173,8 +174,8 @@ def _is_long(attention: Attention) -> bool:
 def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list[Attention]) -> Chain | None:
     """Returns the chain of these nodes, which are in order; None if a kernel cannot compute them.
 
-    Reasons: attention over different sequences, contradicting token orders, a last node that computes nothing, and inputs or
-    outputs of unknown kinds.
+    Reasons: attention over different sequences, contradicting token orders, a last node that computes nothing, inputs or
+    outputs of unknown kinds, and random numbers that would be drawn in another order.
     """
     inside = set(nodes)
     within = [found for found in attention if found.node in inside]
@@ -184,7 +185,7 @@ def _cut(nodes: list[fx.Node], products: dict[fx.Node, Product], attention: list
     if orders is None or not stages or stages[-1].output is not nodes[-1] or not _holds_types(stages):
         return None
     inputs, leaving = _inputs(nodes, stages, within), _leaving(nodes, {stage.output for stage in stages})
-    if inputs is None or leaving is None:
+    if inputs is None or leaving is None or not _keeps_draws(nodes, leaving):
         return None
     results = [stage for stage in stages if stage.output in {views[0] for views in leaving}]
     ends = [*(o.node for o in inputs if o.kind in ("matrix", "column")), *(stage.output for stage in results)]
@@ -280,6 +281,19 @@ def _leaving(nodes: list[fx.Node], outputs: Container[fx.Node]) -> list[list[fx.
         elif views[0] in inside:
             return None
     return found
+
+
+def _keeps_draws(nodes: list[fx.Node], leaving: list[list[fx.Node]]) -> bool:
+    """Whether random numbers are drawn in the order of the graph, though users of results move behind the chain."""
+    inside, moved, drawn = set(nodes), {views[-1] for views in leaving}, False
+    for node in nodes[0].graph.nodes if len(leaving) > 1 else ():
+        moves = node not in inside and not moved.isdisjoint(node.all_input_nodes)
+        if node is nodes[-1] or (drawn and not moves and draws(node)):
+            return node is nodes[-1]
+        if moves:
+            moved.add(node)
+            drawn |= draws(node)
+    return True
 
 
 def _has_rows(operand: Extra, output: fx.Node, attention: list[Attention]) -> bool:

@@ -80,7 +80,8 @@ def _turned(node: fx.Node) -> Found | None:
             x = found.get("x") or _base(found["low"])
             columns = x.meta["val"].shape[-1]
             halves = (0, columns // 2), (columns // 2, columns)
-            if (_columns_of(found["low"], x), _columns_of(found["high"], x)) == halves:
+            pairs = columns % 2 == 0
+            if pairs and (_columns_of(found["low"], x), _columns_of(found["high"], x)) == halves:
                 return {**found, "x": x, "rotated": columns}
     return None
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.modes import changes_mode
-from gossamer.backend.graph.writes import writes
+from gossamer.backend.graph.writes import sharing, writes
 from gossamer.backend.report.report import Decision, record
 from gossamer.sparsity.bags.sparse_lookups import Lookup, look_up
 from gossamer.sparsity.bags.steps import watch_optimizers
@@ -158,13 +158,19 @@ def _needed(calls: Sequence[_Call]) -> set[fx.Node]:
 
 
 def _is_entangled(graph: fx.Graph, calls: Sequence[_Call], inner: set[fx.Node]) -> bool:
-    """Whether the look-ups cannot move to the front: a node before them writes to memory, or a context changes computations."""
+    """Whether the look-ups cannot move to the front: a node before them writes to memory that they or their operands use, or a
+    context changes computations.
+    """
     last = max(calls, key=lambda call: list(graph.nodes).index(call.node)).node
-    floats = any(_is_floating(node) for node in inner)
+    floats, moved = any(_is_floating(node) for node in inner), {*inner, *(call.node for call in calls)}
+    used = moved.union(*(node.all_input_nodes for node in moved))
+    memory: dict[fx.Node, Sequence[fx.Node]] = {}
     for node in graph.nodes:
         if node is last:
             return False
-        if writes(node) or (floats and changes_mode(node)):
+        changed = writes(node)
+        memory = memory or (sharing(graph) if changed else {})
+        if any(not used.isdisjoint(memory[each]) for each in changed) or (floats and changes_mode(node)):
             return True
     return False
 

@@ -4,10 +4,11 @@
     %hidden = mul(silu(%gate), %up)          →   Gate("silu", "halves")
 
 This file runs the nodes between the products on float64 numbers of all magnitudes. It compares the results with every
-activation that the operation has. So it does not matter how a model, or a decomposition, spells the activation.
+activation that the operation has. So it does not matter how a model, or a decomposition, spells the activation. Spellings may
+differ in their slopes, such as relu and clamp(min=0) at 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ from gossamer.backend.graph.layout import is_view
 from gossamer.backend.graph.nodes import between, function_of, hint
 from gossamer.backend.graph.patterns import CONVERTS, is_rounding, number_of
 from gossamer.runtime.experts.activations import LAYOUTS
-from gossamer.sparsity.experts.named_activation import named, numbers
+from gossamer.sparsity.experts.named_activation import named, numbers, same_slopes
 
 _MOST = 200
 """Most nodes between two products that can be an activation."""
@@ -31,10 +32,14 @@ _OPEN = 64
 
 @dataclass(frozen=True)
 class Gate:
-    """An activation and a layout, as `runtime/experts/activations.py` names them."""
+    """An activation and a layout, as `runtime/experts/activations.py` names them.
+
+    same_slopes  whether the gradients, too, are those of this activation
+    """
 
     activation: str
     layout: str
+    same_slopes: bool = True
 
 
 def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -> Gate | None:
@@ -44,10 +49,9 @@ def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -
         return Gate("identity", "up")
     shape = [hint(size) or _OPEN for size in sums.meta["val"].shape]
     repeated = shape.pop(dim) // rows
-    given = numbers([*shape, repeated, rows])
-    found = Between((sums,), hidden).of([given.flatten(-2).movedim(-1, dim)])
     layouts = [layout for layout in LAYOUTS if rows == (columns if layout == "up" else 2 * columns)]
-    return None if found is None else _gate(found, given, layouts)
+    cut = lambda given: [given.flatten(-2).movedim(-1, dim)]
+    return _gate(Between((sums,), hidden), numbers([*shape, repeated, rows]), cut, layouts)
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,20 @@ def gate_between(given: Between, columns: int) -> tuple[Gate | None, tuple[int, 
         return None, ()
     sums = numbers([hint(given.sums[0].meta["val"].shape[0]) or _OPEN, 2 * columns])
     for order in ((0, 1), (1, 0)):
-        halves = sums.chunk(2, -1)
-        found = given.of([halves[place] for place in order])
-        gate = None if found is None else _gate(found, sums, ["halves"])
+        cut = lambda sums, order=order: [sums.chunk(2, -1)[place] for place in order]
+        gate = _gate(given, sums, cut, ["halves"])
         if gate is not None:
             return gate, order
     return None, ()
 
 
-def _gate(found: Tensor, given: Tensor, layouts: Sequence[str]) -> Gate | None:
-    known = named(found, given, layouts)
-    return None if known is None else Gate(*known)
+def _gate(between: Between, given: Tensor, cut: Callable[[Tensor], Sequence[Tensor]], layouts: Sequence[str]) -> Gate | None:
+    """Returns the activation that `between` computes from the sums that `cut` takes from the given numbers."""
+    with torch.inference_mode(False), torch.enable_grad():
+        given = given.clone().requires_grad_()
+        found = between.of(cut(given))
+        known = None if found is None else named(found, given, layouts)
+        return None if known is None or found is None else Gate(*known, same_slopes(found, given, *known))
 
 
 def _is_split(node: fx.Node) -> bool:
@@ -121,7 +128,9 @@ def _run(nodes: list[fx.Node], given: Mapping[fx.Node, Tensor], hidden: fx.Node)
         meta = node.meta.get("val")
         found = hint(meta) if isinstance(meta, int | torch.SymInt) else number_of(node)
         unknown |= found is None
-        return found
+        if found is None or not isinstance(meta, Tensor):
+            return found
+        return torch.tensor(found, dtype=torch.float64 if meta.is_floating_point() else meta.dtype)
 
     for node in nodes:
         args, named = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)

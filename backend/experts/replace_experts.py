@@ -66,6 +66,8 @@ def layer_backward(layer: Layer, joint: JointGraph | None) -> BackwardPart | Non
     """Returns the part of a joint graph that computes a layer's gradients; None in inference. Raises Refused."""
     if joint is None:
         return None
+    if not layer.gate.same_slopes:
+        raise Refused(f"its activation has other gradients than {layer.gate.activation}")
     inputs = list(dict.fromkeys(piece for leaf in _leaves(layer) for piece in leaf))
     if layer.added is not None:
         inputs.append(layer.added)

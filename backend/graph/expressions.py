@@ -128,3 +128,19 @@ def is_pure(node: fx.Node, of_several: bool = False) -> bool:
         and torch.Tag.nondeterministic_seeded not in node.target.tags
         and isinstance(node.meta.get("val"), kinds)
     )
+
+
+_DRAWS_NOTHING = {"dropout_p": 0, "train": False, "training": False}
+"""Arguments with these values turn off the random numbers of an operation."""
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    operation = node.target
+    if not isinstance(operation, OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    for place, argument in enumerate(operation._schema.arguments):
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        if argument.name in _DRAWS_NOTHING and given is not None and given == _DRAWS_NOTHING[argument.name]:
+            return False
+    return True

@@ -284,9 +284,8 @@ class RowsBody(_Body):
             elif node.target is aten.var_mean.correction:
                 given_correction = node.kwargs.get("correction")
                 count = size - (1 if given_correction is None else given_correction)
-                mean, centred = self._centred(x, size)
-                squares = self._sum(self._square(centred))
-                variance = self._call(aten.mul.Tensor, (squares, 1 / count if count > 0 else math.inf))
+                mean, _, mean_square = self._centred(x, size)
+                variance = self._call(aten.mul.Tensor, (mean_square, size / count if count > 0 else math.inf))
                 self._tuples[node] = self._rounded(variance), self._rounded(mean)
             else:
                 self._tuples[node] = (self._rounded(self._layer_norm(x, size, *affine[1:])),)
@@ -313,13 +312,22 @@ class RowsBody(_Body):
     def _square(self, x: fx.Node) -> fx.Node:
         return self._call(aten.mul.Tensor, (x, x))
 
-    def _centred(self, x: fx.Node, size: int) -> tuple[fx.Node, fx.Node]:
-        mean = self._mean(x, size)
-        return mean, self._call(aten.sub.Tensor, (x, mean))
+    def _centred(self, x: fx.Node, size: int) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """Returns the mean of rows, their differences from it, and the mean square of these.
+
+        A sum of many numbers is rounded often. The differences from its mean have a mean, too, which is subtracted. It comes
+        from the sweep that adds the squares. Without it, the layer norm of a row of equal numbers would not be 0.
+        """
+        sub = aten.sub.Tensor
+        first = self._mean(x, size)
+        about = self._call(sub, (x, first))
+        rest = self._mean(about, size)
+        squares = self._call(sub, (self._mean(self._square(about), size), self._square(rest)))
+        mean_square = self._call(aten.relu.default, (squares,))
+        return self._call(aten.add.Tensor, (first, rest)), self._call(sub, (about, rest)), mean_square
 
     def _layer_norm(self, x: fx.Node, size: int, weight: Any, bias: Any, eps: float) -> fx.Node:
-        _, centred = self._centred(x, size)
-        variance = self._mean(self._square(centred), size)
+        _, centred, variance = self._centred(x, size)
         y = self._call(
             aten.mul.Tensor, (centred, self._call(aten.rsqrt.default, (self._call(aten.add.Tensor, (variance, eps)),)))
         )

@@ -34,9 +34,11 @@ class FlexMask(Computed):
     """The mask and the score function of a FlexAttention.
 
     evaluate  leaves and numbers → counts and indices of the masked blocks and of the full ones, as in a BlockMask, then the
-              buffers of `mask` and of `added`
+              buffers of `mask`, then those of `shown` and `added`
     buffers   the number of buffers of `mask`
-    mask      (batch, head, query, key, buffers...) → whether the query sees the key, for indices that broadcast
+    mask      (batch, head, query, key, buffers...) → whether the query sees the key, for indices that broadcast. It holds
+              in masked blocks only
+    shown     the same of the score function, which holds in all blocks; None if it hides no key
     added     with the same arguments: the number added to the score; None for nothing
     hides     whether adding minus infinity hides a key; it does not if a bounded function follows
     score     the steps of the score function
@@ -47,6 +49,7 @@ class FlexMask(Computed):
 
     buffers: int
     mask: fx.GraphModule
+    shown: fx.GraphModule | None
     added: fx.GraphModule | None
     hides: bool
     score: tuple[Step, ...]
@@ -55,8 +58,8 @@ class FlexMask(Computed):
     @property
     def key(self) -> str:
         """A hash of all fields."""
-        added = self.added.code if self.added is not None else ""
-        more = self.mask.code, added, self.buffers, self.hides, self.score, self.block, self.compared
+        codes = [None if function is None else function.code for function in (self.mask, self.shown, self.added)]
+        more = codes, self.buffers, self.hides, self.score, self.block, self.compared
         return content_key(self.evaluate, *more)
 
     def table(self, leaves: Sequence[Tensor], numbers: Sequence[int], q: Tensor, k: Tensor, turned: bool = False) -> TileTable:
@@ -75,7 +78,8 @@ class FlexMask(Computed):
     def _listed(self, leaves: Sequence[Tensor], numbers: Sequence[int], size: Sequence[int], turned: bool) -> TileTable:
         batch, heads, *lengths = size
         masked, indices, seen, seen_indices, *buffers = self.values(leaves, numbers)
-        functions = [(self.mask, buffers[: self.buffers]), (self.added, buffers[self.buffers :])]
+        own, of_score = buffers[: self.buffers], buffers[self.buffers :]
+        functions = [(self.mask, own), (self.shown, of_score), (self.added, of_score)]
         shape = [
             whole if any(function is not None and _uses(function, axis) for function, _ in functions) else masked.shape[axis]
             for axis, whole in enumerate((batch, heads))
@@ -87,7 +91,7 @@ class FlexMask(Computed):
                 if counts is not None:
                     blocks = _blocks(counts.expand(*shape, -1), at.expand(*shape, -1, -1), self.block, lengths)
                     blocks = _parted(blocks, self.block, lengths)
-                    used = functions if is_masked else [None, functions[1]]
+                    used = functions if is_masked else [(None, own), *functions[1:]]
                     parts = blocks.split(max(1, _AT_ONCE // (block[0] * block[1])))
                     found += [self._tiles(part, block, lengths, used, turned) for part in parts]
         there, words, floats = (np.concatenate([each[i] for each in found], axis=1 if i == 0 else 0) for i in range(3))
@@ -104,14 +108,15 @@ class FlexMask(Computed):
         places = [blocks[:, 2 + axis, None] * block[axis] + torch.arange(block[axis]) for axis in (0, 1)]
         within = [place.clamp(max=length - 1).int() for place, length in zip(places, lengths, strict=True)]
         of_heads = blocks[:, 0].int(), blocks[:, 1].int()
-        mask, added = (None if f is None or f[0] is None else _everywhere(f[0], f[1], (*of_heads, *within)) for f in functions)
+        *visible, added = (None if f is None else _everywhere(f, buffers, (*of_heads, *within)) for f, buffers in functions)
         row, column = (1, 0) if turned else (0, 1)  # axes of places
         inside = (places[row] // TILE_QUERIES < ceil(lengths[row] / TILE_QUERIES))[
             :, :, None
         ]  # all rows of whole tiles, even those that fill up the last tile
         sees = inside & (places[column] < lengths[column])[:, None]
-        if mask is not None:
-            sees = sees & (mask.mT if turned else mask)
+        for mask in visible:
+            if mask is not None:
+                sees = sees & (mask.mT if turned else mask)
         if added is not None:
             added = added.mT if turned else added
             sees = sees & ~added.isneginf() if self.hides else sees

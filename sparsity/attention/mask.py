@@ -41,12 +41,16 @@ class Mask:
         return found[turned]
 
     def added(self, dtype: torch.dtype) -> Tensor:
-        """Returns the mask as numbers to add to scores, for torch's kernel. It is made once for all layers."""
+        """Returns the mask as numbers to add to scores, for torch's kernel. It is made once for all layers.
+
+        They have the dtype of q, or f32 if that would round them.
+        """
 
         def make() -> Tensor:
             mask = self.value()
             if mask.dtype != torch.bool:
-                return mask.to(dtype, copy=True)  # a copy, because the remembered tensor may share no memory
+                exact = dtype if torch.promote_types(mask.dtype, dtype) == dtype else torch.float32
+                return mask.to(exact, copy=True)  # a copy, because the remembered tensor may share no memory
             return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
         numbers: Tensor = self.known(("added", dtype), make)

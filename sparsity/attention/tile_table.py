@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.dialects.attention import ADD, ADDED_LOW, FILLED_LOW, LOW, TILE_KEYS, TILE_QUERIES, Step
+from gossamer.dialects.attention import ADD, ADDED_LOW, FILLED_LOW, TILE_KEYS, TILE_QUERIES, Step
 from gossamer.runtime.memory.huge_pages import large_empty
 
 Array = np.ndarray[Any, Any]
 
 _ALL = 0xFFFF  # the word of a query that sees all keys of a tile
 _LOWERED = -1e3
+_ABSORBING = -5e8  # f32 numbers are 32 apart here, so that sums with common scores are this number
 
 LARGE = 1 << 22
 """A mask with this many elements or more is made some queries at a time."""
@@ -194,9 +195,9 @@ def listed(
 def _seen_and_added(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Returns where a mask of numbers hides nothing (None: everywhere), and the numbers that it adds, None if it adds none.
 
-    The lowest numbers hide like minus infinity, unless they hide all keys of a query. Such numbers absorb the scores, so the
-    query sees equally all keys with the largest of these numbers (ADDED_LOW, or FILLED_LOW). If a mask lowers all keys of a
-    query by less, the largest number is subtracted: only differences matter, and sums with large numbers are not exact.
+    The lowest numbers hide like minus infinity, unless they hide all keys of a query. Numbers from _ABSORBING on absorb the
+    scores. If all keys of a query have such numbers, it sees equally all keys with the largest of them (ADDED_LOW, or
+    FILLED_LOW). If a mask lowers all keys by less, the largest number is subtracted, because sums with it are not exact.
     """
     if not mask.numel():
         return mask > 0, None
@@ -206,7 +207,7 @@ def _seen_and_added(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     if bool(((top >= _LOWERED) | top.isneginf()).all()):
         hidden = mask <= lowest
         return ~hidden, _unless_zero(large_empty(mask.shape).copy_(mask).masked_fill_(hidden, 0))
-    absorbs = (top <= max(lowest, LOW)) & ~top.isneginf()
+    absorbs = (top <= max(lowest, _ABSORBING)) & ~top.isneginf()
     hidden = torch.where(absorbs, mask < top, mask <= lowest)
     moved = (top < _LOWERED) & ~absorbs & ~top.isneginf()
     added = mask.float() - torch.where(moved, top, 0).float()

@@ -97,7 +97,7 @@ class _Lookups(torch.autograd.Function):
             (*indices.shape, out.shape[1]) if each.kind == "rows" and indices is not None else out.shape
             for each, (_, indices, *_), out in zip(lookups, operands, outs, strict=True)
         ]
-        return tuple(out.view(shape) for out, shape in zip(outs, shapes, strict=True))
+        return tuple(_owned(out.view(shape)) for out, shape in zip(outs, shapes, strict=True))
 
     @staticmethod
     @once_differentiable
@@ -123,6 +123,11 @@ class _Lookups(torch.autograd.Function):
                     rows[None], values, ctx.sizes[n], is_coalesced=True, check_invariants=False
                 )
         return tuple(results)
+
+
+def _owned(view: Tensor) -> Tensor:
+    """Returns a tensor with the memory of a view. Autograd refuses writes to a view that a function returns."""
+    return view.new_empty(0).set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
 def weight_gradient(grad: Tensor, table: Tensor, indices: Tensor, offsets: Tensor | None, padding: int, last: bool) -> Tensor:

@@ -161,6 +161,16 @@ def test_rotated_heads_are_part_of_a_chain(options: dict, shape: tuple[int, int]
     assert_same(run.output, layer(x, cos, sin))
 
 
+def test_columns_that_are_no_pairs_are_rotated_outside_of_a_chain() -> None:
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return x * cos + torch.cat((-x[..., 1:], x[..., :1]), -1) * sin
+
+    layer, x, (cos, sin) = model(Attention(size=3, rotate=rotate)), torch.randn(2, 37, HEADS * 3), tables(37, 3)
+    run = compile_and_run(layer, x, cos, sin)
+    assert not any("chain of 4" in d.reason for d in run.regions)
+    assert_same(run.output, layer(x, cos, sin))
+
+
 @pytest.mark.parametrize(
     ("dtype", "early", "norm", "rotated"),
     [(torch.float64, False, nn.RMSNorm, False), (torch.bfloat16, True, Norm, True)],

@@ -265,3 +265,24 @@ def test_sizes_of_a_chains_result_are_known_before_they_are_used() -> None:
     run = compile_and_run(module, x := torch.randn(3, 3, D), dynamic=True)
     assert_same(run.output, module(x))
     assert_same(run.function(y := torch.randn(2, 5, D)), module(y))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_random_numbers_are_drawn_in_the_order_of_the_model(others: int) -> None:
+    """Users of a chain's first result run behind the chain, unless this changes the order."""
+    up, down = pruned(D, 48), pruned(48, D)
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x @ up
+        drawn = F.dropout(y, 0.5)
+        noise = [torch.rand(40) for _ in range(others)]
+        return torch.relu(y) @ down, drawn, *noise
+
+    run = compile_and_run(function, x := torch.randn(40, D), regions=2)
+    assert all(("in a chain" in d.reason) == (not others) for d in run.regions)
+    results = []
+    for each in (run.function, function):
+        torch.manual_seed(0)
+        results.append(each(x))
+    for one, other in zip(*results, strict=True):
+        assert_same(one, other)

@@ -250,6 +250,18 @@ def test_other_types(dtype: torch.dtype) -> None:
     torch.testing.assert_close(run.output.double(), module.double()(x.double()), rtol=5e-2, atol=5e-2)
 
 
+def test_the_norm_of_a_row_of_equal_numbers_is_its_bias() -> None:
+    """The mean of such a row, as of padding, must be exact: the norm divides by almost nothing."""
+    module = model(nn.Sequential(nn.Linear(D, 16, bias=False), nn.GELU(), nn.Linear(16, 768), nn.LayerNorm(768)))
+    nn.init.constant_(module[2].bias, 100.1)
+    x = torch.randn(40, D)
+    x[25:] = 0
+    run = compile_and_run(module, x)
+    assert {d.reason for d in run.regions} == {"in a chain of 2"}
+    assert_same(run.output[25:], module[3].bias.expand(15, -1))
+    torch.testing.assert_close(run.output, module(x), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("length", [1, 4])
 def test_small_layers_are_a_chain_for_few_tokens_too(length: int) -> None:
     """Beside products that small, calls are what costs."""

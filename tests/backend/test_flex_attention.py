@@ -38,6 +38,10 @@ CASES: dict[str, tuple[Function | None, Function | None]] = {
     "a soft cap of a sum": (window, lambda s, b, h, q, k: torch.tanh((s - 0.1 * (q - k).abs()) / 5) * 5),
     "a soft cap, then a sink": (documents, lambda s, b, h, q, k: SINK[h, k] + 5 * torch.tanh(s / 5)),
     "causal by the score": (None, lambda s, b, h, q, k: torch.where(q >= k, s, -INF)),
+    "causal blocks, documents by the score": (
+        lambda b, h, q, k: q >= k,
+        lambda s, b, h, q, k: torch.where(DOCUMENT[q] == DOCUMENT[k], s, -INF),
+    ),
     "minus infinity added": (window, lambda s, b, h, q, k: s + torch.where(k > 200, -INF, 0.5)),
 }
 

@@ -126,8 +126,8 @@ def gathered(m: Layer, x: Tensor, s: Tensor, c: Tensor, between: Callable[[Tenso
     return torch.einsum("tkh,tk->th", each, s)
 
 
-@pytest.mark.parametrize("between", [fixed_point, float8])
-def test_gathered_products_with_a_rounding_between_are_no_layer(between: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("between", [fixed_point, float8, lambda h: h.clamp(-1e9, 1e9)])
+def test_gathered_products_with_a_rounding_or_bounds_between_are_no_layer(between: Callable[[Tensor], Tensor]) -> None:
     model = Layer(lambda m, x, s, c: gathered(m, x, s, c, between))
     given = torch.randn(TOKENS, COLUMNS), torch.randn(TOKENS, EXPERTS)
     run = harness.compile_and_run(model, *given)
@@ -226,3 +226,31 @@ def test_a_gradient_that_stops_within_an_expert_stops_there(run: Callable[..., T
     of = [torch.autograd.grad(y.square().sum(), leaves) for y in (found.output, model(x, logits))]
     for one, other in zip(*of, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("act", "grad", "operations"),
+    [
+        (lambda h: h.clamp(min=0), False, EXPERTS + 1),
+        (lambda h: h.clamp(min=0), True, 0),
+        (lambda h: torch.where(h > 0, h, 0.0), False, 0),
+    ],
+    ids=["clamp", "clamp in training", "where"],
+)
+def test_relu_in_other_words_keeps_its_slope_at_0_and_its_value_for_nan(
+    act: Callable[[Tensor], Tensor], grad: bool, operations: int
+) -> None:
+    def run(m: Layer, x: Tensor, s: Tensor, c: Tensor) -> Tensor:
+        return summed(lambda e: F.linear(act(F.linear(x, m.up[e, :HIDDEN])), m.down[e]) * own(s, c, e))
+
+    model, x, logits = Layer(run), torch.randn(TOKENS, COLUMNS), torch.randn(TOKENS, EXPERTS)
+    with torch.no_grad():
+        model.up[:, :3] = 0
+    x[3] = 0 if grad else float("nan")
+    found = harness.compile_and_run(model, x, logits, grad=grad, regions=operations, min_gain=1.1)
+    expected = model(x, logits)
+    torch.testing.assert_close(found.output, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    if grad:
+        of = [torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (found.output, expected)]
+        for one, other in zip(*of, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

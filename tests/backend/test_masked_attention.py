@@ -208,6 +208,24 @@ def test_masks_that_are_given_are_looked_at_when_they_are_there() -> None:
     assert_same(run.function(q, k, v, mask), given_mask(q, k, v, mask))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wide_numbers_are_added_to_narrow_scores_without_rounding(dtype: torch.dtype) -> None:
+    q, k, v = (made(1, 2, 64, 16, dtype=dtype) for _ in range(3))
+    mask = ((torch.arange(64) - 620) * 0.5).expand(1, 1, 64, 64).clone()
+    mask[:, :, :9] = -1e9
+    run = compile_and_run(given_mask, q, k, v, mask, regions=1)
+    torch.testing.assert_close(run.output, given_mask(q, k, v, mask), rtol=2e-2, atol=2e-2)
+
+
+def test_a_query_whose_keys_are_all_lowered_by_a_huge_number_sees_them_equally() -> None:
+    """In f32, such a number absorbs the scores."""
+    q, k, v = (made(2, 2, 64, 16) for _ in range(3))
+    padding = torch.arange(64) < torch.tensor([0, 20])[:, None, None, None]
+    mask = torch.zeros(2, 1, 64, 64).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1) | padding, -1e9)
+    run = compile_and_run(given_mask, q, k, v, mask, regions=1)
+    assert_same(run.output, given_mask(q, k, v, mask))
+
+
 def test_masks_of_activations_are_looked_at_at_every_call() -> None:
     def chosen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=(q.sum(-1)[..., None] > 3) & (k.sum(-1)[..., None, :] > 3))
