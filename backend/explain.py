@@ -23,7 +23,7 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector, collect
 from gossamer.backend.report.table import Report
 from gossamer.backend.unchanged import Held, unchanged
-from gossamer.runtime.torch_internals import known_off
+from gossamer.runtime.torch_internals import callback_handler, known_off
 
 
 def explain(
@@ -84,16 +84,19 @@ class _Call:
         try:
             with unchanged(self.function, self.inputs, self.kwargs) as held, collect() as found, collect_breaks() as breaks:
                 backend = _Backend(self, options, held, found)
+                callback_handler.register_end_callback(backend.before_code_runs)  # code between graphs may write to parameters
                 uncompile(held.modules)
                 compiled = torch.compile(self.function, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
                 with suppress(_Finished):
                     compiled(*self.inputs, **self.kwargs)
+                told = {each.name for each in found.decisions}
+                others = list(without_zeros(backend.parameters, told, backend.multiplied))  # lazy ones have no shape later
         finally:
             torch.compiler.reset()  # this removes our callbacks, too
             watch_graph_breaks(sparse)
-        told = {each.name for each in found.decisions}
-        decisions = [*answered(found.decisions), *without_zeros(backend.parameters, told, backend.multiplied)]
-        report = Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training)
+        report = Report(
+            [*answered(found.decisions), *others], breaks, len(found.kernels), found.seconds, known_off(), found.training
+        )
         report.min_gain, report.patterns, report.dump = options.min_gain, backend.patterns, options.dump_ir
         report.flows = found.flows
         return report, held
@@ -115,6 +118,7 @@ class _Backend:
     parameters  the parameters of the graphs, by their names
     multiplied  the names of the parameters for which zeros can save time
     patterns    pictures of the tensors that decisions are about, by their names
+    whole       whether the last graph does everything that the call does
     """
 
     call: _Call
@@ -124,6 +128,7 @@ class _Backend:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     multiplied: set[str] = field(default_factory=set)
     patterns: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
     __name__ = "sparse"
     compiler_fn = staticmethod(sparse)  # the backend inside; torch's own wrappers of backends have this attribute
@@ -143,10 +148,13 @@ class _Backend:
         self.parameters |= {names[inputs.names[index]]: each for index, each in parameters.items()}
         placeholders = gm.graph.find_nodes(op="placeholder")
         self.multiplied |= {names[inputs.names[index]] for index in parameters if is_multiplied(placeholders[index])}
-        if is_whole(gm, self.call.function):
-            return _finish
-        self.held.copy_parameters()
-        return compiled
+        self.whole = is_whole(gm, self.call.function)
+        return _finish if self.whole else compiled
+
+    def before_code_runs(self, *_: Any) -> None:
+        """Copies the parameters after Dynamo's first compilation, unless its graph is the whole model, which does not run."""
+        if not self.whole:
+            self.held.copy_parameters()
 
 
 def _other(call: _Call, report: Report, held: Held, options: Options) -> Report | None:
