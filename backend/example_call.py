@@ -1,12 +1,14 @@
 """Prepares models that `explain` and `profile` call: undoes an earlier torch.compile, and names their tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.backend.graph.names import paths
+from gossamer.runtime.torch_internals import tree_flatten
 
 
 def tensor_names(function: Callable[..., Any]) -> dict[int, str]:
@@ -50,6 +52,28 @@ def _is_filled(cell: CellType) -> bool:
     except ValueError:
         return False
     return True
+
+
+def of_torch(options: Any) -> tuple[dict[str, Any] | None, Any]:
+    """Splits options into those that torch.compile reads itself, for any backend, and those of the backend."""
+    if not isinstance(options, Mapping):
+        return None, options
+    taken = {name: value for name, value in options.items() if name in _OF_TORCH}
+    return taken or None, {name: value for name, value in options.items() if name not in _OF_TORCH}
+
+
+_OF_TORCH = ("guard_filter_fn", "use_aoti")
+
+
+def with_gradients(result: Any) -> list[Tensor]:
+    """Returns the tensors of a result that have gradients. Looks into containers and dataclasses."""
+    found = list[Tensor]()
+    for each in tree_flatten(result)[0]:
+        if isinstance(each, Tensor):
+            found += [each] if each.requires_grad else []
+        elif is_dataclass(each) and not isinstance(each, type):
+            found += with_gradients([getattr(each, part.name) for part in fields(each)])
+    return found
 
 
 def uncompile(modules: list[nn.Module]) -> None:
