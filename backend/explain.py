@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from gossamer.backend.dense import check_mode
 from gossamer.backend.dump_page import add_to_page
 from gossamer.backend.entry import compile_dynamo_graph, sparse
-from gossamer.backend.example_call import tensor_names, uncompile, uncompiled
+from gossamer.backend.example_call import of_torch, tensor_names, uncompile, uncompiled
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.without_zeros import is_multiplied, without_zeros
 from gossamer.backend.graph_passes import check_disabled
@@ -55,10 +55,11 @@ def explain(
 
     Raises OptionError for an unknown option or mode. With `fullgraph`, raises torch's error if the graph breaks.
     """
-    parsed = Options.parse(options)
+    torchs, ours = of_torch(options)
+    parsed = Options.parse(ours)
     check_mode(mode)
     check_disabled(parsed.disable)
-    call = _Call(uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic)
+    call = _Call(uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic, torchs)
     report, held = call.explained(parsed)
     wanted = report.training if both is None else both
     if wanted and torch.is_grad_enabled() and any(each.requires_grad for each in held.tensors):
@@ -69,7 +70,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a model, and the settings to compile it with."""
+    """A call of a model, and the settings to compile it with. `torchs` are options that torch.compile reads itself."""
 
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
@@ -77,6 +78,7 @@ class _Call:
     mode: str | None
     fullgraph: bool
     dynamic: bool | None
+    torchs: dict[str, Any] | None
 
     def explained(self, options: Options) -> tuple[Report, Held]:
         """Returns the report about the call, and the tensors and modules that the model and inputs hold."""
@@ -86,7 +88,12 @@ class _Call:
                 backend = _Backend(self, options, held, found)
                 callback_handler.register_end_callback(backend.before_code_runs)  # code between graphs may write to parameters
                 uncompile(held.modules)
-                compiled = torch.compile(self.function, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
+                settings: Any = {
+                    "fullgraph": self.fullgraph,
+                    "dynamic": self.dynamic,
+                    "options": dict(self.torchs or {}) or None,
+                }
+                compiled = torch.compile(self.function, backend=backend, **settings)
                 with suppress(_Finished):
                     compiled(*self.inputs, **self.kwargs)
                 told = {each.name for each in found.decisions}
