@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from gossamer.backend.checking.checked_graph import Difference, collect_differences
 from gossamer.backend.entry import sparse
+from gossamer.backend.example_call import of_torch, with_gradients
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Decision, collect
 from gossamer.backend.unchanged import unchanged
-from gossamer.runtime.torch_internals import tree_flatten
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,12 @@ class Bisection:
 
     differences  for each graph, one entry if its results differ from torch's, and one if its gradients do
     decisions    the decisions about all weights in these graphs, sparse or dense
+    gradients    whether gradients were compared, too
     """
 
     differences: Sequence[Difference]
     decisions: Sequence[Decision]
+    gradients: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.differences)
@@ -32,7 +33,8 @@ class Bisection:
     def __str__(self) -> str:
         sparse = sum(decision.sparse for decision in self.decisions)
         if not self.differences:
-            return f"Results and gradients are torch's. {sparse} of {len(self.decisions)} uses of weights are sparse."
+            what = "Results and gradients are" if self.gradients else "Results are"
+            return f"{what} torch's. {sparse} of {len(self.decisions)} uses of weights are sparse."
         return "\n".join(str(each)[0].upper() + str(each)[1:] for each in self.differences)
 
 
@@ -56,20 +58,21 @@ def bisect(
 
     Raises OptionError for an unknown option. With `fullgraph`, raises torch's error if the graph breaks.
     """
-    parsed = replace(Options.parse(options), check=True)
+    torchs, ours = of_torch(options)
+    parsed = replace(Options.parse(ours), check=True)
     torch.compiler.reset()
     try:
         with unchanged(model, inputs, kwargs) as held, collect_differences() as found, collect() as decided:
             held.copy_parameters()
-            compiled = torch.compile(model, backend=_backend(parsed), fullgraph=fullgraph, dynamic=dynamic)
-            results = [each for each in tree_flatten(compiled(*inputs, **kwargs))[0] if _has_gradient(each)]
-            leaves = [each for each in (*tree_flatten((inputs, kwargs))[0], *_parameters(model)) if _has_gradient(each)]
-            if torch.is_grad_enabled() and results and leaves:
+            compiled = torch.compile(model, backend=_backend(parsed), fullgraph=fullgraph, dynamic=dynamic, options=torchs)
+            results, leaves = with_gradients(compiled(*inputs, **kwargs)), [each for each in held.tensors if each.requires_grad]
+            gradients = torch.is_grad_enabled() and bool(results) and bool(leaves)
+            if gradients:
                 tangents = [torch.randn_like(each) for each in results]
                 torch.autograd.grad(results, leaves, tangents, allow_unused=True)
     finally:
         torch.compiler.reset()
-    return Bisection(found, decided.decisions)
+    return Bisection(found, decided.decisions, gradients)
 
 
 def _backend(options: Options) -> Callable[..., Any]:
@@ -77,11 +80,3 @@ def _backend(options: Options) -> Callable[..., Any]:
         return sparse(gm, example_inputs, options=options)
 
     return checked
-
-
-def _parameters(model: object) -> list[nn.Parameter]:
-    return list(model.parameters()) if isinstance(model, nn.Module) else []
-
-
-def _has_gradient(value: object) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from gossamer.backend.dense import check_mode
 from gossamer.backend.dump_page import add_to_page
 from gossamer.backend.entry import compile_dynamo_graph, sparse
-from gossamer.backend.example_call import tensor_names, uncompile, uncompiled
+from gossamer.backend.example_call import of_torch, tensor_names, uncompile, uncompiled
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.without_zeros import is_multiplied, without_zeros
 from gossamer.backend.graph_passes import check_disabled
@@ -23,7 +23,7 @@ from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import Collector, collect
 from gossamer.backend.report.table import Report
 from gossamer.backend.unchanged import Held, unchanged
-from gossamer.runtime.torch_internals import known_off
+from gossamer.runtime.torch_internals import callback_handler, known_off
 
 
 def explain(
@@ -55,10 +55,11 @@ def explain(
 
     Raises OptionError for an unknown option or mode. With `fullgraph`, raises torch's error if the graph breaks.
     """
-    parsed = Options.parse(options)
+    torchs, ours = of_torch(options)
+    parsed = Options.parse(ours)
     check_mode(mode)
     check_disabled(parsed.disable)
-    call = _Call(uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic)
+    call = _Call(uncompiled(model), inputs, kwargs, mode, fullgraph, dynamic, torchs)
     report, held = call.explained(parsed)
     wanted = report.training if both is None else both
     if wanted and torch.is_grad_enabled() and any(each.requires_grad for each in held.tensors):
@@ -69,7 +70,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a model, and the settings to compile it with."""
+    """A call of a model, and the settings to compile it with. `torchs` are options that torch.compile reads itself."""
 
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
@@ -77,6 +78,7 @@ class _Call:
     mode: str | None
     fullgraph: bool
     dynamic: bool | None
+    torchs: dict[str, Any] | None
 
     def explained(self, options: Options) -> tuple[Report, Held]:
         """Returns the report about the call, and the tensors and modules that the model and inputs hold."""
@@ -84,16 +86,24 @@ class _Call:
         try:
             with unchanged(self.function, self.inputs, self.kwargs) as held, collect() as found, collect_breaks() as breaks:
                 backend = _Backend(self, options, held, found)
+                callback_handler.register_end_callback(backend.before_code_runs)  # code between graphs may write to parameters
                 uncompile(held.modules)
-                compiled = torch.compile(self.function, backend=backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
+                settings: Any = {
+                    "fullgraph": self.fullgraph,
+                    "dynamic": self.dynamic,
+                    "options": dict(self.torchs or {}) or None,
+                }
+                compiled = torch.compile(self.function, backend=backend, **settings)
                 with suppress(_Finished):
                     compiled(*self.inputs, **self.kwargs)
+                told = {each.name for each in found.decisions}
+                others = list(without_zeros(backend.parameters, told, backend.multiplied))  # lazy ones have no shape later
         finally:
             torch.compiler.reset()  # this removes our callbacks, too
             watch_graph_breaks(sparse)
-        told = {each.name for each in found.decisions}
-        decisions = [*answered(found.decisions), *without_zeros(backend.parameters, told, backend.multiplied)]
-        report = Report(decisions, breaks, len(found.kernels), found.seconds, known_off(), found.training)
+        report = Report(
+            [*answered(found.decisions), *others], breaks, len(found.kernels), found.seconds, known_off(), found.training
+        )
         report.min_gain, report.patterns, report.dump = options.min_gain, backend.patterns, options.dump_ir
         report.flows = found.flows
         return report, held
@@ -115,6 +125,7 @@ class _Backend:
     parameters  the parameters of the graphs, by their names
     multiplied  the names of the parameters for which zeros can save time
     patterns    pictures of the tensors that decisions are about, by their names
+    whole       whether the last graph does everything that the call does
     """
 
     call: _Call
@@ -124,6 +135,7 @@ class _Backend:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     multiplied: set[str] = field(default_factory=set)
     patterns: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
     __name__ = "sparse"
     compiler_fn = staticmethod(sparse)  # the backend inside; torch's own wrappers of backends have this attribute
@@ -143,10 +155,13 @@ class _Backend:
         self.parameters |= {names[inputs.names[index]]: each for index, each in parameters.items()}
         placeholders = gm.graph.find_nodes(op="placeholder")
         self.multiplied |= {names[inputs.names[index]] for index in parameters if is_multiplied(placeholders[index])}
-        if is_whole(gm, self.call.function):
-            return _finish
-        self.held.copy_parameters()
-        return compiled
+        self.whole = is_whole(gm, self.call.function)
+        return _finish if self.whole else compiled
+
+    def before_code_runs(self, *_: Any) -> None:
+        """Copies the parameters after Dynamo's first compilation, unless its graph is the whole model, which does not run."""
+        if not self.whole:
+            self.held.copy_parameters()
 
 
 def _other(call: _Call, report: Report, held: Held, options: Options) -> Report | None:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from gossamer.backend.dense import check_mode
 from gossamer.backend.entry import compile_dynamo_graph, sparse
-from gossamer.backend.example_call import tensor_names, uncompile, uncompiled
+from gossamer.backend.example_call import of_torch, tensor_names, uncompile, uncompiled, with_gradients
 from gossamer.backend.graph_passes import check_disabled
 from gossamer.backend.profiling.clock import Clock, Round
 from gossamer.backend.profiling.measured import Profile, of_rounds
@@ -21,7 +21,6 @@ from gossamer.backend.report.graph_breaks import watch_graph_breaks
 from gossamer.backend.report.options import Options
 from gossamer.backend.unchanged import unchanged
 from gossamer.dialects.errors import ArgumentError, OptionError
-from gossamer.runtime.torch_internals import tree_flatten
 from gossamer.runtime.watching.calls import watching
 from gossamer.runtime.watching.names import name_tensors
 
@@ -56,7 +55,8 @@ def profile(
     Raises OptionError for an unknown option or mode, or if `calls` is not positive. Raises ArgumentError for `backward` without
     gradients. With `fullgraph`, raises torch's error if the graph breaks.
     """
-    parsed = Options.parse(options)
+    torchs, ours = of_torch(options)
+    parsed = Options.parse(ours)
     check_mode(mode)
     check_disabled(parsed.disable)
     if calls < 1:
@@ -69,7 +69,8 @@ def profile(
             uncompile(held.modules)
             names = tensor_names(function)
             name_tensors((each, names[id(each)]) for each in held.tensors if id(each) in names)
-            compiled = torch.compile(function, backend=_Backend(clock, parsed, mode), fullgraph=fullgraph, dynamic=dynamic)
+            backend = _Backend(clock, parsed, mode)
+            compiled = torch.compile(function, backend=backend, fullgraph=fullgraph, dynamic=dynamic, options=torchs)
             call = _Call(clock, compiled, inputs, kwargs, _leaves(held.tensors) if backward else None)
             return _measured(call, calls)
     finally:
@@ -100,7 +101,7 @@ class _Call:
         return found
 
     def _backward(self, result: Any) -> None:
-        results = [each for each in tree_flatten(result)[0] if isinstance(each, Tensor) and each.requires_grad]
+        results = with_gradients(result)
         if not results:
             raise ArgumentError("profile: backward=True, but no result of the call has gradients. Is torch.no_grad() active?")
         self.tangents = self.tangents or [torch.ones_like(each) for each in results]

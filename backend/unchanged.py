@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossamer.backend.example_call import filled_cells, used_globals
 from gossamer.runtime.torch_internals import is_fake, is_traceable_wrapper_subclass
 
 _NUMBERS = (int, float, complex, torch.dtype, torch.device, torch.Size)
@@ -33,8 +34,9 @@ Undo = Callable[[], object]
 def unchanged(*objects: object) -> Iterator["Held"]:
     """Undoes the changes of the block to these objects, to all that they hold, and to the states of random generators.
 
-    Functions hold the variables that they capture, and the global modules, tensors and optimizers that they name. It cannot
-    restore the position of a Python generator or a file, nor memory that no reference from these objects leads to.
+    Functions and the forward methods of modules hold the variables that they capture. They also hold the global modules,
+    tensors, optimizers, random generators and functions that they name. It cannot restore the position of a Python generator
+    or a file, nor memory that no reference from these objects leads to.
     """
     held = Held(objects)
     generators = (random.getstate(), np.random.get_state())
@@ -61,7 +63,6 @@ class Held:
         self._parameters: list[Tensor] = []
         self._seen: dict[int, object] = {}
         waiting = list(reversed(objects))
-        waiting += [each for found in objects for each in _named(found)]
         while waiting:
             found = waiting.pop()
             if isinstance(found, _WITHOUT_CONTENT) or id(found) in self._seen:
@@ -88,11 +89,11 @@ class Held:
         if isinstance(found, np.ndarray):
             self._undo.append(partial(_write_array, found, found.copy()))
             return []
-        if isinstance(found, torch.Generator):
-            self._undo.append(partial(found.set_state, found.get_state()))
+        if isinstance(found, _RANDOM):
+            self._undo += _random_state(found)
             return []
         if isinstance(found, FunctionType):
-            return self._note_cells(found)
+            return [*self._note_cells(found), *_named(found)]
         if isinstance(found, MethodType):
             return [found.__self__, found.__func__]
         if isinstance(found, partial):
@@ -102,6 +103,8 @@ class Held:
         inside = self._note_container(found)
         if isinstance(found, nn.Module):
             self.modules.append(found)
+            self._undo.append(partial(_set_class, found, type(found)))  # lazy modules change theirs at the first call
+            inside += [vars(each)["forward"] for each in type(found).__mro__ if "forward" in vars(each)]
         elif type(found).__module__.startswith(_OF_OTHERS):
             return inside
         return [*inside, *self._note_slots(found), getattr(found, "__dict__", None)]
@@ -110,13 +113,17 @@ class Held:
         self.tensors.append(tensor)
         self._seen[id(tensor)] = tensor
         late = of_parameter or isinstance(tensor, nn.Parameter)
-        if tensor.is_leaf and tensor.requires_grad:
-            self._undo.append(partial(_set_gradient, tensor, tensor.grad))
+        if nn.parameter.is_lazy(tensor):
+            self._undo.append(partial(_set_lazy, tensor, type(tensor), tensor.data))
+        if tensor.is_leaf:
+            self._undo.append(partial(_set_gradient, tensor, tensor.requires_grad, tensor.grad))
             self._parameters += [tensor.grad] if tensor.grad is not None else []
         if is_traceable_wrapper_subclass(tensor):
             arrays = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
             return [each for array in arrays if id(array) not in self._seen for each in self._note_tensor(array, late)]
-        if _is_memory(tensor):
+        if tensor.is_nested and tensor.layout is torch.strided:  # has no shape
+            self._undo.append(_values(tensor.detach().values()))
+        elif _is_memory(tensor):
             self._undo.append(partial(_set_memory, tensor, tensor.detach()))
             if late:
                 self._parameters.append(tensor)
@@ -139,7 +146,7 @@ class Held:
         return list(values.values())
 
     def _note_cells(self, function: FunctionType) -> list[Any]:
-        filled = [cell for cell in function.__closure__ or () if _is_filled(cell)]
+        filled = filled_cells(function).values()
         self._undo += [partial(setattr, cell, "cell_contents", cell.cell_contents) for cell in filled]
         return [cell.cell_contents for cell in filled]
 
@@ -167,12 +174,27 @@ def _refill(found: Any, kind: Any, content: list[Any]) -> None:
         kind.extend(found, content)
 
 
-def _named(found: object) -> Iterator[object]:
-    """Yields the modules, tensors, and optimizers that a function reads as globals."""
-    function = getattr(found, "__func__", found)
-    if isinstance(function, FunctionType):
-        values = (function.__globals__.get(name) for name in function.__code__.co_names)
-        yield from (value for value in values if isinstance(value, nn.Module | Tensor | torch.optim.Optimizer))
+def _named(function: object) -> list[object]:
+    """Returns the modules, tensors, optimizers, random generators and functions that a function reads as globals."""
+    if not isinstance(function, FunctionType) or str(function.__module__).startswith("torch."):
+        return []
+    values = used_globals(function).values()
+    return [each for each in values if isinstance(each, (nn.Module, Tensor, torch.optim.Optimizer, FunctionType, *_RANDOM))]
+
+
+_RANDOM = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
+
+
+def _random_state(generator: Any) -> list[Undo]:
+    """Returns the function that restores the state of a random generator; none for one of the system, which has no state."""
+    if isinstance(generator, random.SystemRandom):
+        return []
+    if isinstance(generator, random.Random):
+        return [partial(generator.setstate, generator.getstate())]
+    if isinstance(generator, torch.Generator | np.random.RandomState):
+        return [partial(generator.set_state, generator.get_state())]
+    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+    return [partial(setattr, bits, "state", bits.state)]
 
 
 def _is_memory(tensor: Tensor) -> bool:
@@ -203,8 +225,25 @@ def _equal(a: Tensor, b: Tensor) -> bool:
         return False
 
 
-def _set_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
+def _set_gradient(tensor: Tensor, required: bool, gradient: Tensor | None) -> None:
+    """Restores a leaf: whether it requires gradients, and its gradient."""
+    if not tensor.is_leaf:  # a write in place has made it a result
+        tensor.detach_()
+    if tensor.requires_grad != required:
+        tensor.requires_grad_(required)
     tensor.grad = gradient
+
+
+def _set_class(found: Any, kind: type) -> None:
+    if type(found) is not kind:
+        found.__class__ = kind
+
+
+def _set_lazy(tensor: Any, kind: type, data: Tensor) -> None:
+    """Makes a parameter that has got its shape a lazy one again."""
+    if type(tensor) is not kind:
+        tensor.data = data
+        tensor.__class__ = kind
 
 
 def _set_memory(tensor: Tensor, alias: Tensor) -> None:
@@ -225,11 +264,3 @@ def _as_names(slots: Any) -> tuple[str, ...]:
 def _set_slot(found: Any, name: str, value: object) -> None:
     if getattr(found, name, None) is not value:
         object.__setattr__(found, name, value)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

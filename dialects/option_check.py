@@ -12,19 +12,19 @@ from gossamer.dialects.errors import OptionError
 def check_share(name: str, value: Any, *, whole: bool = False) -> None:
     """Raises OptionError unless a value is a number above 0 and below 1. If `whole`, 1 is allowed too."""
     top = "at most 1" if whole else "below 1"
-    if not _is_number(value) or not (0 < value < 1 or (whole and value == 1)):
+    if not is_number(value) or not (0 < value < 1 or (whole and value == 1)):
         raise OptionError(f"{name} is {value!r}, must be a number above 0 and {top}")
 
 
 def check_positive(name: str, value: Any) -> None:
     """Raises OptionError unless a value is a finite number above 0."""
-    if not _is_number(value) or not 0 < value < inf:
+    if not is_number(value) or not 0 < value < inf:
         raise OptionError(f"{name} is {value!r}, must be a number above 0")
 
 
 def check_least(name: str, value: Any, least: float, *, integer: bool = False) -> None:
     """Raises OptionError unless a value is a finite number, or an integer, of at least `least`."""
-    if not _is_number(value) or (integer and not isinstance(value, int)) or not least <= value < inf:
+    if not is_number(value) or (integer and not isinstance(value, int)) or not least <= value < inf:
         raise OptionError(f"{name} is {value!r}, must be {'an integer' if integer else 'a number'} of at least {least:g}")
 
 
@@ -40,5 +40,6 @@ def did_you_mean(name: object, valid: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, which True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)

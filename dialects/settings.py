@@ -60,10 +60,17 @@ def _level(text: str | None) -> int:
     return int(text or 3)
 
 
+def _switch(text: str | None) -> bool:
+    low = (text or "1").lower()
+    if low not in ("0", "false", "off", "no", "1", "true", "on", "yes"):
+        raise OptionError(f"the environment variable GOSSAMER_CALIBRATE is {text!r}; it must be 0 or 1")
+    return low in ("1", "true", "on", "yes")
+
+
 CACHE_DIR = Setting("GOSSAMER_CACHE_DIR", "directory of the cache, usually ~/.cache/gossamer; empty: none", _cache_directory)
 DUMP_IR = Setting("GOSSAMER_DUMP_IR", "directory for the text of every compilation stage", lambda text: text or None)
 
-CALIBRATE = Setting("GOSSAMER_CALIBRATE", "0: compilations measure nothing, predictions decide", lambda text: text != "0")
+CALIBRATE = Setting("GOSSAMER_CALIBRATE", "0: compilations measure nothing, predictions decide", _switch)
 
 LLVM_LEVEL = Setting("GOSSAMER_LLVM_LEVEL", "how much LLVM optimises kernels for CPUs, 0 to 3, usually 3", _level)
 

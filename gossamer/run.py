@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
-from gossamer.backend.checking.differences import CLOSE
+from gossamer.backend.checking.differences import close
 from gossamer.backend.measuring.measure import fastest
+from gossamer.dialects.command_line import ends_with_its_reader
 from gossamer.dialects.errors import CompileError, GossamerError, OptionError
 from gossamer.passes import pipelines
 from gossamer.passes.contract.hints import hints_of
@@ -61,7 +63,7 @@ class Argument:
             values = torch.randn(shape) if self.dtype.is_floating_point else torch.zeros(shape)
             return (torch.rand(shape) < 0.5) if self.dtype is torch.bool else values.to(self.dtype)
         values = torch.randn(shape) if self.dtype.is_floating_point else torch.randint(1, 127, shape)
-        share = density or self.hints.get("density", _USUAL_DENSITY)
+        share = self.hints.get("density", _USUAL_DENSITY) if density is None else density
         if "nm" in self.hints and density is None:
             return (values * _n_of_m(shape, *self.hints["nm"])).to(self.dtype)
         blocks = torch.rand([-(-n // edge) for n, edge in zip(shape, self.hints.get("block", (1, 1)), strict=True)]) < share
@@ -70,6 +72,7 @@ class Argument:
         return (values * blocks).to(self.dtype)
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool and returns the exit status. `argv` defaults to the command line."""
     parser = argparse.ArgumentParser("python -m gossamer.run", description=(__doc__ or "").splitlines()[0])
@@ -81,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="the value of sizes that are '?' in the file (default: the region's tokens, or 32)",
     )
-    parser.add_argument("--density", type=float, help="share of nonzeros in weights (default: what the region says, or 0.1)")
+    parser.add_argument("--density", type=_share, help="share of nonzeros in weights (default: what the region says, or 0.1)")
     parser.add_argument("--data", type=Path, help="a file of torch.save: a list with a dense tensor for each argument")
     parser.add_argument("--save", type=Path, help="a file to write the data to, for a later --data")
     try:
@@ -137,7 +140,7 @@ def _compared(
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         largest = float(theirs.double().abs().max()) if theirs.numel() else 0.0
         difference = float((ours.double() - theirs.double()).abs().max()) / (largest or 1.0) if theirs.numel() else 0.0
-        right = difference <= CLOSE.get(ours.dtype, 0.0)
+        right = difference <= close(ours.dtype)
         relation = "equals" if right else "DIFFERS from"
         print(f"result {number} {relation} the reference, largest relative difference {difference:.1e}")
         status |= not right
@@ -236,7 +239,10 @@ def _alone(contract: str, stage: str) -> str:
 
 def _saved(path: Path, arguments: Sequence[Argument], size: int) -> tuple[list[Tensor], int]:
     """Returns the tensors of a file, and the value of open sizes in them (`size` if none is open)."""
-    found = torch.load(path, weights_only=True)
+    try:
+        found = torch.load(path, weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError) as problem:
+        raise OptionError(f"{path} is no file of torch.save: {str(problem).partition(chr(10))[0]}") from problem
     if not isinstance(found, list) or len(found) != len(arguments) or not all(isinstance(each, Tensor) for each in found):
         raise OptionError(f"{path} must have a list of {len(arguments)} tensors, one for each argument of the region")
     for number, (tensor, argument) in enumerate(zip(found, arguments, strict=True)):
@@ -270,6 +276,15 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        if 0 <= (share := float(text)) <= 1:
+            return share
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
 
 
 if __name__ == "__main__":

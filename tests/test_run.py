@@ -86,6 +86,7 @@ def test_kernel_ir_without_its_contract_is_timed_alone(
         (["{lower-to-llvm}"], "no function @region|give a stage up to"),
         (["{contract}", "--schedule", "none"], "unknown schedule 'none', there are"),
         (["{schedule}", "--schedule", "broadcast"], "is kernel IR, which has its schedule already"),
+        (["{contract}", "--data", "{assembly}"], "is no file of torch.save"),
         (["{contract}", "--data", "{data}"], r"tensor 0 of .* is \[2, 3\] of torch.float32, but the region takes \[\?x24\]"),
     ],
 )

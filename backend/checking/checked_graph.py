@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from gossamer.backend.checking.differences import apart, gradients_apart
 from gossamer.backend.checking.locate import Place, Ways, locate
-from gossamer.backend.checking.part import copies
+from gossamer.backend.checking.part import copies, gradient_edges
 from gossamer.backend.checking.reproducer import write_difference
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, copied
@@ -110,35 +110,38 @@ class CheckedGraph:
         @torch.compiler.disable
         def checked(*args: Any) -> Any:
             before, dense = copies(args), copies(args)
+            edges = gradient_edges(args), gradient_edges(dense)
             with torch.random.fork_rng(()):
                 expected = self._kept.module(*dense)
             found = compiled(*args)
             names = [f"result {n}" for n in range(len(expected))] + [f"{name} after the call" for name in self._names]
             self._compare(names, [*found, *args], [*expected, *dense], before, gradients=False)
-            return self._watched(args, dense, found, expected, before) if torch.is_grad_enabled() else found
+            return self._watched(*edges, found, expected, before) if torch.is_grad_enabled() else found
 
         return checked
 
     def _watched(
-        self, args: Sequence[Any], dense: Sequence[Any], found: Sequence[Any], expected: Sequence[Any], before: Sequence[Any]
+        self, ours: dict[int, Any], theirs: dict[int, Any], found: Sequence[Any], expected: Sequence[Any], before: Sequence[Any]
     ) -> list[Any]:
-        """Returns the results. When their gradients arrive, the gradients of the inputs are compared."""
-        leaves = [n for n, each in enumerate(args) if isinstance(each, Tensor) and each.requires_grad]
+        """Returns the results. When their gradients arrive, the gradients of the inputs are compared.
+
+        ours, theirs  where the gradients of the inputs arrive, in the compiled graph and in torch's
+        """
         results = [n for n, each in enumerate(found) if isinstance(each, Tensor) and each.requires_grad]
-        if not leaves or not results:
+        if not ours or not results:
             return list(found)
 
         def compare(tangents: Sequence[Tensor | None]) -> None:
             given = [(n, tangent) for n, tangent in zip(results, tangents, strict=True) if tangent is not None]
 
-            def gradients(values: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
+            def gradients(values: Sequence[Any], inputs: dict[int, Any]) -> tuple[Tensor | None, ...]:
                 return torch.autograd.grad(
-                    [values[n] for n, _ in given], [inputs[n] for n in leaves], [tangent for _, tangent in given],
+                    [values[n] for n, _ in given], list(inputs.values()), [tangent for _, tangent in given],
                     retain_graph=True, allow_unused=True,
                 )  # fmt: skip
 
-            names = [f"the gradient of {self._names[n]}" for n in leaves]
-            self._compare(names, gradients(found, args), gradients(expected, dense), before, gradients=True)
+            names = [f"the gradient of {self._names[n]}" for n in ours]
+            self._compare(names, gradients(found, ours), gradients(expected, theirs), before, gradients=True)
 
         watched = dict(zip(results, _Watched.apply(compare, *(found[n] for n in results)), strict=True))
         return [watched.get(n, each) for n, each in enumerate(found)]

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
-CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+_CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Largest difference that counts as equal, as a share of the largest value."""
+
+
+def close(dtype: torch.dtype) -> float:
+    """Returns the largest difference that counts as equal for a type, as a share of the largest value."""
+    part = dtype.to_real() if dtype.is_complex else dtype
+    return _CLOSE.get(part, torch.finfo(part).eps if part.is_floating_point else 0.0)
+
 
 _CANCELLED = 1e-2
 """A gradient smaller than this share of the largest one may be a sum that cancels, such as of a bias before a batch norm. Then
@@ -32,9 +39,14 @@ def difference(found: Any, expected: Any, usual: float = 0.0) -> float:
         return max((difference(getattr(found, name), getattr(expected, name), usual) for name in names), default=0.0)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return float("inf")
-    if not (expected.is_floating_point() or expected.is_complex()):
+    if not is_inexact(expected):
         return 0.0 if torch.equal(found, expected) else float("inf")
     return _of_floats(found.detach(), expected.detach(), usual)
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Whether a tensor has floats or complex numbers, whose results are rounded."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _flat(value: Any) -> tuple[list[str], object]:
@@ -73,5 +85,5 @@ def gradients_apart(names: Sequence[str], found: Sequence[Any], expected: Sequen
 
 def _apart(names: Sequence[str], found: Sequence[Any], expected: Sequence[Any], usual: float) -> list[tuple[str, float]]:
     differences = [difference(ours, theirs, usual) for ours, theirs in zip(found, expected, strict=True)]
-    close = [CLOSE.get(each.dtype, 0.0) if isinstance(each, Tensor) else 0.0 for each in expected]
-    return [each for each, most in zip(zip(names, differences, strict=True), close, strict=True) if not each[1] <= most]
+    limits = [close(each.dtype) if isinstance(each, Tensor) else 0.0 for each in expected]
+    return [each for each, most in zip(zip(names, differences, strict=True), limits, strict=True) if not each[1] <= most]

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from gossamer.backend.checking.differences import is_inexact
 from gossamer.backend.checking.part import Compile, Part, calls, computed
 from gossamer.backend.report.options import Options
 
@@ -63,7 +64,7 @@ def locate(module: fx.GraphModule, inputs: Sequence[Any], ways: Ways, gradients:
     gradients  whether to compare gradients instead of results
     """
     values, nodes = computed(module, inputs), calls(module.graph)
-    ends = [n for n, node in enumerate(nodes) if isinstance(values[node], Tensor) and values[node].is_floating_point()]
+    ends = [n for n, node in enumerate(nodes) if isinstance(values[node], Tensor) and is_inexact(values[node])]
 
     def wrong(start: int, end: int) -> bool:
         return not Part.of(module, values, nodes[start : end + 1]).is_right(ways.compile, ways.options, gradients)

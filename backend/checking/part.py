@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from gossamer.backend.checking.differences import apart, gradients_apart
 from gossamer.backend.graph.kept_graph import copied, module_of
 from gossamer.backend.report.options import Options
+from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 Values = Mapping[fx.Node, Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
@@ -74,17 +75,18 @@ class Part:
             return not apart("?", compiled(*self.inputs), expected)
 
     def _gradients_are_right(self, compile_: Compile, options: Options) -> bool:
+        given, dense = copies(self.inputs), copies(self.inputs)
+        leaves, expected_leaves = gradient_edges(given), gradient_edges(dense)
         with torch.enable_grad():
-            compiled = compile_(copied(self.module), self.inputs, options)
+            compiled = compile_(copied(self.module), given, options)
             with torch.random.fork_rng(()):
-                (expected,) = self.module(*self.inputs)
-            (found,) = compiled(*self.inputs)
-        leaves = [each for each in self.inputs if isinstance(each, Tensor) and each.requires_grad]
+                (expected,) = self.module(*dense)
+            (found,) = compiled(*given)
         if not leaves or not found.requires_grad:
             return True
         tangent = torch.randn_like(expected)
-        ours = torch.autograd.grad(found, leaves, tangent, allow_unused=True)
-        theirs = torch.autograd.grad(expected, leaves, tangent, allow_unused=True)
+        ours = torch.autograd.grad(found, list(leaves.values()), tangent, allow_unused=True)
+        theirs = torch.autograd.grad(expected, list(expected_leaves.values()), tangent, allow_unused=True)
         return not gradients_apart(["?"] * len(ours), ours, theirs)
 
 
@@ -117,7 +119,27 @@ def copies(values: Sequence[Any]) -> list[Any]:
             found[n] = nn.Parameter(found[n], value.requires_grad)
         elif isinstance(value, Tensor) and value.requires_grad:
             found[n].requires_grad_()
+            if not value.is_leaf and not is_traceable_wrapper_subclass(value):
+                found[n] = _result_at(found[n])
     return found
+
+
+def gradient_edges(values: Sequence[Any]) -> dict[int, Any]:
+    """Returns where the gradients of values arrive, by their indices. Later writes to the values do not change these places."""
+    return {n: _edge(each) for n, each in enumerate(values) if isinstance(each, Tensor) and each.requires_grad}
+
+
+def _edge(tensor: Tensor) -> Any:
+    plain = tensor.is_leaf or is_traceable_wrapper_subclass(tensor)
+    return tensor if plain else torch.autograd.graph.get_gradient_edge(tensor)
+
+
+def _result_at(leaf: Tensor) -> Tensor:
+    """Returns a tensor in the memory of a leaf that is no leaf itself, so that operations may write to it."""
+    with torch.enable_grad():
+        result = leaf.clone()
+    result.data = leaf.detach()
+    return result
 
 
 def _apart(value: Any) -> Any:

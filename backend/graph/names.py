@@ -8,7 +8,6 @@ G['adjacency']                                              → adjacency
 
 import re
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import torch
@@ -72,10 +71,15 @@ class Names:
 
 
 def paths(module: torch.nn.Module) -> dict[int, str]:
-    """Returns the names of the parameters and buffers of a module, by the tensors' `id`."""
+    """Returns the names of the parameters and buffers of a module, by the tensors' `id`.
+
+    A name keeps the part that parametrizations add if another tensor has the name without it."""
     found: dict[int, str] = {}
-    for name, tensor in chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
-        found.setdefault(id(tensor), _plain(name.split(".")))
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    own = dict(tensors)
+    for name, tensor in tensors:
+        plain = _plain(name.split("."))
+        found.setdefault(id(tensor), plain if own.get(plain, tensor) is tensor else name)
     return found
 
 
@@ -86,7 +90,8 @@ def user_name(source: str) -> str:
         names = names[1:]
     if names and names[0].startswith("___stack"):
         return "a value between two graphs"
-    return _plain(names) or source
+    variable = re.fullmatch(r"[LG]\['(\w+)'\]", source)
+    return variable[1] if variable else _plain(names) or source
 
 
 def place_of(node: fx.Node) -> str:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def render(report: Mapping[str, Any], kernels: Sequence[dict[str, Any]], folder:
     }
     parts = {
         "STYLE": _text("page.css"),
-        "DATA": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+        "DATA": json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "BLOBS": "\n".join(
             f'<script type="text/plain" id="code-{number}">{blob}</script>'
             for number, blob in enumerate(blob for group in blobs for blob in group)
@@ -86,6 +87,15 @@ def render(report: Mapping[str, Any], kernels: Sequence[dict[str, Any]], folder:
         name, _, after = piece.partition("}}")
         pieces += [parts[name], after]
     return "".join(pieces)
+
+
+def _finite(data: Any) -> Any:
+    """Returns data without infinity and NaN, which JSON does not have: they are None."""
+    if isinstance(data, Mapping):
+        return {name: _finite(each) for name, each in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(each) for each in data]
+    return None if isinstance(data, float) and not isfinite(data) else data
 
 
 def _numbered(kernels: Sequence[dict[str, Any]], wanted: dict[str, Any]) -> list[tuple[int, dict[str, Any], int]]:

@@ -6,7 +6,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,12 @@ def read(folder: Path) -> dict[str, Any] | None:
     decisions = {(d["name"], d["op"], *d["shape"]): d for each in reports for d in each["decisions"]}
     names = {d["name"]: False for d in decisions.values()}
     names |= {d["name"]: True for d in decisions.values() if d["sparse"]}
+    fields = ("name", "format", "dense_bytes", "packed_bytes")
+    dense_bytes, packed_bytes = sizes(tuple(d[each] for each in fields) for d in decisions.values() if d["sparse"])
     return {
         **reports[-1],
+        "dense_bytes": dense_bytes,
+        "packed_bytes": packed_bytes,
         "training": any(each["training"] for each in reports),
         "decisions": list(decisions.values()),
         "patterns": {name: pattern for each in reports for name, pattern in each["patterns"].items()},
@@ -47,6 +51,16 @@ def read(folder: Path) -> dict[str, Any] | None:
         "sparse": sum(names.values()),
         "dense": len(names) - sum(names.values()),
     }
+
+
+def sizes(uses: Iterable[tuple[Any, ...]]) -> tuple[int, int]:
+    """Returns the dense and the packed bytes of weights with sparse kernels. Each weight counts once, packed once a format.
+
+    uses  their uses, each with the weight's name and format, and its dense and packed bytes
+    """
+    listed = list(uses)
+    dense = {name: size for name, _, size, packed in listed if packed}
+    return sum(dense.values()), sum({(name, format): packed for name, format, _, packed in listed}.values())
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -129,7 +129,7 @@ def _median(nanoseconds: Any) -> float:
 
 def _text(profile: Profile) -> str:
     """Returns the summary and the table as text."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False)
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
     console.print(_summary(profile))
     if not profile.whole:
         console.print("Not all calls ran the same operations; those that did not are left out.")
@@ -142,7 +142,8 @@ def _text(profile: Profile) -> str:
 
 def in_time(us: float) -> str:
     """Returns microseconds as text, in a unit that fits."""
-    return f"{us / 1e6:.3g} s" if us >= 1e6 else f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} us"
+    size, unit = (us / 1e6, "s") if us >= 999.5e3 else (us / 1e3, "ms") if us >= 999.5 else (us, "us")
+    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"
 
 
 def _summary(profile: Profile) -> str:

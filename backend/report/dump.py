@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
+from zlib import crc32
 
 from gossamer.backend.page.stages import STAGES
 
@@ -30,7 +31,7 @@ class Dump:
 
     def stages(self, region: str) -> Callable[[str, str, str], None]:
         """Returns an observer for one region. It is called with a stage's name, file suffix and text, and writes a file."""
-        safe = re.sub(r"[^\w.-]+", "-", region).strip("-.") or "region"
+        safe = _short(re.sub(r"[^\w.-]+", "-", region).strip("-.") or "region")
         last: dict[str, str] = {}
 
         def write(stage: str, suffix: str, text: str) -> None:
@@ -64,3 +65,13 @@ class Dump:
     def _highest(self) -> int:
         numbers = (re.match(r"(\d{4,})_", name) for name in os.listdir(self.directory))
         return max((int(n.group(1)) for n in numbers if n), default=0)
+
+
+def _short(name: str) -> str:
+    """Returns the end of a name that is too long for a file, after a number that tells such names apart."""
+    text = name.encode()
+    return name if len(text) <= _LONGEST else f"{crc32(text):08x}-{text[-_LONGEST + 9 :].decode(errors='ignore')}"
+
+
+_LONGEST = 160
+"""Bytes of a region's name in the name of a file, which may have 255."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from gossamer.dialects.errors import OptionError
-from gossamer.dialects.option_check import did_you_mean
+from gossamer.dialects.option_check import did_you_mean, is_number
 from gossamer.dialects.settings import DUMP_IR
 from gossamer.passes.framework import by_name
 
@@ -70,13 +70,15 @@ class Options:
         for name in ("strict", "check", "max_autotune"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(f"option {name} is {value!r}; it must be True or False")
-        names: Any = self.disable
-        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-            raise OptionError(f"option disable is {names!r}; it must be a list of names of graph passes")
-        object.__setattr__(self, "disable", tuple(names))
+        given: Any = self.disable
+        names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+        if not all(isinstance(name, str) for name in names):
+            raise OptionError(f"option disable is {given!r}; it must be a list of names of graph passes")
+        object.__setattr__(self, "disable", names)
         gain: Any = self.min_gain
-        if isinstance(gain, bool) or not isinstance(gain, int | float) or not gain >= 0:
+        if not is_number(gain) or not gain >= 0:
             raise OptionError(f"option min_gain is {gain!r}; it must be a number of at least 0 (1.1 by default)")
+        object.__setattr__(self, "min_gain", gain if type(gain) in (int, float) else float(gain))
         if self.dump_ir is not None:
             object.__setattr__(self, "dump_ir", _writable_directory(self.dump_ir))
 
@@ -104,15 +106,16 @@ def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
 
 
 def _writable_directory(path: object) -> str:
-    if not isinstance(path, str | os.PathLike):
-        raise OptionError(f"option dump_ir is {path!r}; it must be a path to a directory")
+    name = f"the environment variable {DUMP_IR.name}" if path == DUMP_IR.text else "option dump_ir"
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise OptionError(f"{name} is {path!r}; it must be a path to a directory")
     directory = os.path.abspath(os.fspath(path))
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
         raise OptionError(
-            f"option dump_ir is {str(path)!r}, which cannot be created: {error.strerror}; choose another directory"
+            f"{name} is {str(path)!r}, which cannot be created: {error.strerror}; choose another directory"
         ) from error
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise OptionError(f"option dump_ir is {str(path)!r}, which is not writable; choose another directory")
+        raise OptionError(f"{name} is {str(path)!r}, which is not writable; choose another directory")
     return directory

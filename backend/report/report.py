@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.backend.report.details import Details
-from gossamer.backend.report.words import times
+from gossamer.backend.report.words import in_percent, times
 from gossamer.runtime.torch_internals import counters
 
 log = logging.getLogger("gossamer")
@@ -94,7 +94,7 @@ class Decision:
         what = f"sparse as {self.format} ({self.schedule})" if self.sparse else "dense"
         gain = f", {'measured' if self.measured else 'predicted'} {times(self.gain)}x of dense" if self.gain is not None else ""
         pattern = f" in {self.pattern}" if self.pattern else ""
-        return f"{self.name} {shape}, {self.density:.0%} nonzero{pattern}, {self.op}: {what}, {self.reason}{gain}"
+        return f"{self.name} {shape}, {in_percent(self.density)}% nonzero{pattern}, {self.op}: {what}, {self.reason}{gain}"
 
 
 @dataclass

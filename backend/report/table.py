@@ -12,10 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.backend.page.saved import sizes
 from gossamer.backend.report.machine import this_machine
 from gossamer.backend.report.options import SCHEDULES
 from gossamer.backend.report.report import FEW_ZEROS, NO_PRODUCT, NO_ZEROS, Decision
-from gossamer.backend.report.words import count, in_bytes, one_name, span, times, without_numbers
+from gossamer.backend.report.words import count, in_bytes, in_percent, one_name, span, times, without_numbers
 
 _WIDTH = 100
 _NAME = 32
@@ -71,12 +72,15 @@ class Report:
     @property
     def dense_bytes(self) -> int:
         """Dense bytes of the packed weights. Each weight counts once. `prepare(free_dense=True)` frees these bytes."""
-        return sum({d.name: d.dense_bytes for d in self.sparse if d.packed_bytes}.values())
+        return self._sizes()[0]
 
     @property
     def packed_bytes(self) -> int:
         """Packed bytes of the same weights. Each weight counts once for each format."""
-        return sum({(d.name, d.format): d.packed_bytes for d in self.sparse}.values())
+        return self._sizes()[1]
+
+    def _sizes(self) -> tuple[int, int]:
+        return sizes((d.name, d.format, d.dense_bytes, d.packed_bytes) for d in self.sparse)
 
     def save(self, path: str | os.PathLike[str], profile: "Measured | None" = None) -> None:
         """Writes the report as one HTML file, which any browser shows from disk: the model, the patterns, the code, the run.
@@ -120,7 +124,7 @@ def _counts(report: Report) -> dict[str, int]:
 
 
 def _render(report: Report) -> str:
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False)
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
     console.print(f"gossamer, {_mode(report)}: {_summary(report)}")
     if report.packed_bytes:
         share = report.packed_bytes / report.dense_bytes
@@ -160,9 +164,9 @@ def _summary(report: Report) -> str:
 def _advice(report: Report) -> str | None:
     """Returns advice if nothing became sparse because the model has no zeros. Otherwise returns None."""
     reasons = {decision.reason for decision in report.decisions} - {NO_PRODUCT}
-    if not reasons:
+    if not report.decisions:
         return "torch.compile has traced no weight matrix, no mask, no edge list and no SparseTensor."
-    if reasons <= {NO_ZEROS, FEW_ZEROS}:
+    if reasons and reasons <= {NO_ZEROS, FEW_ZEROS}:
         return "The model is not pruned. Prune it first, for example by gossamer.prune(model, batches, sparsity=0.8)."
     return None
 
@@ -188,16 +192,11 @@ def _table(decisions: Iterable[Decision]) -> Table:
             _wrapped(f"{name}{again}"),
             first.op,
             "x".join(map(str, first.shape)),
-            _share([d.density for d in group]) + (f"\n{first.pattern}" if first.pattern else ""),
+            span([d.density for d in group], in_percent, "%") + (f"\n{first.pattern}" if first.pattern else ""),
             span(gains, times, "x"),
             what,
         )
     return table
-
-
-def _share(densities: list[float]) -> str:
-    """Returns the range of shares of nonzeros. Shares below 1 %, as of a graph's edges, have a digit after the point."""
-    return span([100 * each for each in densities], ("{:.1f}" if 0 < min(densities) < 0.01 else "{:.0f}").format, "%")
 
 
 def _kernel(decision: Decision) -> str:

@@ -21,9 +21,9 @@ def one_name(names: list[str]) -> str:
 
 def _runs(numbers: list[str]) -> str:
     runs = []
-    for _, run in groupby(enumerate(sorted(map(int, numbers))), lambda pair: pair[1] - pair[0]):
-        values = [value for _, value in run]
-        runs.append(str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}")
+    for _, run in groupby(enumerate(sorted(numbers, key=int)), lambda pair: int(pair[1]) - pair[0]):
+        texts = [text for _, text in run]
+        runs.append(texts[0] if len(texts) == 1 else f"{texts[0]}-{texts[-1]}")
     return ",".join(runs)
 
 
@@ -41,8 +41,16 @@ def span(values: list[float], form: Callable[[float], str], unit: str) -> str:
 
 
 def in_bytes(number: int) -> str:
-    """Returns a number of bytes as text, in kB or MB."""
-    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB" if number >= 1e5 else f"{max(1, round(number / 1e3))} kB"
+    """Returns a number of bytes as text, in kB or MB. Only 0 bytes are 0 kB."""
+    least = min(1, number)
+    return f"{number / 1e6:.{1 if number < 1e7 else 0}f} MB" if number >= 1e5 else f"{max(least, round(number / 1e3))} kB"
+
+
+def in_percent(share: float) -> str:
+    """Returns a share without its unit, %. Shares below 1 % have a digit that is not 0 after the point, as of graphs' edges."""
+    if not 0 < share < 0.01:
+        return f"{100 * share:.0f}"
+    return f"{100 * share:.1f}" if share >= 0.0005 else f"{100 * share:.1g}"
 
 
 def count(number: int, noun: str) -> str:

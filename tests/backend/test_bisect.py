@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,41 @@ def test_wrong_gradients_are_found(x: Tensor, monkeypatch: pytest.MonkeyPatch) -
     assert only.gradients
     assert {name for name, _ in only.values} >= {"the gradient of first.weight", "the gradient of second.weight"}
     assert only.place is not None and only.place.module == "head.1"
+    model = Layers().train()
+    (only,) = gossamer.bisect(lambda x: Output(model(x)), x, options=ALL).differences  # a dataclass, of a captured model
+    assert only.gradients
+    assert gossamer.profile(lambda x: Output(model(x)), x, options=ALL, backward=True, calls=1).parts
+
+
+@dataclass
+class Output:
+    logits: Tensor
+
+
+def test_a_report_without_gradients_says_so(x: Tensor) -> None:
+    with torch.no_grad():
+        found = gossamer.bisect(Layers().eval(), x, options=ALL)
+    assert not found and str(found).startswith("Results are torch's. 3 of 3 ")
+
+
+def test_complex_numbers_are_rounded_as_well(x: Tensor) -> None:
+    model = Layers().eval()
+    assert not gossamer.bisect(lambda x: torch.fft.rfft(model(x)), x, options=ALL)
+
+
+def test_a_graph_that_writes_to_its_input_is_compared(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Layers().eval()
+
+    def writing(x: Tensor) -> Tensor:
+        h = model.first(x)
+        print(end="")
+        return model.head(torch.relu(model.second(h.relu_())))
+
+    found = gossamer.bisect(writing, x, options=ALL)
+    assert not found and sum(each.sparse for each in found.decisions) >= 3
+    faulty(monkeypatch, lambda operands: operands[0].shape == (6, 24))  # of the head's result alone
+    (only,) = gossamer.bisect(writing, x, options=ALL).differences
+    assert only.gradients and only.place is not None
 
 
 def test_results_are_those_of_the_compiled_graph_and_one_warning_says_what_differs(

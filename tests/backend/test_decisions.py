@@ -151,6 +151,7 @@ def test_names() -> None:
         ("L['fn']._parameters['weight']", "weight"),
         ("G['net']._modules['0']._parameters['weight']", "net.0.weight"),
         ("L['W']", "W"),
+        ("L['w_orig']", "w_orig"),
         ("L['self'].d['key'][0]", "d.key.0"),
         ("L['model']._modules['0']._parameters['weight']", "model.0.weight"),
         ("L['self']._modules['fc']._modules['parametrizations']._modules['weight']._parameters['original']", "fc.weight"),

@@ -1,5 +1,6 @@
 """What `gossamer.explain` reports: modes, layers, patterns, schedules and names."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -291,3 +292,39 @@ def test_modules_given_as_arguments_keep_their_variables() -> None:
     assert layer_names(lambda a, b, x: b(a(x)), one, two, torch.randn(8, 64)) == {"a.fc.weight", "b.fc.weight"}
     found = layer_names(lambda layers, x: layers[1](layers[0](x)), [one, two], torch.randn(8, 64))
     assert found == {"layers.0.fc.weight", "layers.1.fc.weight"}
+
+
+def test_layers_around_a_compiled_part_are_explained() -> None:
+    body, head = prune_(nn.Linear(64, 64)), prune_(nn.Linear(64, 32))
+    encode = torch.compile(lambda x: body(x), backend="sparse", options=EAGER)
+
+    @functools.wraps(encode)
+    def classify(x: Tensor) -> Tensor:
+        return head(encode(x))
+
+    class Delegating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = torch.compile(body, backend="sparse", options=EAGER), head
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("body"), name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x))
+
+    assert "head.weight" in explained(classify, torch.randn(8, 64), sparse=2).layers
+    assert "head.weight" in explained(Delegating(), torch.randn(8, 64), sparse=2).layers
+
+
+def test_a_variable_without_a_value_is_no_error() -> None:
+    model = Layer()
+
+    def predict(x: Tensor) -> Tensor:
+        return model(flatten(x)) if x.dim() != 2 else model(x)
+
+    assert explained(predict, torch.randn(8, 64)).layers == {"model.fc.weight": True}
+    flatten = nn.Flatten()

@@ -125,11 +125,15 @@ def test_attributes_stay(broken: bool) -> None:
     copy.deepcopy(model)  # which torch refuses where an attribute has a gradient
 
 
-def test_parameters_that_uncompiled_code_writes_to_stay() -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_parameters_that_uncompiled_code_writes_to_stay(first: bool) -> None:
     class Clamped(Layer):
         def forward(self, x: Tensor) -> Tensor:
+            if first:
+                self.clamp()
             y = super().forward(x)
-            self.clamp()
+            if not first:
+                self.clamp()
             return y
 
         @torch._dynamo.disable
@@ -157,6 +161,90 @@ def test_captured_and_global_tensors_stay() -> None:
 
 
 GLOBAL = torch.zeros(64)
+
+
+def test_a_model_that_another_function_names_stays() -> None:
+    @torch.no_grad()
+    def recalibrate(x: Tensor) -> Tensor:
+        for each in map(lambda x: NORMED(x), [x]):  # noqa: C417
+            x = _normed(each)
+        return x
+
+    before = copy.deepcopy(NORMED.state_dict())
+    explained(recalibrate, torch.randn(8, 64))
+    assert all(torch.equal(value, before[name]) for name, value in NORMED.state_dict().items())
+    assert explained(_normed, torch.randn(8, 64)).other is not None  # as its weights require gradients
+
+
+def _normed(x: Tensor) -> Tensor:
+    return NORMED(x)
+
+
+NORMED = Layer(nn.BatchNorm1d(64), broken=True)
+
+
+def test_what_requires_gradients_stays() -> None:
+    model, x = Layer(), torch.randn(8, 64)
+
+    def saliency(x: Tensor) -> Any:
+        model.fc.bias.requires_grad_(False)
+        x.requires_grad_()
+        model(x).sum().backward()
+        return x.grad
+
+    explained(saliency, x)
+    assert not x.requires_grad and x.grad is None and model.fc.bias.requires_grad
+
+    def write(x: Tensor) -> Tensor:
+        y = model(x)
+        print(end="")
+        x.mul_(y.mean())
+        return x
+
+    explained(write, x)
+    assert x.is_leaf and not x.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@both
+def test_lazy_layers_stay_lazy(broken: bool) -> None:
+    model, x = Layer(nn.LazyLinear(8), nn.LazyBatchNorm1d(), broken=broken), torch.randn(8, 64)
+    assert explained(model, x, sparse=2).layers == {"fc.weight": True, "after.0.weight": True}
+    assert type(model.after[0]) is nn.LazyLinear and nn.parameter.is_lazy(model.after[0].weight)
+    assert model(x).shape == (8, 8) and type(model.after[0]) is nn.Linear
+
+
+def test_random_generators_of_a_model_stay() -> None:
+    class Drops(Layer):
+        def __init__(self) -> None:
+            super().__init__(broken=True)
+            self.some = random.Random(0), np.random.default_rng(0), np.random.RandomState(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * sum(each.random() for each in self.some[:2]) * float(self.some[2].rand() + RNG.random())
+
+    model = Drops()
+    explained(model, torch.randn(8, 64))
+    fresh = random.Random(0), np.random.default_rng(0)
+    assert [each.random() for each in model.some[:2]] == [each.random() for each in fresh]
+    assert model.some[2].rand() == np.random.RandomState(0).rand() and RNG.random() == random.Random(0).random()
+
+
+RNG = random.Random(0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_that_a_method_captures_stays() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.strided)
+
+    class Holding(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            nested.mul_(2)
+            return y
+
+    explained(Holding(broken=True), torch.randn(8, 64))
+    assert (nested.values() == 1).all()
 
 
 def test_a_step_of_training_is_explained_without_being_made() -> None:

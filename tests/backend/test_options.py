@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import gossamer
 from gossamer import OptionError, Options
+from gossamer.dialects.settings import CALIBRATE
 from tests.backend.harness import assert_same, compile_and_run, prune_
 
 
@@ -28,6 +30,7 @@ from tests.backend.harness import assert_same, compile_and_run, prune_
         ({"min_gain": "2"}, "option min_gain is '2'"),
         ({"strict": 1}, "option strict is 1; it must be True or False"),
         ({"dump_ir": 7}, "option dump_ir is 7; it must be a path"),
+        ({"dump_ir": ""}, "option dump_ir is ''; it must be a path"),
         ("fast", "options is a str; it must be a dictionary"),
     ],
 )
@@ -57,6 +60,32 @@ def test_dump_directory_from_the_environment(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("GOSSAMER_DUMP_IR", str(tmp_path / "dump"))
     assert Options().dump_ir == str(tmp_path / "dump")
     assert (tmp_path / "dump").is_dir()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GOSSAMER_DUMP_IR", str(tmp_path / "file"))
+    with pytest.raises(OptionError, match=r"the environment variable GOSSAMER_DUMP_IR is '.*file', which cannot be created"):
+        Options()
+
+
+def test_any_iterable_of_names_and_any_number_are_options() -> None:
+    options = Options(disable=(name for name in ["sparse-weights"]), min_gain=np.float32(1.5))  # type: ignore[arg-type]
+    assert options.disable == ("sparse-weights",) and repr(options.min_gain) == "1.5"
+
+
+def test_options_of_torch_are_taken() -> None:
+    options = {"dense": "eager", "min_gain": 0, "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
+    model, x = prune_(nn.Linear(32, 32)).eval(), torch.randn(4, 32)
+    assert gossamer.explain(model, x, options=options).sparse
+    assert gossamer.profile(model, x, options=options, calls=1).parts
+    assert any(each.sparse for each in gossamer.bisect(model, x, options=options).decisions)
+
+
+@pytest.mark.parametrize("text, measures", [("0", False), ("false", False), ("", True), ("1", True)])
+def test_calibration_is_switched(text: str, measures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_CALIBRATE", text)
+    assert CALIBRATE.get() is measures
+    monkeypatch.setenv("GOSSAMER_CALIBRATE", "perhaps")
+    with pytest.raises(OptionError, match="GOSSAMER_CALIBRATE is 'perhaps'; it must be 0 or 1"):
+        CALIBRATE.get()
 
 
 def test_options_are_an_error_of_value_and_of_gossamer() -> None:

@@ -210,15 +210,22 @@ def test_reports_of_a_folder_are_one(tmp_path: Path) -> None:
     found = saved.read(tmp_path)
     assert found is not None and (found["sparse"], found["dense"], found["breaks"]) == (1, 1, ["x", "y"])
     assert saved.read(tmp_path / "none") is None
+    sizes = {"format": "CSR", "sparse": True, "dense_bytes": 8, "packed_bytes": 2}
+    for report in (Report([decision("b", **sizes), decision("c", **sizes)]), Report([decision("d", **sizes)])):
+        saved.add(tmp_path, report.data())
+    found = saved.read(tmp_path)
+    assert found is not None and (found["dense_bytes"], found["packed_bytes"]) == (24, 6)
 
 
 def test_view_writes_the_page_of_a_dump_and_refuses_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--no-browser"]) == 2
     assert main([str(tmp_path / "report.html"), "--no-browser"]) == 2
     assert "dump_ir" in capsys.readouterr().err
-    saved.add(tmp_path, Report([decision("a</script>")]).data())
+    saved.add(tmp_path, Report([decision("a<!--<script></script>")], min_gain=float("inf")).data())
     assert main([str(tmp_path), "--no-browser"]) == 0
     assert Path(capsys.readouterr().out.strip()) == tmp_path / "index.html"
     page = (tmp_path / "index.html").read_text()
     start = page.index('id="data">') + len('id="data">')
-    assert json.loads(page[start : page.index("</script>", start)])["decisions"][0]["name"] == "a</script>"
+    data = page[start : page.index("</script>", start)]
+    assert json.loads(data)["decisions"][0]["name"] == "a<!--<script></script>"
+    assert "<" not in data and "Infinity" not in data

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer import Decision, Report
+from gossamer.backend.graph.names import paths
+from gossamer.backend.profiling.measured import in_time
 from gossamer.backend.report import graph_breaks
 from gossamer.backend.report.dump import Dump
-from gossamer.backend.report.words import times
+from gossamer.backend.report.report import NO_PRODUCT
+from gossamer.backend.report.words import in_bytes, one_name, times
 from tests.backend.harness import compile_and_run, prune_
 
 EAGER = {"dense": "eager", "min_gain": 0}
@@ -123,6 +126,22 @@ def test_an_empty_report() -> None:
 def test_numbers_inside_of_names_and_gaps() -> None:
     text = str(Report([decision(f"conv2d.{i}.w") for i in (0, 1, 4)], [], 1))
     assert "conv2d.{0-1,4}.w (x3)" in text
+    assert one_name(["layers.09.w", "layers.10.w"]) == "layers.{09-10}.w"
+
+
+def test_a_frozen_copy_of_a_weight_has_its_own_name() -> None:
+    model = nn.Linear(4, 4)
+    model.weight_orig, model.bias_orig = nn.Parameter(torch.zeros(4, 4)), model.bias
+    assert set(paths(model).values()) == {"weight", "weight_orig", "bias"}
+
+
+def test_text_of_a_report_is_not_read_as_markup_and_fits_its_table() -> None:
+    assert "model.py:100: Attempted" in str(Report([decision("w")], ["model.py:100: Attempted to call print"], 1))
+    looked_up = decision("w", sparse=False, format=None, schedule=None, reason=NO_PRODUCT)
+    assert "no weight matrix" not in str(Report([looked_up], [], 0))
+    assert "0.04%" in str(Report([decision("w", density=0.0004)], [], 1)) and "0.04%" in str(decision("w", density=0.0004))
+    assert [in_time(each) for each in (999.4, 999.7, 999.7e3, 1.5e9)] == ["999 us", "1 ms", "1 s", "1500 s"]
+    assert [in_bytes(each) for each in (0, 1)] == ["0 kB", "1 kB"]
 
 
 @pytest.mark.usefixtures("no_chains")
@@ -235,6 +254,12 @@ def test_dumps_from_many_threads(tmp_path: Path) -> None:
         thread.join()
     numbers = sorted(int(p.name[:4]) for p in tmp_path.glob("[0-9]*"))
     assert numbers == list(range(1, 41))
+
+
+def test_a_long_name_has_a_short_file(tmp_path: Path) -> None:
+    for name in ("n" * 250, "m" + "n" * 250, "语" * 90):
+        Dump(str(tmp_path)).stages(name)("contract", "mlir", "")
+    assert len({p.name[5:] for p in tmp_path.glob("[0-9]*")}) == 3
 
 
 def test_importing_the_front_door_is_light() -> None:
