@@ -92,11 +92,11 @@ def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
     compiles neither, so this returns the function without attributes, or the method that calls the module."""
     inside: Any = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod", model)
     if inside is not model or not hasattr(inside, "_torchdynamo_orig_callable"):
-        return inside  # type: ignore[no-any-return]
+        return inside
     if getattr(inside, "_torchdynamo_wrapper_id", None) == id(inside):
-        return inside._torchdynamo_orig_callable  # type: ignore[no-any-return]
+        return inside._torchdynamo_orig_callable
     if not isinstance(inside, FunctionType):
-        return inside.__call__ if isinstance(inside, nn.Module) else inside  # type: ignore[no-any-return]
+        return inside.__call__ if isinstance(inside, nn.Module) else inside
     plain = FunctionType(inside.__code__, inside.__globals__, inside.__name__, inside.__defaults__, inside.__closure__)
     plain.__kwdefaults__ = inside.__kwdefaults__
     return plain

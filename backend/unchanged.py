@@ -191,8 +191,10 @@ def _random_state(generator: Any) -> list[Undo]:
         return []
     if isinstance(generator, random.Random):
         return [partial(generator.setstate, generator.getstate())]
-    if isinstance(generator, torch.Generator | np.random.RandomState):
+    if isinstance(generator, torch.Generator):
         return [partial(generator.set_state, generator.get_state())]
+    if isinstance(generator, np.random.RandomState):
+        return [partial(generator.set_state, generator.get_state(legacy=False))]
     bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
     return [partial(setattr, bits, "state", bits.state)]
 

@@ -61,7 +61,7 @@ def _write(name: str, plain: Callable[..., Tensor], args: Sequence[Any], kwargs:
     return overwrite(name, input, result) if isinstance(input, SparseTensor) else into(input, result)
 
 
-_INPLACE = {
+_INPLACE: dict[Callable[..., Any], int] = {
     each: each.__code__.co_varnames.index("inplace")
     for each in vars(F).values()
     if isfunction(each) and "inplace" in each.__code__.co_varnames[: each.__code__.co_argcount]
