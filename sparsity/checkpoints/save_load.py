@@ -300,8 +300,10 @@ def _check(
 
 
 def _dtype(parts: Parts, files: list[Any]) -> torch.dtype:
-    """Returns the type of a tensor in files. Integers with scales become floats."""
-    part = next((each for each in (SCALE, "", "values", "compressed", "type") if each in parts), None)
+    """Returns the type of a tensor in files."""
+    if SCALE in parts:  # integers, which become floats; `floats_of` checks the scale
+        return torch.float32
+    part = next((each for each in ("", "values", "compressed", "type") if each in parts), None)
     if part is None:  # a SparseTensor: the values are its last array
         part = max((each for each in parts if each not in (FORMAT, SHAPE)), key=lambda each: (len(each), each))
     number, key = parts[part]
