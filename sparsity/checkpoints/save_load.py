@@ -132,7 +132,7 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
             own |= _buffers(name, look)
         layers = {name: looks.get(name, layer) for name, layer in modules.items()}
         grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}
-        dtypes = {name: _dtype(parts, files) for name, parts in stored.items()}
+        dtypes = {name: _dtype(name, parts, files) for name, parts in stored.items()}
         _check(own, shapes, dtypes, tied, path, {tensor_of(name, _GROUPS) for name in grouped})
         groups = _groups(grouped, stored, files)
         for each in {id(each.layer): each for each in turned.values()}.values():  # a layer may have several names
@@ -299,14 +299,13 @@ def _check(
             )
 
 
-def _dtype(parts: Parts, files: list[Any]) -> torch.dtype:
+def _dtype(name: str, parts: Parts, files: list[Any]) -> torch.dtype:
     """Returns the type of a tensor in files."""
     if SCALE in parts:  # integers, which become floats; `floats_of` checks the scale
         return torch.float32
-    part = next((each for each in ("", "values", "compressed", "type") if each in parts), None)
-    if part is None:  # a SparseTensor: the values are its last array
-        part = max((each for each in parts if each not in (FORMAT, SHAPE)), key=lambda each: (len(each), each))
-    number, key = parts[part]
+    if any(each.startswith(ARRAY) for each in parts):
+        return _tensor(name, parts, files).dtype
+    number, key = parts[next(each for each in ("", "values", "compressed", "type") if each in parts)]
     dtype: torch.dtype = files[number].get_tensor(key).dtype
     return dtype
 
