@@ -39,8 +39,10 @@ class Package:
 
     def _leaves(self, given: Any) -> list[Any]:
         """Returns the inputs of a call in the order of the exported program. Raises ArgumentError for another structure."""
+        leaves: list[Any]
         try:
-            return self._takes.flatten_up_to(given)
+            leaves = self._takes.flatten_up_to(given)
+            return leaves
         except (TypeError, ValueError) as problem:
             leaves, structure = tree_flatten(given)
             with suppress(NotImplementedError, TypeError):  # of structures that torch cannot write as JSON

@@ -94,7 +94,8 @@ class _WhileHeld:
 
 def _save_as_plain() -> None:
     """Makes models of transformers save plain weights. Models without masks and stored weights stay as they are."""
-    from transformers.modeling_utils import PreTrainedModel
+    from transformers import modeling_utils
 
-    if "hf_quantizer" not in vars(PreTrainedModel):
-        PreTrainedModel.hf_quantizer = _WhileHeld()
+    models: Any = modeling_utils.PreTrainedModel
+    if "hf_quantizer" not in vars(models):
+        models.hf_quantizer = _WhileHeld()

@@ -59,7 +59,7 @@ class PackageInputs:
 
 def _input(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Tensor):
-        return {"name": name} | ({"value": value} if isinstance(value, _VALUES) else {})
+        return {"name": name, "value": value} if isinstance(value, _VALUES) else {"name": name}
     dtype, (order, strides) = str(value.dtype).removeprefix("torch."), _layout(value)
     sizes = [*map(_size, value.shape)]
     return {"name": name, "dtype": dtype, "device": value.device.type, "sizes": sizes, "order": order, "strides": strides}

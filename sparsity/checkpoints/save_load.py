@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,8 +132,8 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
             own |= _buffers(name, look)
         layers = {name: looks.get(name, layer) for name, layer in modules.items()}
         grouped = {name: layer for name, layer in layers.items() if isinstance(layer, GroupedLinear)}
-        dtypes = {name: _dtype(parts, files) for name, parts in stored.items()}
-        _check(own, shapes, dtypes, tied, path, {tensor_of(name, _GROUPS) for name in grouped})
+        dtype_of = lambda name: _dtype(name, stored[name], files)
+        _check(own, shapes, dtype_of, tied, path, {tensor_of(name, _GROUPS) for name in grouped})
         groups = _groups(grouped, stored, files)
         for each in {id(each.layer): each for each in turned.values()}.values():  # a layer may have several names
             each.become()
@@ -275,7 +275,12 @@ def _groups(layers: dict[str, GroupedLinear], stored: dict[str, Parts], files: l
 
 
 def _check(
-    own: dict[str, Tensor], stored: Shapes, dtypes: Mapping[str, torch.dtype], tied: dict[str, str], path: Any, ragged: set[str]
+    own: dict[str, Tensor],
+    stored: Shapes,
+    dtype_of: Callable[[str], torch.dtype],
+    tied: dict[str, str],
+    path: Any,
+    ragged: set[str],
 ) -> None:
     tied.update(_tied_here(own, stored.keys() | tied.keys(), stored))
     missing, more = own.keys() - stored.keys() - tied.keys(), (stored.keys() | tied.keys()) - own.keys()
@@ -284,27 +289,29 @@ def _check(
         wrong = (("missing", missing or dangling), ("unknown", more))
         said = [f"{what}: {', '.join(sorted(which)[:5])}" for what, which in wrong if which]
         raise FormatError(f"{path} is not of this model; {'; '.join(said)}. Load it into a model of the same architecture")
-    for name, other in {**{each: each for each in stored}, **tied}.items():
-        if name.rpartition(".")[2] == _EXTRA:
-            continue
+    sources = {**{name: name for name in stored}, **tied}
+    compared = {name: other for name, other in sources.items() if name.rpartition(".")[2] != _EXTRA}
+    for name, other in compared.items():
         if stored[other] != tuple(own[name].shape) and name not in ragged:
             raise FormatError(
                 f"{path}: '{name}' has shape {stored[other]}, in this model {tuple(own[name].shape)}. "
                 "Load it into a model of the same sizes"
             )
-        if dtypes[other].is_floating_point != own[name].is_floating_point():
+    for name, other in compared.items():
+        if (dtype := dtype_of(other)).is_floating_point != own[name].is_floating_point():
             raise FormatError(
-                f"{path}: '{name}' is {dtypes[other]}, in this model {own[name].dtype}. "
+                f"{path}: '{name}' is {dtype}, in this model {own[name].dtype}. "
                 "Load it into a model with the same kinds of layers"
             )
 
 
-def _dtype(parts: Parts, files: list[Any]) -> torch.dtype:
-    """Returns the type of a tensor in files. Integers with scales become floats."""
-    part = next((each for each in (SCALE, "", "values", "compressed", "type") if each in parts), None)
-    if part is None:  # a SparseTensor: the values are its last array
-        part = max((each for each in parts if each not in (FORMAT, SHAPE)), key=lambda each: (len(each), each))
-    number, key = parts[part]
+def _dtype(name: str, parts: Parts, files: list[Any]) -> torch.dtype:
+    """Returns the type of a tensor in files."""
+    if SCALE in parts:  # integers, which become floats; `floats_of` checks the scale
+        return torch.float32
+    if any(each.startswith(ARRAY) for each in parts):
+        return _tensor(name, parts, files).dtype
+    number, key = parts[next(each for each in ("", "values", "compressed", "type") if each in parts)]
     dtype: torch.dtype = files[number].get_tensor(key).dtype
     return dtype
 
