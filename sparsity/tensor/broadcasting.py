@@ -22,8 +22,8 @@ def expand(input: SparseTensor, *given: Any, size: Sequence[int] | None = None, 
     sizes = as_list(given) if size is None else list(size)
     new = len(sizes) - input.dim()
     before = [1] * new + list(input.shape)
-    shape = [extent if _keeps(wanted) else wanted for extent, wanted in zip(before, sizes, strict=True)]
-    pairs = list(zip(before, shape, strict=True))
+    shape = [extent if _keeps(wanted) else wanted for extent, wanted in zip(before, sizes, strict=False)]
+    pairs = list(zip(before, shape, strict=False))  # of different lengths if `new` is negative
     larger = [n for n, (extent, wanted) in enumerate(pairs) if is_one(extent) and not is_one(wanted)]
     if new < 0 or not all(n in larger or agree(*pair) for n, pair in enumerate(pairs)):
         raise ArgumentError(f"a SparseTensor {list(input.shape)} does not expand to {sizes}: only sizes of 1 may change")

@@ -42,7 +42,7 @@ def to_torch(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
     """Returns a torch.sparse tensor in the layout that corresponds to the format, or in COO."""
     integers = {format.pos_width or 64, format.crd_width or 64}
     fits = len(integers) == 1 and integers <= {32, 64} and shape == format.padded_shape(shape)
-    layout = _layout_of(format, shape) if fits else None
+    layout = layout_of(format, shape) if fits else None
     made = layout and _compressed(*layout, shape, components)
     return _coo(format, shape, components) if made is None else made
 
@@ -50,7 +50,7 @@ def to_torch(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
 def _compressed(
     layout: torch.layout, batch: int, blocks: tuple[int, ...], shape: tuple[int, ...], components: Sequence[Tensor]
 ) -> Tensor | None:
-    """Returns a torch.sparse tensor in a compressed layout, None for a batch with different numbers of entries."""
+    """Returns a torch.sparse tensor in a compressed layout, None for a batch of unequal numbers of entries or no rows."""
     positions, crd, values = components
     values = values.view(crd.numel(), *blocks, *shape[batch + 2 :])
     if batch:
@@ -58,7 +58,7 @@ def _compressed(
         lines = (positions.numel() - 1) // max(matrices, 1)
         each = crd.numel() // max(matrices, 1)
         starts = torch.arange(matrices, device=crd.device, dtype=positions.dtype)[:, None] * each
-        if not matrices or not torch.equal(positions[: matrices * lines : lines], starts[:, 0]):
+        if not matrices or not lines or not torch.equal(positions[: matrices * lines : lines], starts[:, 0]):
             return None
         ends = torch.cat([positions[lines::lines]])[:, None]
         positions = (torch.cat([positions[:-1].view(matrices, lines), ends], 1) - starts).view(*shape[:batch], lines + 1)
@@ -66,7 +66,7 @@ def _compressed(
     return torch.sparse_compressed_tensor(positions, crd, values, shape, layout=layout, check_invariants=False)
 
 
-def _layout_of(format: Format, shape: tuple[int, ...]) -> tuple[torch.layout, int, tuple[int, ...]] | None:
+def layout_of(format: Format, shape: tuple[int, ...]) -> tuple[torch.layout, int, tuple[int, ...]] | None:
     """Returns torch's compressed layout for the format, its number of batch dimensions, and its block sizes; or None."""
     inner = {level.dim: level.block for level in format.levels if level.inner}
     for batch in range(format.rank - 1):

@@ -47,7 +47,10 @@ def _check_others(first: SparseTensor, tensor: SparseTensor, dim: int) -> None:
 
 @implements(torch.stack)
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Stacks tensors along a new dimension. COO stays COO, others become CSF; the result is dense if one of them is."""
+    """Stacks tensors along a new dimension.
+
+    COO stays COO, vectors become COO, and others CSF. The result is dense if one of them is.
+    """
     sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
     if len(sparse) < len(tensors):
         stacked: Tensor = densified(torch.stack, (list(tensors), dim), {})

@@ -14,7 +14,7 @@ from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements, unsupported
-from gossamer.sparsity.tensor.interchange import LAYOUTS, compressed_format, coo_format, from_torch, to_layout_of
+from gossamer.sparsity.tensor.interchange import LAYOUTS, compressed_format, coo_format, from_torch, layout_of, to_layout_of
 from gossamer.sparsity.tensor.products import matmul
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like
 
@@ -149,8 +149,9 @@ def dense_dim(input: SparseTensor) -> int:
 
 @implements(torch.Tensor.sparse_dim)
 def sparse_dim(input: SparseTensor) -> int:
-    """Returns the number of dimensions without those of `dense_dim`."""
-    return input.dim() - dense_dim(input)
+    """Returns the number of dimensions without those of `dense_dim` and, as torch does, without those of a batch."""
+    layout = layout_of(input.format, tuple(input.shape))
+    return input.dim() - dense_dim(input) - (layout[1] if layout else 0)
 
 
 def _compressed(

@@ -78,6 +78,8 @@ def movedim(input: SparseTensor, source: int | Sequence[int], destination: int |
 @implements(torch.Tensor.mT.__get__)  # type: ignore[attr-defined]
 def m_t(input: SparseTensor) -> SparseTensor:
     """Exchanges the last two dimensions."""
+    if input.dim() < 2:
+        raise ArgumentError(f"a SparseTensor {list(input.shape)} has no last two dimensions to exchange: see T")
     return transpose(input, -2, -1)
 
 
@@ -101,6 +103,8 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
     if -1 in sizes:
         known = -prod(sizes)
         sizes[sizes.index(-1)] = count // known if known else 0
+    if any(isinstance(size, int) and size < 0 for size in sizes):
+        raise ArgumentError(f"a SparseTensor {list(input.shape)} has no shape {wanted}: one size may be -1, none less")
     if not sizes and count == 1:
         scalar: Any = to_dense(input).reshape(())
         return scalar

@@ -38,6 +38,8 @@ def narrow(input: SparseTensor, dim: int, start: int, length: int) -> SparseTens
     """Returns `length` slices from `start` on; a negative start counts from the end."""
     dim = within(dim, input.dim())
     start = start + input.shape[dim] if start < 0 else start
+    if not sizes.guard_or_true(start + length <= input.shape[dim]):
+        raise ArgumentError(f"narrow to {length} slices from {start} on of a dimension of size {input.shape[dim]}")
     return index_select(input, dim, torch.arange(start, start + length, device=input.device))
 
 

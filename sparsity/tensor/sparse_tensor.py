@@ -232,7 +232,7 @@ class SparseTensor(torch.Tensor):
     def to_torch(self) -> Tensor:
         """Converts to the torch.sparse layout of its format, which shares memory. Other formats become COO.
 
-        Gradients do not flow through it. A tensor of no dimensions becomes dense.
+        Gradients do not flow through it.
         """
         return interchange.to_torch(self._format, tuple(self.shape), self.components)
 

@@ -1,6 +1,7 @@
 """Runs NumPy's functions and operators with SparseTensors as torch's functions of the same meaning.
 
 a @ np.ones((8, 2)), np.multiply(x, a)      →      a @ torch.from_numpy(...), torch.multiply(torch.from_numpy(x), a)
+x += a                                      →      the same, and its elements are written to x
 """
 
 import operator
@@ -12,6 +13,7 @@ import torch
 
 from gossamer.sparsity.tensor.extension import unsupported
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.torch_functions.in_place import into
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv, "power": operator.pow,
@@ -27,9 +29,17 @@ def array_ufunc(self: SparseTensor, ufunc: np.ufunc, method: str, *inputs: Any, 
     """Implements NumPy's protocol: calls torch's function with arrays as tensors. NumPy calls it if an operand is sparse."""
     name = ufunc.__name__
     function = _OPERATORS.get(name) or getattr(torch, "conj" if name == "conjugate" else name, None)
-    if method != "__call__" or kwargs or function is None:
+    written = kwargs.pop("out", None)
+    known = written is None or (len(written) == 1 and isinstance(written[0], np.ndarray))
+    if method != "__call__" or kwargs or function is None or not known:
         raise unsupported(f"numpy.{name}", "use a function of torch, or to_dense().numpy(), or to_scipy()")
-    return function(*map(_of_torch, inputs))
+    if written is not None and not written[0].flags.writeable:
+        raise ValueError("output array is read-only")
+    result = function(*map(_of_torch, inputs))
+    if written is None:
+        return result
+    into(_of_torch(written[0]), result)
+    return written[0]
 
 
 def _of_torch(operand: Any) -> Any:

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -46,6 +47,25 @@ def test_dense_dimensions(method: str) -> None:
         torch.testing.assert_close(tensor.to_dense(), dense)
         torch.testing.assert_close((tensor * 2 + imported).sum(2).to_dense(), 3 * dense.sum(2))
     torch.testing.assert_close(einsum("ijk,jn->ikn", imported, torch.ones(6, 2)), dense.sum(1)[..., None].expand(4, 3, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_batches_count_no_sparse_dimensions_and_may_be_empty() -> None:
+    theirs = torch.stack([torch.eye(4, 5)] * 2).to_sparse_csr()
+    ours = SparseTensor.from_torch(theirs)
+    assert (ours.sparse_dim(), ours.dense_dim()) == (theirs.sparse_dim(), theirs.dense_dim())
+    assert SparseTensor.from_dense(torch.zeros(2, 0, 5), ours.format).to_torch().shape == (2, 0, 5)
+
+
+def test_arrays_of_numpy_change_in_place() -> None:
+    a, x, read_only = sparse(matrix(4, 6)), np.ones((4, 6), np.float32), np.broadcast_to(np.float32(1), (4, 6))
+    y = x
+    y += a
+    y *= a
+    assert y is x
+    torch.testing.assert_close(torch.as_tensor(x), (1 + a.to_dense()) * a.to_dense())
+    with pytest.raises(ValueError, match="read-only"):
+        np.add(x, a, out=read_only)
 
 
 def test_blocks_that_do_not_divide() -> None:
