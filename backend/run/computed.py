@@ -31,7 +31,7 @@ class Computed:
     """
 
     most: ClassVar[int | None] = None
-    """The largest number of results that are kept, or None for no limit."""
+    """The largest number of leaves whose results are kept, or None for no limit."""
 
     evaluate: fx.GraphModule
     compared: Compared
@@ -53,8 +53,18 @@ class Computed:
         return evaluated(self.evaluate, leaves, numbers)
 
     def remembered(self, leaves: Sequence[Tensor], more: Sequence[Hashable], make: Callable[[], Any]) -> Any:
-        """Returns the structure for these leaves and the further values `more`. Calls `make` if it is not known."""
-        return self._known.get(leaves, more, make)
+        """Returns the structure for these leaves and the further values `more`. Calls `make` if it is not known.
+
+        The same leaves have at most `_MOST_OF_LEAVES` structures, because `more` may have sizes that grow at every call."""
+        of_leaves: Remembered[Any] = self._known.get(leaves, (), _of_leaves)
+        return of_leaves.get((), more, make)
+
+
+_MOST_OF_LEAVES = 16
+
+
+def _of_leaves() -> Remembered[Any]:
+    return Remembered("none", _MOST_OF_LEAVES)
 
 
 def _restored(cls: type[Computed], steps: Any, others: Sequence[Any]) -> Computed:

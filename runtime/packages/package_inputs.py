@@ -20,7 +20,6 @@ from torch import Tensor, fx
 
 from gossamer.dialects.errors import ArgumentError, CompileError
 from gossamer.runtime.packages.open_sizes import OpenSize
-from gossamer.runtime.torch_internals import is_traceable_wrapper_subclass
 
 KEY = "gossamer_inputs"
 _UNBOUNDED = 1 << 62
@@ -95,7 +94,7 @@ def _size(size: int | torch.SymInt) -> int | dict[str, Any]:
 
 
 def _checked(wanted: Mapping[str, Any], given: Any, sizes: dict[str, int]) -> Tensor:
-    if not isinstance(given, Tensor) or given.layout is not torch.strided or is_traceable_wrapper_subclass(given):
+    if not isinstance(given, Tensor) or given.layout is not torch.strided or hasattr(given, "__tensor_flatten__"):
         raise ArgumentError(f"the model was exported for {wanted['name']}: {_told(wanted, sizes)}, and gets {type(given)}")
     fits = given.dim() == len(wanted["sizes"]) and all(
         _fits(size, found, sizes) for size, found in zip(wanted["sizes"], given.shape, strict=True)

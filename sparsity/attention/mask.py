@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer.runtime.remembered import Remembered
 from gossamer.sparsity.attention.tile_table import LARGE, Strips, TileTable, tile_table
 
 
@@ -60,11 +61,5 @@ class Mask:
 @lru_cache(16)
 def everything(keys: int) -> Mask:
     """Returns the mask that hides nothing."""
-    found: dict[Sequence[Hashable], Any] = {}
-
-    def known(sizes: Sequence[Hashable], make: Callable[[], Any]) -> Any:
-        if sizes not in found:
-            found[sizes] = make()
-        return found[sizes]
-
-    return Mask(lambda: torch.ones(1, 1, 1, keys, dtype=torch.bool), known)
+    known = Remembered[Any]("none", most=16)
+    return Mask(lambda: torch.ones(1, 1, 1, keys, dtype=torch.bool, device="cpu"), partial(known.get, ()))

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import gossamer
 from gossamer.backend.regions import compiled_kernel
 from gossamer.backend.run import computed, lifetime, packed_weights, region_op
 from gossamer.dialects.format import Format
 from gossamer.runtime.packing import Packed
+from gossamer.sparsity.attention.mask import everything
 from tests.backend.harness import assert_same, compile_and_run, prune_, pruned
 
 _TABLES = {
@@ -188,3 +189,17 @@ def test_an_exported_program_that_is_gone_leaves_nothing() -> None:
     assert known()["packed"] > 0
     del program
     assert known()["packed"] == 0
+
+
+def test_the_same_leaves_keep_a_few_structures_whatever_sizes_come() -> None:
+    leaf, computed_ = torch.arange(4), computed.Computed(fx.GraphModule(nn.Module(), fx.Graph()), "uncounted")
+    made = [computed_.remembered([leaf], (size,), nn.Identity) for size in range(40)]
+    assert computed_.remembered([leaf], (39,), nn.Identity) is made[-1]
+    assert computed_.remembered([leaf], (0,), nn.Identity) is not made[0]
+
+
+def test_attention_without_a_mask_keeps_a_few_tables_whatever_numbers_of_queries_come() -> None:
+    mask, keys = everything(64), torch.empty(1, 1, 64, 8)
+    made = [mask.table(keys[:, :, :queries], keys) for queries in range(1, 41)]
+    assert mask.table(keys[:, :, :40], keys) is made[-1]
+    assert mask.table(keys[:, :, :1], keys) is not made[0]
