@@ -21,7 +21,7 @@ from gossamer.backend.graph.layout import is_view
 from gossamer.backend.graph.nodes import between, function_of, hint
 from gossamer.backend.graph.patterns import CONVERTS, is_rounding, number_of
 from gossamer.runtime.experts.activations import LAYOUTS
-from gossamer.sparsity.experts.named_activation import named, numbers, same_slopes
+from gossamer.sparsity.experts.named_activation import moderate, named, numbers, same_slopes
 
 _MOST = 200
 """Most nodes between two products that can be an activation."""
@@ -105,11 +105,14 @@ def gate_between(given: Between, columns: int) -> tuple[Gate | None, tuple[int, 
 
 def _gate(between: Between, given: Tensor, cut: Callable[[Tensor], Sequence[Tensor]], layouts: Sequence[str]) -> Gate | None:
     """Returns the activation that `between` computes from the sums that `cut` takes from the given numbers."""
+    found = between.of(cut(given))
+    known = None if found is None else named(found, given, layouts)
+    if known is None:
+        return None
     with torch.inference_mode(False), torch.enable_grad():
-        given = given.clone().requires_grad_()
+        given = moderate(given).clone().requires_grad_()
         found = between.of(cut(given))
-        known = None if found is None else named(found, given, layouts)
-        return None if known is None or found is None else Gate(*known, same_slopes(found, given, *known))
+        return Gate(*known, found is not None and same_slopes(found, given, *known))
 
 
 def _is_split(node: fx.Node) -> bool:
