@@ -2,12 +2,12 @@
 
 import platform
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import gossamer
 from gossamer.runtime.target import host
 
 
@@ -20,5 +20,5 @@ def this_machine() -> dict[str, Any]:
         "bits": host().vector_bits,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "gossamer": gossamer.__version__,
+        "gossamer": sys.modules["gossamer"].__version__,  # also without metadata, in a source tree
     }
