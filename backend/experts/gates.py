@@ -11,6 +11,7 @@ differ in their slopes, such as relu and clamp(min=0) at 0.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ _MOST = 200
 
 _OPEN = 64
 """Stands for an unknown size."""
+
+_LINES, _NUMBERS, _MOST_NUMBERS = 8, 1 << 16, 1 << 24
+"""How many lines of sums are tried at least, how many numbers are enough, and how many take too much memory."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def gate_at(hidden: fx.Node, sums: fx.Node, dim: int, rows: int, columns: int) -
     repeated = shape.pop(dim) // rows
     layouts = [layout for layout in LAYOUTS if rows == (columns if layout == "up" else 2 * columns)]
     cut = lambda given: [given.flatten(-2).movedim(-1, dim)]
-    return _gate(Between((sums,), hidden), numbers([*shape, repeated, rows]), cut, layouts)
+    return _gate(Between((sums,), hidden), shape, (repeated, rows), cut, layouts)
 
 
 @dataclass(frozen=True)
@@ -94,17 +98,37 @@ def gate_between(given: Between, columns: int) -> tuple[Gate | None, tuple[int, 
         return gate_at(given.hidden, given.sums[0], 1, rows[0], columns), (0,)
     if rows != [columns, columns]:
         return None, ()
-    sums = numbers([hint(given.sums[0].meta["val"].shape[0]) or _OPEN, 2 * columns])
+    tokens = hint(given.sums[0].meta["val"].shape[0]) or _OPEN
     for order in ((0, 1), (1, 0)):
         cut = lambda sums, order=order: [sums.chunk(2, -1)[place] for place in order]
-        gate = _gate(given, sums, cut, ["halves"])
+        gate = _gate(given, [tokens], (2 * columns,), cut, ["halves"])
         if gate is not None:
             return gate, order
     return None, ()
 
 
-def _gate(between: Between, given: Tensor, cut: Callable[[Tensor], Sequence[Tensor]], layouts: Sequence[str]) -> Gate | None:
-    """Returns the activation that `between` computes from the sums that `cut` takes from the given numbers."""
+def _gate(
+    between: Between,
+    lines: Sequence[int],
+    line: Sequence[int],
+    cut: Callable[[Tensor], Sequence[Tensor]],
+    layouts: Sequence[str],
+) -> Gate | None:
+    """Returns the activation that `between` computes from the sums that `cut` takes from numbers of sizes [*lines, *line].
+
+    Some lines are enough, unless a view names their number.
+    """
+    few = max(_LINES, _NUMBERS // prod(line))
+    for sizes in ([min(each, few) for each in lines], lines):
+        given = numbers([*sizes, *line]) if prod(sizes) * prod(line) <= _MOST_NUMBERS else None
+        try:
+            return None if given is None else _named(between, given, cut, layouts)
+        except RuntimeError:  # for these sizes
+            continue
+    return None
+
+
+def _named(between: Between, given: Tensor, cut: Callable[[Tensor], Sequence[Tensor]], layouts: Sequence[str]) -> Gate | None:
     found = between.of(cut(given))
     known = None if found is None else named(found, given, layouts)
     if known is None:
