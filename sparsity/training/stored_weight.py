@@ -8,7 +8,7 @@ Steps before nonzeros move need the gradient of elements that are not stored:
 Optimizers and state dicts always see the stored weight.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,10 +47,29 @@ class _Beside(torch.autograd.Function):
 
 
 class _Forward:
-    """A forward function of a module that also computes the gradient of all elements of its weight, as that of `zeros`."""
+    """A forward function of a module that also computes the gradient of all elements of its weight, as that of `zeros`.
+
+    patched  the forward that other code has set on the module, such as Accelerate; None if the module has its class's
+    """
+
+    patched: Callable[..., Any] | None = None
 
     def __init__(self, module: nn.Module, zeros: nn.Parameter) -> None:
         self.module, self.zeros = module, zeros
+
+    def install(self) -> None:
+        before = self.module.__dict__.get("forward")
+        if before is not self:
+            self.patched = before
+        self.module.forward = self  # type: ignore[assignment]
+
+    def remove(self) -> None:
+        if self.module.__dict__.get("forward") is not self:
+            return
+        if self.patched is None:
+            del self.module.__dict__["forward"]
+        else:
+            self.module.forward = self.patched
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _own_forward(self.module)
@@ -60,8 +79,9 @@ class _Watched(_Forward):
     """That of a linear layer, which computes with the stored weight."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = _Beside.apply(nn.Linear.forward(self.module, x), x.detach(), self.zeros)  # type: ignore[arg-type]
-        return y
+        y = nn.Linear.forward(self.module, x) if self.patched is None else self.patched(x)  # type: ignore[arg-type]
+        beside: Tensor = _Beside.apply(y, x.detach(), self.zeros)
+        return beside
 
 
 class _Lent(_Forward):
@@ -199,12 +219,12 @@ class StoredWeight(Masked):
             zeros.register_post_accumulate_grad_hook(self._hand_over)
             self._looking = [(_Watched if _is_linear(module) else _Lent)(module, zeros) for module, _ in self.holders]
         for forward in self._looking:
-            forward.module.forward = forward  # type: ignore[assignment]
+            forward.install()
 
     def look_no_more(self) -> None:
         """Makes the modules compute as usual again."""
-        for module, _ in self.holders:
-            module.__dict__.pop("forward", None)
+        for forward in self._looking:
+            forward.remove()
 
     @torch.no_grad()
     def _hand_over(self, zeros: Tensor) -> None:

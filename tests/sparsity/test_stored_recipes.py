@@ -298,3 +298,25 @@ def test_what_needs_the_other_elements_is_refused() -> None:
         OptionError, match=r"'0' stores (19|20)\.\d% of its elements, and their number stays .* give sparsity=0\.[78]"
     ):
         gossamer.train_sparse(model, adam(model.parameters()), "rigl", steps=9, sparsity=0.3)
+
+
+@pytest.mark.parametrize(("recipe", "options"), [("fixed", {}), ("rigl", {"steps": 6, "sparsity": 0.7, "every": 2})])
+def test_a_forward_that_other_code_has_set_stays(recipe: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(16, 24), torch.randn(5, 16)
+    with torch.no_grad():
+        layer.weight.mul_(torch.rand(24, 16) < 0.3)
+    gossamer.store_sparse(layer)
+    own = layer.forward
+    layer.forward = patched = lambda x: own(x) + 1  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+    training = gossamer.train_sparse(layer, optimizer, recipe, **options)
+    for _ in range(4):
+        weight: Any = layer.weight.detach()
+        found = layer(x)
+        torch.testing.assert_close(found, F.linear(x, weight.to_dense(), layer.bias) + 1, rtol=1e-4, atol=1e-5)
+        optimizer.zero_grad()
+        found.square().sum().backward()
+        optimizer.step()
+    training.detach()
+    assert layer.forward is patched
