@@ -1,4 +1,4 @@
-"""Low ranks beside sparse weights: adapters, sums of a sparse matrix and factors, and the order of their products."""
+"""Low ranks beside sparse weights: adapters, and sums of a sparse matrix and factors."""
 
 import copy
 from collections.abc import Callable
@@ -304,53 +304,6 @@ def test_gradients_of_scales_come_behind_small_products() -> None:
         compiled(x.requires_grad_()).sum().backward()
     seen = [str(event.input_shapes) for event in profile.events() if event.name == "aten::mul"]
     assert "[100, 384]" not in " ".join(seen)
-
-
-def test_three_products_come_in_the_cheaper_order() -> None:
-    u, v, x = torch.randn(512, 8), torch.randn(8, 512), torch.randn(64, 512)
-    y, decisions = run(lambda x: x @ (u @ v), x)
-    assert [each.reason for each in decisions] == ["a product of 512x512 is not made: the products around it come first"]
-    close(y, x @ (u @ v), 1e-4)
-
-
-def test_an_order_that_is_cheap_already_stays() -> None:
-    u, v, x = torch.randn(512, 8), torch.randn(8, 512), torch.randn(64, 512)
-    y, decisions = run(lambda x: (x @ u) @ v, x)
-    assert not [each for each in decisions if each.op == "product order"]
-    close(y, (x @ u) @ v, 1e-4)
-
-
-def test_a_product_with_its_own_transpose_stays() -> None:
-    """The first product is a factor of the second one in any order, so that nothing is saved."""
-    a, x = torch.randn(8, 512), torch.randn(64, 512)
-
-    def gram(x: Tensor, a: Tensor) -> Tensor:
-        h = x[:, :8] @ a
-        return h @ h.t()
-
-    y, decisions = run(lambda x: gram(x, a), x)
-    assert not [each for each in decisions if each.op == "product order"]
-    close(y, gram(x.double(), a.double()), 1e-4)
-
-
-def test_the_parts_of_a_sum_may_overflow_float16_so_it_stays_one() -> None:
-    """x V overflows although x V U does not."""
-    s, u, v = pruned(512, 384).weight, torch.randn(512, 8) * 1e-3, torch.rand(8, 384) * 1000 + 500
-    s, u, v, x = (each.half() for each in (s, u, v, torch.rand(64, 384) + 0.5))
-    y, decisions = run(lambda x: F.linear(x, s + u @ v), x)
-    assert y.isfinite().all() and not any(each.op == "low rank" for each in decisions)
-    close(y, F.linear(x.float(), s.float() + u.float() @ v.float()), 1e-2)
-
-
-@pytest.mark.parametrize("density", [1.0, 0.02])
-def test_zeros_count_in_the_order_of_products(density: float) -> None:
-    """Densely, the product of the weights is worth making. That of two sparse ones has few zeros, so tokens meet both."""
-    wide, narrow = pruned(2048, 512, density=density).weight, pruned(512, 2048, density=density).weight
-    x = torch.randn(512, 512)
-    y, decisions = run(lambda x: (x @ wide.t()) @ narrow.t(), x)
-    assert [each.op for each in decisions if not each.sparse] == ["product order"] * (density == 1.0)
-    assert sum(each.sparse for each in decisions) == 2 * (density < 1)
-    close(y, (x @ wide.t()) @ narrow.t(), 1e-4)
 
 
 def test_a_saved_and_loaded_adapter(tmp_path: Any) -> None:

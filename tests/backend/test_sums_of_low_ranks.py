@@ -34,3 +34,12 @@ def test_sums_of_several_terms_with_signs_and_factors(total: Callable[..., Tenso
     y, decisions = run(lambda x: product(x, s, t, u, v, p, q), x)
     assert beside(decisions) == 1 and any("as x S + (x U) V, rank" in each.reason for each in decisions)
     close(y, product(*(each.double() for each in (x, s, t, u, v, p, q))))
+
+
+def test_the_parts_of_a_sum_may_overflow_float16_so_it_stays_one() -> None:
+    """x V overflows although x V U does not."""
+    s, u, v = pruned(512, 384).weight, torch.randn(512, 8) * 1e-3, torch.rand(8, 384) * 1000 + 500
+    s, u, v, x = (each.half() for each in (s, u, v, torch.rand(64, 384) + 0.5))
+    y, decisions = run(lambda x: F.linear(x, s + u @ v), x)
+    assert y.isfinite().all() and not any(each.op == "low rank" for each in decisions)
+    close(y, F.linear(x.float(), s.float() + u.float() @ v.float()), 1e-2)
