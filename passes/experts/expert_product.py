@@ -4,6 +4,7 @@ scf.parallel (%task) = ...                                   // equal shares of 
   for each expert, for each 96 of its slots, for each 64 rows of the thread's share:
     the bias into scratch memory [slot][row]
     at most 8 slots:  func.call @region_few8(...)            // or _few1, 2, 3, 4, 6: all of them, row by row (few_slots.py)
+    vectors of 256 bits, 4 to 48 slots:  for each 512 columns, 64 rows, 8 slots: func.call @region_some8(...)  // some_slots.py
     more:             for each 128 columns: func.call @region_pack(...)
                         for each 6 slots: func.call @region_many6(...)           // many_slots.py
     with tiles, more than 4:  many32 in place of many6 (tile_slots.py); or for rows of bf16 that fill tiles, 256 of them:
@@ -16,13 +17,13 @@ row is copied or padded. A `turned` weight is [experts, columns, rows] (few_turn
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf, vector
 
-from gossamer.passes.experts import few_slots, few_turned, many_slots, panels, tile_rows, tile_slots
+from gossamer.passes.experts import few_slots, few_turned, many_slots, panels, some_slots, tile_rows, tile_slots
+from gossamer.passes.experts.product_functions import Functions, functions_of
 from gossamer.passes.experts.stored_weights import Floats, stored_as
 from gossamer.passes.loops.buffers import buffer_of, storage_of
 from gossamer.passes.loops.openmp import thread_number
@@ -68,24 +69,6 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Functions:
-    """The functions of a product.
-
-    few   add the products of few slots, by the number of slots, the most first
-    pack  packs a panel
-    many  add the products of many slots with a panel, by the number of slots, the most first
-    turn  transposes x for rows that are not packed
-    rows  add the products of rows that are not packed, by the number of rows, then by that of slots
-    """
-
-    few: dict[int, func.FuncOp]
-    pack: func.FuncOp
-    many: dict[int, func.FuncOp]
-    turn: func.FuncOp | None
-    rows: dict[int, dict[int, func.FuncOp]]
-
-
-@dataclass(frozen=True)
 class Machine:
     """The target, as options of the passes that lower products of experts.
 
@@ -115,12 +98,17 @@ class ExpertProduct:
         self.tiles = machine.tiles and self.stored.pair > 1
         few = few_turned.SLOTS if self.turned else few_slots.slots_at_once(bits)
         self.few = tuple(n for n in few if n <= _BESIDE_TILES) if self.tiles else few
+        self.some = tuple(some_slots.SHAPES) if bits == some_slots.BITS and not self.turned else ()
+        self.most_in_place = some_slots.MOST if self.some else max(self.few)
         self.many, self.slots = tile_slots.HEIGHTS if self.tiles else panels.HEIGHTS, SLOTS
         self.by_rows = self.tiles and not self.turned and isinstance(self.stored.element, ir.FloatType)
-        self.width, self.few_rows = panels.vectors_of(bits) * self.lanes, _FEW_ROWS[self.turned]
+        self.width, self.few_rows = (
+            panels.vectors_of(bits) * self.lanes,
+            some_slots.LINE if self.some else _FEW_ROWS[self.turned],
+        )
         self.many_rows = tile_rows.ROWS if self.by_rows else self.width
         self.line = self.many_rows + (_APART if self.by_rows else 0)
-        self.scratch = 4 * max(self.line * (SLOTS + max(self.many)), self.few_rows * max(self.few))
+        self.scratch = 4 * max(self.line * (SLOTS + max(self.many)), self.few_rows * self.most_in_place)
 
     @property
     def shared(self) -> int:
@@ -132,7 +120,13 @@ class ExpertProduct:
     @property
     def before_tiles(self) -> int:
         """Bytes of a thread's workspace before the memory for tiles."""
-        return 4 * max((many_slots.DEPTH + 1) * self.width, max(self.few) * few_slots.HEIGHT * self.lanes)
+        packed = 4 * some_slots.DEPTH * max(self.some, default=0)
+        return max(4 * (many_slots.DEPTH + 1) * self.width, self.before_packed + packed)
+
+    @property
+    def before_packed(self) -> int:
+        """Bytes of a thread's workspace before the packed columns of x: the sums of few slots."""
+        return 4 * max(*self.few, *self.some) * few_slots.HEIGHT * self.lanes
 
     def panel(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
         """Returns the memory for packed columns of a weight and its rows' scales. A thread's workspace begins at `base`."""
@@ -140,7 +134,7 @@ class ExpertProduct:
 
     def lines(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
         """Returns the memory for the vectors of sums of few slots, before their lanes are added up."""
-        kind = ir.MemRefType.get([max(self.few), few_slots.HEIGHT, self.lanes], ir.F32Type.get())
+        kind = ir.MemRefType.get([max(*self.few, *self.some), few_slots.HEIGHT, self.lanes], ir.F32Type.get())
         return memref.view(kind, workspace, base, [])
 
     def sums(self, workspace: ir.Value, offset: ir.Value, slots: ir.Value) -> ir.Value:
@@ -157,7 +151,7 @@ class ExpertProduct:
 
     def are_few(self, slots: ir.Value) -> ir.Value:
         """Whether a block has so few slots that their weights are not packed."""
-        return arith.cmpi(arith.CmpIPredicate.ule, slots, index(max(self.few)))
+        return arith.cmpi(arith.CmpIPredicate.ule, slots, index(self.most_in_place))
 
     def rows_of(self, slots: ir.Value) -> ir.Value:
         """Returns the rows of a block of `slots` slots."""
@@ -187,7 +181,7 @@ class ExpertProduct:
         """
         space = self.shared + self.scratch * len(streams)
         reserve_workspace(module, space)
-        functions = self._functions()
+        functions = functions_of(self)
         with ir.InsertionPoint(self.op):
             slots, experts = memref.dim(self.order, index(0)), arith.subi(memref.dim(self.positions, index(0)), index(1))
             columns = memref.dim(self.x, index(1))
@@ -274,8 +268,7 @@ class ExpertProduct:
         shared = [*self.memory(), base, offset, block.slot, last]
         few = scf.IfOp(self.are_few(block.slots), has_else=True)
         with ir.InsertionPoint(few.then_block):
-            own = self._place(block.expert, places[0], index(0))
-            call_narrowest(block.slots, functions.few, [*shared, index(0), *own, block.rows])
+            self._in_place(functions, block, places[0], shared)
             scf.YieldOp([])
         with ir.InsertionPoint(few.else_block):
             if functions.turn is None:
@@ -289,6 +282,34 @@ class ExpertProduct:
                 with ir.InsertionPoint(fills.else_block):
                     self._by_panels(functions, block, places, shared)
                     scf.YieldOp([])
+            scf.YieldOp([])
+
+    def _in_place(self, functions: Functions, block: Block, place: ir.Value, shared: list[ir.Value]) -> None:
+        """Does the same for few slots, or for some if there are functions for them."""
+        own = self._place(block.expert, place, index(0))
+        given = [*shared, index(0), *own, block.rows]
+        if not functions.some:
+            call_narrowest(block.slots, functions.few, given)
+            return
+        few = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ule, block.slots, index(max(self.few))), has_else=True)
+        with ir.InsertionPoint(few.then_block):
+            call_narrowest(block.slots, functions.few, given)
+            scf.YieldOp([])
+        with ir.InsertionPoint(few.else_block):
+            columns, depth, height = memref.dim(self.x, index(1)), index(some_slots.DEPTH), index(some_slots.ROWS)
+            with (
+                loop(index(0), columns, depth) as parts,
+                loop(index(0), block.rows, height) as rows,
+                loop(index(0), block.slots, index(max(self.some))) as slots,
+            ):
+                low, at, local = (each.induction_variable for each in (parts, rows, slots))
+                own = self._place(block.expert, arith.addi(place, at), low)
+                left = [
+                    arith.minui(most, arith.subi(*ends)) for most, *ends in ((depth, columns, low), (height, block.rows, at))
+                ]
+                call_narrowest(
+                    arith.subi(block.slots, local), functions.some, [*shared, local, low, left[0], *own, left[1], at]
+                )
             scf.YieldOp([])
 
     def _by_panels(self, functions: Functions, block: Block, places: tuple[ir.Value, ir.Value], shared: list[ir.Value]) -> None:
@@ -357,34 +378,6 @@ class ExpertProduct:
     def memory(self) -> list[ir.Value]:
         """Returns the memrefs that all functions take."""
         return [self.x, self.weight, self.scales, self.order, self.storage.workspace]
-
-    def _functions(self) -> Functions:
-        tile: Any = few_turned.FewTurned if self.turned else few_slots.FewSlots
-        few = {n: self._function(f"few{n}", 8, partial(tile, self, n)) for n in self.few}
-        pack = self._function("pack", 7, partial(many_slots.Pack, self))
-        some: Any = tile_slots.TileSlots if self.tiles else many_slots.ManySlots
-        many = {n: self._function(f"many{n}", 11, partial(some, self, n)) for n in self.many}
-        if not self.by_rows:
-            return Functions(few, pack, many, None, {})
-        turn = self._function("turn", 8, partial(tile_rows.TurnSlots, self))
-        by_rows = {
-            height: {
-                width: self._function(f"rows{height}x{width}", 12, partial(tile_rows.TileRows, self, height, width))
-                for width in tile_rows.WIDTHS
-            }
-            for height in tile_rows.HEIGHTS
-        }
-        return Functions(few, pack, many, turn, by_rows)
-
-    def _function(self, name: str, numbers: int, tile: Callable[..., Any]) -> func.FuncOp:
-        parent = self.op.operation.parent.opview
-        types = [*(each.type for each in self.memory()), *[ir.IndexType.get()] * numbers]
-        with ir.InsertionPoint(parent):
-            made = func.FuncOp(f"{parent.name.value}_{name}", (types, []), visibility="private")
-        with ir.InsertionPoint(made.add_entry_block()):
-            tile(*made.entry_block.arguments).emit()
-            func.ReturnOp([])
-        return made
 
 
 def store(value: ir.Value, memory: ir.Value, at: Sequence[ir.Value], left: ir.Value) -> None:

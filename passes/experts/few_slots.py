@@ -16,7 +16,7 @@ others                      16 KB ahead into the second-level cache. On Emerald 
                             bypass it, and for one slot 1.5 times as fast as no prefetch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,12 @@ def slots_at_once(bits: int) -> tuple[int, ...]:
 
 
 class FewSlots(SlotTile):
-    """Emits the products of all slots of a block with `rows` rows of the weight, from `row` on."""
+    """Emits the products of all slots of a block with `rows` rows of the weight, from `row` and the column `begin` on."""
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
-        *others, self.row, _, self.rows = given
+        *others, self.row, self.begin, self.rows = given
         super().__init__(product, slots, *others)
-        self.shape, self.height = _SHAPES[product.bits][slots], min(HEIGHT, self.lanes)
+        self.at, self.height, self.shape = index(0), min(HEIGHT, self.lanes), self._shapes(product.bits)[slots]
 
     def emit(self) -> None:
         """Emits the body of a function."""
@@ -71,12 +71,11 @@ class FewSlots(SlotTile):
                 for number, value in enumerate(self._sums(own)):
                     t, r = divmod(number, each)
                     vector.store(value, self.lines, [index(t), arith.addi(at, index(r)), index(0)])
-            found = [
-                vector.load(self.stored.vec, self.lines, [index(t), index(r), index(0)])
-                for t in range(self.slots)
-                for r in range(self.height)
-            ]
-            self._add(found, first, self.weight.scales(rows))
+            self._add(first, self.weight.scales(rows))
+
+    def _shapes(self, bits: int) -> dict[int, Shape]:
+        """Returns the shapes for vectors of `bits` bits, by the number of slots."""
+        return _SHAPES[bits]
 
     def _sums(self, rows: list[ir.Value]) -> list[ir.Value]:
         """Returns a vector of sums for each slot and row. The rows of a slot follow each other."""
@@ -105,12 +104,17 @@ class FewSlots(SlotTile):
         return list(rest.results)
 
     def _step(self, rows: list[ir.Value], column: ir.Value, sums: list[ir.Value], left: ir.Value | None) -> list[ir.Value]:
-        found, weights = list(sums), [self.weight.read(row, column, left) for row in rows]
-        for t, x in enumerate(self.stored.x(self.x, token, column, left) for token in self.tokens):
+        found, weights = list(sums), [self.weight.read(row, arith.addi(self.begin, column), left) for row in rows]
+        for t, x in enumerate(self._tokens(column, left)):
             for r, own in enumerate(weights):
                 at = t * len(rows) + r
                 found[at] = self.stored.multiplied(own, x, found[at])
         return found
+
+    def _tokens(self, column: ir.Value, left: ir.Value | None) -> Iterator[list[ir.Value]]:
+        """Yields the columns of each token that a step multiplies."""
+        for token in self.tokens:
+            yield self.stored.x(self.x, token, column, left)
 
     def _added(self, sums: list[ir.Value]) -> ir.Value:
         """Returns the sum of a few vectors."""
@@ -119,17 +123,18 @@ class FewSlots(SlotTile):
             sums = [*(arith.addf(a, b) for a, b in pairs), *sums[len(sums) // 2 * 2 :]]
         return sums[0]
 
-    def _add(self, sums: Sequence[ir.Value], row: ir.Value, scales: Sequence[ir.Value]) -> None:
-        """Adds the totals of vectors of sums, for each slot and some rows, to scratch memory, from `row` of the block on."""
+    def _add(self, row: ir.Value, scales: Sequence[ir.Value]) -> None:
+        """Adds the totals of the vectors in memory, for each slot and some rows, to the sums, from `row` of the block on."""
         height, slot = self.height, 0
         together, kind = max(1, self.lanes // height), ir.VectorType.get([height], ir.F32Type.get())
         while slot < self.slots:
             count = 1 << min(together, self.slots - slot).bit_length() - 1
-            totals = sums_across(sums[slot * height : (slot + count) * height])
+            lines = [[index(t), index(r), index(0)] for t in range(slot, slot + count) for r in range(height)]
+            totals = sums_across([vector.load(self.stored.vec, self.lines, each) for each in lines])
             for t in range(count):
                 own = vector.extract_strided_slice(kind, totals, [t * height], [height], [1])
                 if scales:
                     own = arith.mulf(own, vector.from_elements(kind, scales))
-                at = [index(slot + t), row]
+                at = [arith.addi(self.local, index(slot + t)), arith.addi(self.at, row)]
                 vector.store(arith.addf(vector.load(kind, self.sums, at), own), self.sums, at)
             slot += count
