@@ -1,6 +1,7 @@
 """Stored weights under tensor parallelism: steps are those of one process, and no weight becomes dense."""
 
 import copy
+import io
 import math
 import pickle
 from pathlib import Path
@@ -155,16 +156,31 @@ def parts(rank: int, directory: str) -> None:
     scaler.update()
     assert scaler.get_scale() == 2.0 and torch.equal(model.down.bias, before)
 
+    saved, resumed = io.BytesIO(), parallel()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
+    saved.seek(0)
+    loaded, other = torch.load(saved), torch.optim.AdamW(resumed.parameters())
+    resumed.load_state_dict(loaded["model"])
+    other.load_state_dict(loaded["optimizer"])
+    steps = [[], []]
+    for each, its, losses in ((model, optimizer, steps[0]), (resumed, other, steps[1])):
+        for x in X:
+            its.zero_grad()
+            losses.append(each(x).square().sum())
+            losses[-1].backward()
+            its.step()
+    assert steps[0] == steps[1]
+
     for state in (model.state_dict(), {"moment": optimizer.state[model.up.weight]["exp_avg"]}):
         with pytest.raises(CheckpointException, match=r"is a part \(1[01], 18\) of a stored weight"):
             dcp.save(state, checkpoint_id=f"{directory}/parts")
-    plain, loaded = gossamer.finalize(copy.deepcopy(model)), block(stored=False)
+    plain, dense = gossamer.finalize(copy.deepcopy(model)), block(stored=False)
     torch.testing.assert_close(plain(X[0]), model(X[0]))
     dcp.save(plain.state_dict(), checkpoint_id=f"{directory}/whole")
-    state = loaded.state_dict()
+    state = dense.state_dict()
     dcp.load(state, checkpoint_id=f"{directory}/whole")
-    loaded.load_state_dict(state)
-    torch.testing.assert_close(loaded(X[0]), model(X[0]))
+    dense.load_state_dict(state)
+    torch.testing.assert_close(dense(X[0]), model(X[0]))
 
     losses = []
     for plan in (plan_of(), plan_of({"output_layouts": Replicate()}, {"input_layouts": Replicate()})):
