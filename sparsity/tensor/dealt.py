@@ -94,8 +94,8 @@ class _WriteItems:
 def _refuse(name: str, part: SparseTensor) -> NoReturn:
     raise OptionError(
         f"'{name}' is a part {tuple(part.shape)} of a stored weight, and torch.distributed.checkpoint cannot join such parts. "
-        "To resume with as many processes, let each write its state dicts to a file of its own by torch.save. To save the whole "
-        "weights, save the state dict of gossamer.finalize(copy.deepcopy(model))"
+        "To resume with as many processes, let each write its state dicts to a file of its own by torch.save. To save the "
+        "whole weights, save the state dict of gossamer.finalize(copy.deepcopy(model))"
     )
 
 
