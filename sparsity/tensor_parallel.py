@@ -130,7 +130,7 @@ def _deal(module: nn.Module, mesh: DeviceMesh, forward: type[ParallelForward], s
     part = whole.detach()[at] if dim == 0 else whole.detach()[:, at]
     module._parameters["weight"] = parameter = nn.Parameter(part.clone(), whole.requires_grad)
     parameter._dealt = Dealt(mesh, dim, tuple(whole.shape))  # type: ignore[attr-defined]
-    module.forward = forward(module, style, mesh)  # type: ignore[assignment]
+    module.forward = forward(module, style, mesh)
     return module
 
 

@@ -69,11 +69,11 @@ def own_range(size: int, mesh: "DeviceMesh") -> range:
     return range(min(size, rank * share), min(size, (rank + 1) * share))
 
 
-@implements(torch.Tensor.grad.__get__)  # type: ignore[attr-defined]
+@implements(torch.Tensor.grad.__get__)  # type: ignore[union-attr]
 def grad(input: SparseTensor) -> Tensor | None:
     """Implements `parameter.grad`. The gradient of a part is dealt like the part."""
     with torch.DisableTorchFunctionSubclass():
-        found: Tensor | None = torch.Tensor.grad.__get__(input)  # type: ignore[attr-defined]
+        found: Tensor | None = torch.Tensor.grad.__get__(input)  # type: ignore[union-attr]
     if not torch.compiler.is_compiling() and isinstance(found, SparseTensor) and input._dealt is not None:
         found._dealt = replace(input._dealt, gradient=True)
     return found

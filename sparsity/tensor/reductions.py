@@ -91,7 +91,7 @@ def norm(
     p = ord if ord is not None else 2 if p in (None, "fro") else p
     own = _norm(input, p, dim, keepdim, dtype)
     dealt = None if own.requires_grad or dim is not None else input._dealt
-    return dealt.whole_norm(own, p) if dealt is not None and dealt.gradient else own  # type: ignore[no-any-return]
+    return dealt.whole_norm(own, p) if dealt is not None and dealt.gradient else own
 
 
 def _norm(input: SparseTensor, p: Any, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
