@@ -13,6 +13,7 @@ from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.tensor import (
     arithmetic,
     broadcasting,
+    dealt,
     densify,
     joining,
     layouts,
@@ -31,8 +32,8 @@ from gossamer.sparsity.torch_functions import calling, numpy_functions, torch_re
 from gossamer.sparsity.torch_functions.batch_norm import trace_any_number
 
 operations = (
-    arithmetic, attention_derivatives, broadcasting, calling, densify, joining, layouts, memory, numpy_functions, pointwise,
-    products, reductions, shapes, slices, softmax, tall_product,
+    arithmetic, attention_derivatives, broadcasting, calling, dealt, densify, joining, layouts, memory, numpy_functions,
+    pointwise, products, reductions, shapes, slices, softmax, tall_product,
 )  # fmt: skip
 """The import of these modules registers torch's functions for SparseTensors, and the derivatives of attention."""
 
@@ -40,6 +41,9 @@ count_for_arrays()
 when_loaded("torch._inductor", lambda: watch_packages(torch_internals.ahead_of_time))
 when_loaded("torch._dynamo", trace_any_number)
 give_back()
-torch_refusals.ask_about([each for each, ours in SparseTensor.functions.items() if ours.__module__ != memory.__name__])
+of_elements = [
+    each for each, ours in SparseTensor.functions.items() if ours.__module__ not in (memory.__name__, dealt.__name__)
+]
+torch_refusals.ask_about(of_elements)
 
 __all__ = ["EinsumError", "Mask", "SparseTensor", "einsum", "operations", "prepare"]

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.dialects.format import Format
 from gossamer.runtime.torch_internals import all_to_all
+from gossamer.sparsity.tensor.dealt import own_range, share_of
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 
 
@@ -38,7 +39,7 @@ class ShardedRows:
         if not isinstance(rows, SparseTensor) or rows.dim() != 2:
             raise FormatError(f"ShardedRows takes a SparseTensor [own rows, columns], got {type(rows).__name__}")
         self.mesh, self._group = mesh, mesh.get_group()
-        self._own = _dealt(rows.shape[1], mesh)
+        self._own = own_range(rows.shape[1], mesh)
         self.shape = (_total(rows, mesh), rows.shape[1])
         entries = rows.to_format(Format.COO)
         at = entries.to_torch().indices()
@@ -54,7 +55,7 @@ class ShardedRows:
     @classmethod
     def of(cls, matrix: SparseTensor, mesh: DeviceMesh) -> "ShardedRows":
         """Returns the rows of this process, from a matrix that all processes have."""
-        own = _dealt(matrix.shape[0], mesh)
+        own = own_range(matrix.shape[0], mesh)
         rows = matrix[own.start : own.stop]
         assert isinstance(rows, SparseTensor)
         return cls(rows, mesh)
@@ -91,7 +92,7 @@ class ShardedRows:
 
     def _plan(self, wanted: Tensor, columns: int) -> tuple[list[int], list[int], Tensor]:
         """Returns how many rows each process sends to this one and gets from it, and the numbers of the own rows to send."""
-        owner = torch.div(wanted, _share(columns, self.mesh), rounding_mode="floor")
+        owner = torch.div(wanted, share_of(columns, self.mesh), rounding_mode="floor")
         received = torch.bincount(owner, minlength=self.mesh.size())
         sent = torch.empty_like(received)
         dist.all_to_all_single(sent, received, group=self._group)
@@ -108,22 +109,12 @@ def _own_part(x: Tensor) -> Tensor:
     return x.to_local()
 
 
-def _share(size: int, mesh: DeviceMesh) -> int:
-    return max(1, -(-size // mesh.size()))
-
-
-def _dealt(size: int, mesh: DeviceMesh) -> range:
-    """Returns the rows that are dealt to this process."""
-    share, rank = _share(size, mesh), mesh.get_local_rank()
-    return range(min(size, rank * share), min(size, (rank + 1) * share))
-
-
 def _total(rows: SparseTensor, mesh: DeviceMesh) -> int:
     """Returns the number of rows of all processes together. OptionError if they are not dealt as Shard(0) does."""
     found: list[Any] = [None] * mesh.size()
     dist.all_gather_object(found, tuple(rows.shape), group=mesh.get_group())
     total: int = sum(shape[0] for shape in found)
-    share = _share(total, mesh)
+    share = share_of(total, mesh)
     for rank, (own, columns) in enumerate(found):
         dealt = max(0, min(total - rank * share, share))
         if own != dealt or columns != found[0][1]:

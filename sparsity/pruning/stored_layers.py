@@ -24,12 +24,16 @@ def stored_parameters(layer: nn.Module) -> list[str]:
 
 
 def make_dense(model: nn.Module) -> None:
-    """Makes the stored weights of linear layers and experts dense parameters with zeros, in place. Shared ones stay shared."""
+    """Makes the stored weights of linear layers and experts dense parameters with zeros, in place. Shared ones stay shared.
+
+    Those of which each process has a part become DTensors.
+    """
     made: dict[int, nn.Parameter] = {}
 
     def dense(weight: nn.Parameter) -> nn.Parameter:
         if id(weight) not in made:
-            made[id(weight)] = nn.Parameter(weight.detach().to_dense(), weight.requires_grad)
+            plain, dealt = weight.detach().to_dense(), weight._dealt if isinstance(weight, SparseTensor) else None
+            made[id(weight)] = nn.Parameter(plain if dealt is None else dealt.as_dtensor(plain), weight.requires_grad)
         return made[id(weight)]
 
     for layer in model.modules():

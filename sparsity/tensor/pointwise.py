@@ -54,7 +54,7 @@ def on_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     written, shared = _aliases(func)
     if written and not tracing:
         return args[0]
-    result = SparseTensor(first.format, first.shape, (*first.components[:-1], values))
+    result = _dealt_like(first, SparseTensor(first.format, first.shape, (*first.components[:-1], values)))
     return return_and_correct_aliasing(func, args, kwargs, result) if tracing or shared else result
 
 
@@ -69,6 +69,9 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Applies an operator on lists of tensors (torch._foreach_…, fused optimizers) to the stored values."""
     lists = [each for each in args if isinstance(each, list | tuple)]
     patterns = [_pattern_of_several(func, operands) for operands in zip_longest(*lists)]
+    dealt = {at._dealt.mesh: at._dealt for at in patterns if at is not None and at._dealt is not None and at._dealt.gradient}
+    if dealt and func._schema.name == "aten::_foreach_norm":
+        raise PatternError("norms of parts that are dealt to processes: they are computed one by one")
 
     def of_values(given: Any) -> Any:
         if not isinstance(given, list | tuple):
@@ -76,6 +79,9 @@ def on_lists(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return [each if at is None else _of_values(at, each) for at, each in zip(patterns, given, strict=False)]
 
     results = func(*map(of_values, args), **kwargs)
+    if func._schema.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+        for each in dealt.values():  # all processes skip a step, or none
+            each.largest(args[1])
     for argument, given in zip(func._schema.arguments, args, strict=False):
         if argument.is_write and isinstance(given, list | tuple):  # fused optimizers do not count their writes
             written = (each for each in given if isinstance(each, SparseTensor) and not traced(each.components))
@@ -93,7 +99,7 @@ def convert(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         structure = [component.to(kwargs["device"]) for component in structure]
     kwargs = {name: value for name, value in kwargs.items() if name not in ("layout", "memory_format")}
-    return SparseTensor(tensor.format, tensor.shape, (*structure, func(values, **kwargs)))
+    return _dealt_like(tensor, SparseTensor(tensor.format, tensor.shape, (*structure, func(values, **kwargs))))
 
 
 def has_metadata(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -202,7 +208,13 @@ _BY_VALUES = (
 def _like(pattern: SparseTensor | None, made: Any) -> Any:
     if pattern is None or made.shape != pattern._stored.shape:  # such as a norm, which is a number
         return made
-    return SparseTensor(pattern.format, pattern.shape, (*pattern.components[:-1], made))
+    return _dealt_like(pattern, SparseTensor(pattern.format, pattern.shape, (*pattern.components[:-1], made)))
+
+
+def _dealt_like(tensor: SparseTensor, made: SparseTensor) -> SparseTensor:
+    if tensor._dealt is not None:
+        made._dealt = tensor._dealt
+    return made
 
 
 for _name in ON_VALUES:

@@ -84,8 +84,17 @@ def norm(
     *,
     ord: Any = None,
 ) -> Tensor:
-    """Returns the p-norm over all or some dimensions. Other p than positive ones are computed on all elements."""
+    """Returns the p-norm over all or some dimensions. Other p than positive ones are computed on all elements.
+
+    Of the gradient of a weight that is dealt to processes, it is the norm of all parts.
+    """
     p = ord if ord is not None else 2 if p in (None, "fro") else p
+    own = _norm(input, p, dim, keepdim, dtype)
+    dealt = None if own.requires_grad or dim is not None else input._dealt
+    return dealt.whole_norm(own, p) if dealt is not None and dealt.gradient else own
+
+
+def _norm(input: SparseTensor, p: Any, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     if isinstance(p, str) or p <= 0:
         out: Tensor = densified(torch.norm, (input, p, dim, keepdim), {"dtype": dtype})
         return out

@@ -67,6 +67,7 @@ class SparseTensor(torch.Tensor):
     _repeated: Any = None  # prepared by an earlier product, see repeated_matmul.py
     _origin: "SparseTensor | None" = None  # the first tensor in its chain of detach(), see in_place.py
     _detached: "weakref.ref[SparseTensor] | None" = None  # the last tensor in that chain before it
+    _dealt: Any = None  # how the whole matrix is dealt to processes, if this is a part of one, see dealt.py
 
     @staticmethod
     def __new__(

@@ -21,6 +21,7 @@ from gossamer.sparsity.compiler.taking import take
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
+from gossamer.sparsity.tensor_parallel import ParallelForward
 from gossamer.sparsity.torch_functions.in_place import overwrite
 from gossamer.sparsity.training.data_parallel import averaging_of
 from gossamer.sparsity.training.first_values import first_value
@@ -72,14 +73,19 @@ class _Forward:
             self.module.forward = self.patched
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _own_forward(self.module)
+        return _forward_without, (self.module, self.patched)
 
 
 class _Watched(_Forward):
     """That of a linear layer, which computes with the stored weight."""
 
     def __call__(self, x: Tensor) -> Tensor:
+        if isinstance(self.patched, ParallelForward):
+            return self.patched(x, self._beside)
         y = nn.Linear.forward(self.module, x) if self.patched is None else self.patched(x)  # type: ignore[arg-type]
+        return self._beside(y, x)
+
+    def _beside(self, y: Tensor, x: Tensor) -> Tensor:
         beside: Tensor = _Beside.apply(y, x.detach(), self.zeros)
         return beside
 
@@ -107,9 +113,9 @@ def _dense_weight(module: Any) -> Tensor:
     return dense
 
 
-def _own_forward(module: nn.Module) -> tuple[Any, ...]:
-    """Returns what copies and pickles get in place of such a forward: the module's own, because they have no recipe."""
-    return getattr, (module, "forward")
+def _forward_without(module: nn.Module, patched: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Returns what copies and pickles get in place of such a forward, because they have no recipe: the one before it."""
+    return module.forward if patched is None else patched
 
 
 class StoredWeight(Masked):
