@@ -22,17 +22,23 @@ def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
     DistributedDataParallel itself needs flat arrays of all elements, and a SparseTensor has none. Here every process gets the
     values of the first process. Hooks average the gradients of stored values (4 bytes for each nonzero in f32) as soon as they
-    are computed, except within `no_sync()`. `train_sparse` takes the returned model.
+    are computed, except within `no_sync()`. `train_sparse` takes the returned model. Processes keep their own sparse buffers.
 
     OptionError if a process stores other elements than the first one.
     """
     stored = {name: weight for name, weight in model.named_parameters() if isinstance(weight, SparseTensor)}
-    ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *stored]
-    leave_to_us(model, ignored)
+    leave_to_us(model, [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *_sparse_names(model)])
     wrapped = DistributedDataParallel(model, **options)
     for name, weight in stored.items():
         average(name, weight, [wrapped.process_group], lambda: wrapped.require_backward_grad_sync)
     return wrapped
+
+
+def _sparse_names(model: nn.Module) -> list[str]:
+    """Returns all names by which DistributedDataParallel asks for SparseTensors. It asks a bare layer for ".weight"."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    names = [name for name, tensor in named if isinstance(tensor, SparseTensor)]
+    return [*names, *(f".{name}" for name in names if "." not in name)]
 
 
 class Averaging:

@@ -17,10 +17,10 @@ from gossamer.dialects.errors import OptionError
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
 from gossamer.sparsity.training.data_parallel import average, averaging_of
 
-Module = TypeVar("Module", bound=nn.Module)
+Modules = TypeVar("Modules", bound=nn.Module | list[nn.Module])
 
 
-def fully_shard(module: Module, *, mesh: DeviceMesh | None = None, **options: Any) -> Module:
+def fully_shard(module: Modules, *, mesh: DeviceMesh | None = None, **options: Any) -> Modules:
     """Runs torch's `fully_shard(module, mesh=mesh, **options)`, and keeps stored weights whole on every process.
 
     FSDP2 itself needs flat arrays of all elements, and a stored weight has none. Here every process holds all nonzeros. It
@@ -31,20 +31,22 @@ def fully_shard(module: Module, *, mesh: DeviceMesh | None = None, **options: An
     OptionError if a process stores other elements than the first one, or if a policy computes in another type than that of the
     stored weights.
     """
-    weights = {name: p for name, p in module.named_parameters() if isinstance(p, SparseTensor)}
-    stored = {name: weight for name, weight in weights.items() if averaging_of(weight) is None}
+    modules: list[nn.Module] = [module] if isinstance(module, nn.Module) else list(module)
+    parameters = [named for each in modules for named in each.named_parameters()]
+    weights = [(name, p) for name, p in parameters if isinstance(p, SparseTensor)]
+    stored = {weight: name for name, weight in weights if averaging_of(weight) is None}
     computes_in = options.get("mp_policy", MixedPrecisionPolicy()).param_dtype
-    for name, weight in stored.items():
+    for weight, name in stored.items():
         if computes_in not in (None, weight.dtype):
             raise OptionError(
                 f"mp_policy computes in {computes_in}, and '{name}' stores {weight.dtype}, which is not converted: convert the "
                 "model before it is sharded, or leave out param_dtype"
             )
-    ignored = {*(options.pop("ignored_params", None) or ()), *weights.values()}
+    ignored = {*(options.pop("ignored_params", None) or ()), *(weight for _, weight in weights)}
     if mesh is None:
-        mesh = init_device_mesh(next(module.parameters()).device.type, (dist.get_world_size(),))
+        mesh = init_device_mesh(parameters[0][1].device.type, (dist.get_world_size(),))
     torch_fully_shard(module, mesh=mesh, ignored_params=ignored, **options)  # in place
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
-    for name, weight in stored.items():
+    for weight, name in stored.items():
         average(name, weight, groups, lambda: True)
     return module

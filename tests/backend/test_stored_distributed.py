@@ -1,5 +1,6 @@
 """Stored weights under `gossamer.distributed.data_parallel`: two processes make the steps that one makes with both batches."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,38 @@ def worker(rank: int, directory: str) -> None:
     with pytest.raises(PatternError, match=r"gossamer\.distributed\.data_parallel"):
         DistributedDataParallel(network())
     leave()
+
+
+def pruned_layer(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return prune_(nn.Linear(16, 16, bias=bias), 0.3)  # type: ignore[return-value]
+
+
+def tied() -> nn.Module:
+    first, second = pruned_layer(), nn.Linear(16, 16)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+def with_graph() -> nn.Module:
+    model = nn.Sequential(pruned_layer())
+    model.register_buffer("graph", SparseTensor.from_dense(torch.eye(16)))
+    return model
+
+
+@pytest.mark.parametrize("make", [pruned_layer, tied, with_graph])
+def test_bare_and_tied_weights_and_sparse_buffers_are_left_out_of_flat_buffers(make: Callable[[], nn.Module]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        plain, stored, x = make(), gossamer.store_sparse(make()), torch.randn(5, 16)
+        gossamer.distributed.data_parallel(stored)(x).square().sum().backward()
+        plain(x).square().sum().backward()
+        for ours, theirs in zip(stored.parameters(), plain.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            expected = theirs.grad * (theirs != 0) if isinstance(ours, SparseTensor) else theirs.grad
+            torch.testing.assert_close(ours.grad.to_dense(), expected, rtol=1e-4, atol=1e-4)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_steps_are_those_of_one_process(tmp_path: Path) -> None:

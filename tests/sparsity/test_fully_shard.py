@@ -168,3 +168,19 @@ def half(rank: int, directory: str, ranks: int, first: bool) -> None:
 def test_a_checkpoint_goes_on_with_another_number_of_processes(ranks: int, then: int, tmp_path: Path) -> None:
     in_processes(half, (str(tmp_path), ranks, True), ranks)
     in_processes(half, (str(tmp_path), then, False), then)
+
+
+def test_a_list_of_modules_is_sharded_as_one() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, alone, mesh = network(), network(), init_device_mesh("cpu", (1,))
+        assert len(gossamer.distributed.fully_shard([model.blocks[1], model.last], mesh=mesh)) == 2
+        gossamer.distributed.fully_shard(model, mesh=mesh)
+        for each in (model, alone):
+            each(X[0, 0]).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            found = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad.to_dense()
+            torch.testing.assert_close(found, theirs.grad.to_dense())
+    finally:
+        dist.destroy_process_group()
