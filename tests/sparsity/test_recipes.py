@@ -201,6 +201,30 @@ def test_step_freezes_the_variance_after_the_switch() -> None:
         assert all(torch.equal(each, seen[14]) for each in seen[15:]) and not torch.equal(seen[13], seen[12])
 
 
+def test_a_step_that_fails_leaves_beta_and_step_numbers_of_a_frozen_variance() -> None:
+    model, fails = nn.Linear(16, 8, bias=False), list[bool]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    training = gossamer.train_sparse(model, optimizer, "step", steps=20, earliest=2, latest=2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 16)).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if fails:
+            raise RuntimeError(fails.pop())
+        return loss
+
+    for step in range(5):
+        optimizer.step(closure)
+        fails.append(True)
+        with pytest.raises(RuntimeError, match="True"):
+            optimizer.step(closure)
+        assert training.step == step + 1
+    training.detach()
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    assert float(optimizer.state[model.weight]["step"]) == 5
+
+
 def test_step_bears_gradients_that_come_after_the_switch() -> None:
     """eps lies beneath the root with v*: what had no gradient before it moves by lr m / sqrt(eps), not by lr m / eps."""
     model = nn.Linear(8, 4)
