@@ -355,3 +355,19 @@ def test_layers_that_share_a_weight_train_as_one_layer_that_is_used_twice(
         assert net[0].weight is net[2].weight
         found.append([parameter.detach() for parameter in gossamer.finalize(net).parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sr-ste", "bi-mask"])
+def test_gradients_of_single_samples_are_those_of_autograd(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8)), torch.randn(6, 16)
+    gossamer.train_sparse(model, adamw(model), name, steps=10)
+    given = {key: each.detach() for key, each in model.named_parameters()}
+
+    def loss(given: dict[str, Tensor], one: Tensor) -> Tensor:
+        return torch.func.functional_call(model, given, (one[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(given, x)
+    model(x).square().sum().backward()
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(each[key].sum(0), parameter.grad)
