@@ -9,25 +9,33 @@ root it would be 1e8 lr m.
 
 from collections import deque
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Adamax, Optimizer
 
 from gossamer.dialects.errors import OptionError
 
 _SETTLED = (1e18, 1 - 1e-15)
 """A step number so large that Adam corrects no bias, and a beta2 so near 1 that Adam adds nothing to its variance."""
 
+_watched: WeakSet[Optimizer] = WeakSet()
+"""Optimizers whose variance a recipe watches or has frozen."""
+
 
 class FrozenVariance:
     """Watches the variance of an optimizer's parameters until it has settled, and then keeps it constant."""
 
     def __init__(self, optimizer: Optimizer, parameters: list[Tensor], earliest: int, latest: int) -> None:
-        if any("betas" not in group or len(group["betas"]) != 2 for group in optimizer.param_groups):
-            raise OptionError(f"STEP freezes the variance of Adam, {type(optimizer).__name__} has none: take AdamW or Adam")
+        if isinstance(optimizer, Adamax) or any(len(group.get("betas", ())) != 2 for group in optimizer.param_groups):
+            raise _without_variance(optimizer)
         if any(group.get("amsgrad") for group in optimizer.param_groups):
             raise OptionError("STEP freezes the variance of Adam: amsgrad=True, which takes its maximum, must be off")
+        if optimizer in _watched:
+            raise OptionError(
+                "a recipe 'step' freezes the variance of this optimizer already: give other weights an optimizer of their own"
+            )
         self.optimizer, self.parameters = optimizer, parameters
         self.earliest, self.latest = earliest, latest
         self.since: int | None = None
@@ -36,10 +44,20 @@ class FrozenVariance:
         self._seen: list[Tensor] = []
         self._kept: list[tuple[Any, Any]] = []
 
+    def begin(self) -> None:
+        """Lets no other recipe freeze the optimizer's variance until `end`."""
+        _watched.add(self.optimizer)
+
+    def end(self) -> None:
+        """Leaves the optimizer to its user."""
+        self.restore()
+        _watched.discard(self.optimizer)
+
     def before_step(self) -> None:
         """Makes the optimizer's step leave the variance as it is, once it is frozen."""
         if self.since is None:
             return
+        self.restore()  # what a step that failed has left
         groups = self.optimizer.param_groups
         self._kept = [(group["betas"], [self._step_of(p) for p in group["params"]]) for group in groups]
         for group in groups:
@@ -52,14 +70,13 @@ class FrozenVariance:
         """Restores Adam's step numbers, one step further, and its beta2. Returns whether the variance froze at this step."""
         states = [self.optimizer.state[parameter] for parameter in self.parameters]
         if self.since is not None:
-            for group, (betas, steps) in zip(self.optimizer.param_groups, self._kept, strict=True):
-                group["betas"] = betas
-                for parameter, before in zip(group["params"], steps, strict=True):
-                    if before is not None:
-                        self.optimizer.state[parameter]["step"].copy_(before + 1)
+            self.restore(done=1)
             for state, variance in zip(states, self.variances, strict=True):
                 state["exp_avg_sq"].copy_(variance)
             return False
+        for state, parameter in zip(states, self.parameters, strict=True):
+            if state and "exp_avg_sq" not in state and parameter.grad is not None:
+                raise _without_variance(self.optimizer)
         now = [state["exp_avg_sq"].clone() for state in states if "exp_avg_sq" in state]
         if self._seen and len(now) == len(self._seen):
             total = sum(float((a - b).abs().sum()) for a, b in zip(now, self._seen, strict=True))
@@ -85,10 +102,24 @@ class FrozenVariance:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state."""
         self.since = state["since"]
+        self._kept = []
         self.variances, self._seen = ([each.clone() for each in state[key]] for key in ("variances", "seen"))
         self.changes.clear()
         self.changes.extend(state["changes"])
 
+    def restore(self, done: int = 0) -> None:
+        """Gives the optimizer its beta2 and step numbers of before a step, and adds `done` to these numbers."""
+        for group, (betas, steps) in zip(self.optimizer.param_groups, self._kept, strict=False):
+            group["betas"] = betas
+            for parameter, before in zip(group["params"], steps, strict=False):
+                if before is not None:
+                    self.optimizer.state[parameter]["step"].copy_(before + done)
+        self._kept = []
+
     def _step_of(self, parameter: Tensor) -> Tensor | None:
         step = self.optimizer.state[parameter].get("step")
         return None if step is None else torch.as_tensor(step).clone()
+
+
+def _without_variance(optimizer: Optimizer) -> OptionError:
+    return OptionError(f"STEP freezes the variance of Adam, {type(optimizer).__name__} has none: take AdamW or Adam")

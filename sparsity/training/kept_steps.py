@@ -13,9 +13,10 @@ Stored weights are such vectors already. Steps of both are one loop where torch 
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -176,9 +177,20 @@ def _step_vectors(
         own_groups.append(in_one_loop(vectors) if one else vectors)
     given = {each.vector: states[each] for each in taken}
     other.__dict__.update(optimizer.__dict__, param_groups=own_groups, state=defaultdict(dict, given))
-    kind.step.__wrapped__(other)  # type: ignore[attr-defined]  # without hooks
+    step = _without_hooks(kind)
+    assert step is not None, "_announce has seen it"
+    step(other)
     for each in taken:
         each.take_over(other.state[each.vector], optimizer)
+
+
+def _without_hooks(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | None:
+    """Returns the `step` of a class of torch without hooks, None if other code has replaced it, for instance to time it."""
+    chain: list[Any] = [kind.step]
+    while (inner := getattr(chain[-1], "__wrapped__", None)) is not None:
+        chain.append(inner)
+    of_torch = (type(each) is FunctionType and each.__globals__["__name__"].startswith("torch.optim.") for each in chain)
+    return chain[1] if len(chain) > 1 and all(of_torch) else None
 
 
 def _evaluated(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -199,7 +211,7 @@ def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _T
         return _Taken(parameter, gradient, None, None) if _takes_stored(optimizer, group, parameter, gradient) else None
     if mask is None or gradient is None or group.get("differentiable") or not parameter.is_contiguous():
         return None
-    if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype:
+    if gradient.layout is not torch.strided or gradient.dtype is not parameter.dtype or _has_others(optimizer, parameter):
         return None
     from gossamer.sparsity.compiler.kept_entries import KeptEntries  # imported here, because it needs the compiler
 
@@ -214,6 +226,22 @@ def _taken(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> _T
     return _Taken(parameter, gradient, kept, values)
 
 
+def _has_others(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Whether the state of a parameter has tensors of its shape that are not like it, for instance a user's counts."""
+    known = optimizer.state.get(parameter, {})
+    values = dict.values(known) if isinstance(known, KeptState) else known.values()  # so that its vectors stay ahead
+    return any(
+        isinstance(each, Tensor)
+        and each.shape == parameter.shape
+        and (each.dtype is not parameter.dtype or not _is_plain(each) or not each.is_cpu)
+        for each in values
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and type(tensor) in (Tensor, Parameter)
+
+
 def _densest(optimizer: Optimizer, group: dict[str, Any]) -> float:
     """Returns the share of kept entries up to which only these are stepped."""
     if not group.get("fused"):
@@ -226,13 +254,13 @@ def _takes_stored(optimizer: Optimizer, group: dict[str, Any], parameter: Sparse
     if group.get("fused") or not holds(parameter, gradient):
         return False
     known = optimizer.state.get(parameter, {})
-    stored = all(type(each) is SparseTensor for each in known.values() if isinstance(each, Tensor) and each.dim())
+    tensors = [each for each in known.values() if isinstance(each, Tensor) and each.dim()]
+    stored = all(type(each) is SparseTensor and each.dtype is parameter.dtype for each in tensors)
     return stored and can_be_one_loop(type(optimizer), group, [known])
 
 
 def _mask_of(parameter: Tensor) -> Tensor | None:
-    plain = parameter.layout is torch.strided and type(parameter) in (Tensor, Parameter)
-    mask = _masks.get(parameter.untyped_storage()) if plain else None
+    mask = _masks.get(parameter.untyped_storage()) if _is_plain(parameter) else None
     return mask if mask is not None and mask.shape == parameter.shape else None
 
 
@@ -250,13 +278,13 @@ def _announce(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not masked and not any(type(parameter) is SparseTensor for parameter in given):
         return
     kind = type(optimizer)
-    if kind in _ELEMENTWISE:
+    if kind in _ELEMENTWISE and _without_hooks(kind) is not None:
         _steps.setdefault(optimizer, _Step()).announce(optimizer)
     elif masked and kind not in _told:
         _told.add(kind)
         log.info(
-            "%s steps all entries of %d weights under masks: only optimizers of torch.optim whose steps go element by element "
-            "(Adam, AdamW, SGD, …) step by the entries that masks keep",
+            "%s steps all entries of %d weights under masks: only optimizers of torch.optim whose own steps go element by "
+            "element (Adam, AdamW, SGD, …) step by the entries that masks keep",
             kind.__name__, masked,
         )  # fmt: skip
 

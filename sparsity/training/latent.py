@@ -17,6 +17,8 @@ from gossamer.sparsity.pruning.patterns import NM
 
 
 class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(original: Tensor, mask: Tensor) -> Tensor:
         return original * mask
@@ -46,6 +48,8 @@ class LatentWeight(Mask):
 
 
 class _TwoMasks(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, weight: Tensor, back: Tensor) -> Tensor:
         return x @ weight.t()

@@ -31,6 +31,8 @@ from gossamer.sparsity.training.masked import Masked
 class _Beside(torch.autograd.Function):
     """Returns y unchanged. Its backward computes the gradient of all elements of the weight that x was multiplied with."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return y.view_as(y)

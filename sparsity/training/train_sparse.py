@@ -85,7 +85,7 @@ class SparseTraining:
     `step` counts the optimizer's steps, and `masks` has the layers with their masks.
 
     `state_dict()` has the state that those of model and optimizer lack. To go on later, attach the same recipe and load all
-    three: training continues bit for bit.
+    three in any order: training continues bit for bit.
     """
 
     def __init__(
@@ -116,6 +116,8 @@ class SparseTraining:
         self._skipped = False
         self._open = self._opened()
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        if self._variance is not None:
+            self._variance.begin()
         if recipe.sparsifier.pruned == "stay":
             self._hooks += [self._hook_gradient(layer) for layer in self.masks.layers if not isinstance(layer, StoredWeight)]
         self._advance()
@@ -144,6 +146,8 @@ class SparseTraining:
             self._storable = set()
             self._swap()
             self.masks.remove()
+            if self._variance is not None:
+                self._variance.end()
         if self._open is not None:
             self._open.close()
         self._hooks = []
@@ -154,7 +158,7 @@ class SparseTraining:
         return {"step": self.step, "variance": variance, **self.masks.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state. Load those of model and optimizer first. OptionError for another recipe or other layers."""
+        """Goes on from a state, before or after model and optimizer do. OptionError for another recipe or other layers."""
         self._look_no_more()
         self.masks.load_state_dict(state)
         self._swap()

@@ -1,6 +1,7 @@
 """Steps by kept entries: the state as others see it, hooks, failures, and optimizers that step as a whole."""
 
 import copy
+import functools
 from collections import OrderedDict
 from functools import partial
 from typing import Any
@@ -116,3 +117,36 @@ def test_pruning_that_is_removed_leaves_a_plain_weight() -> None:
             optimizer.step()
         assert optimizer not in taken_by
     torch.testing.assert_close(layers[0].weight, layers[1].weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
+def test_tensors_of_other_types_in_the_state_make_steps_those_of_torch(dtype: torch.dtype) -> None:
+    ours, plain = pair()
+    for each in (ours, plain):
+        each.steps(2)
+        parameter, mask = each.masked[0]
+        each.optimizer.state[parameter]["mine"] = (mask.cumsum(1) % 2).to(dtype)
+        each.steps(2, taken=1)
+        assert torch.equal(each.optimizer.state[parameter].pop("mine"), (mask.cumsum(1) % 2).to(dtype))
+        each.steps(2)
+    assert_equal(ours, plain)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_step_that_other_code_has_put_on_the_class_is_called_once(monkeypatch: pytest.MonkeyPatch, wraps: bool) -> None:
+    ours, plain = pair()
+    calls, step = list[Optimizer](), optim.AdamW.step
+
+    def timed(self: optim.AdamW, closure: Any = None) -> Any:
+        calls.append(self)
+        return step(self, closure)
+
+    for each in (ours, plain):
+        each.steps(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(optim.AdamW, "step", functools.wraps(step)(timed) if wraps else timed)
+            each.steps(2, taken=0)
+        assert calls == [each.optimizer] * 2
+        calls.clear()
+        each.steps(2)
+    assert_equal(ours, plain)

@@ -102,10 +102,35 @@ def test_steps_without_gradients() -> None:
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+def test_an_optimizer_without_a_variance_cannot_freeze_it() -> None:
+    class Lion(torch.optim.SGD):
+        """Without a variance, but with betas."""
+
+    model = network()
+    for make in (torch.optim.SGD, torch.optim.Adamax):
+        with pytest.raises(OptionError, match=f"Adam, {make.__name__} has none: take AdamW or Adam"):
+            gossamer.train_sparse(model, make(model.parameters(), lr=0.1), "step", steps=10)
+    optimizer = Lion(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.param_groups[0]["betas"] = (0.9, 0.99)
+    gossamer.train_sparse(model, optimizer, "step", steps=10)
+    optimizer.step()
+    model(batch(0)[0]).square().mean().backward()
+    with pytest.raises(OptionError, match="Adam, Lion has none"):
+        optimizer.step()
+
+
+def test_one_recipe_at_a_time_freezes_the_variance_of_an_optimizer() -> None:
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    training = gossamer.train_sparse(first, optimizer, "step", steps=10)
+    with pytest.raises(OptionError, match="freezes the variance of this optimizer already"):
+        gossamer.train_sparse(second, optimizer, "step", steps=10)
+    training.detach()
+    gossamer.train_sparse(second, optimizer, "step", steps=10)
+
+
 def test_other_refusals() -> None:
     model = network()
-    with pytest.raises(OptionError, match="Adam"):
-        gossamer.train_sparse(model, torch.optim.SGD(model.parameters(), lr=0.1), "step", steps=10)
     with pytest.raises(OptionError, match="does not train"):
         gossamer.train_sparse(model, torch.optim.SGD(model[0].parameters(), lr=0.1), "sr-ste", steps=10)
     model[0].requires_grad_(False)

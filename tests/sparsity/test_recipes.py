@@ -201,6 +201,30 @@ def test_step_freezes_the_variance_after_the_switch() -> None:
         assert all(torch.equal(each, seen[14]) for each in seen[15:]) and not torch.equal(seen[13], seen[12])
 
 
+def test_a_step_that_fails_leaves_beta_and_step_numbers_of_a_frozen_variance() -> None:
+    model, fails = nn.Linear(16, 8, bias=False), list[bool]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    training = gossamer.train_sparse(model, optimizer, "step", steps=20, earliest=2, latest=2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 16)).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if fails:
+            raise RuntimeError(fails.pop())
+        return loss
+
+    for step in range(5):
+        optimizer.step(closure)
+        fails.append(True)
+        with pytest.raises(RuntimeError, match="True"):
+            optimizer.step(closure)
+        assert training.step == step + 1
+    training.detach()
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    assert float(optimizer.state[model.weight]["step"]) == 5
+
+
 def test_step_bears_gradients_that_come_after_the_switch() -> None:
     """eps lies beneath the root with v*: what had no gradient before it moves by lr m / sqrt(eps), not by lr m / eps."""
     model = nn.Linear(8, 4)
@@ -331,3 +355,19 @@ def test_layers_that_share_a_weight_train_as_one_layer_that_is_used_twice(
         assert net[0].weight is net[2].weight
         found.append([parameter.detach() for parameter in gossamer.finalize(net).parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sr-ste", "bi-mask"])
+def test_gradients_of_single_samples_are_those_of_autograd(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8)), torch.randn(6, 16)
+    gossamer.train_sparse(model, adamw(model), name, steps=10)
+    given = {key: each.detach() for key, each in model.named_parameters()}
+
+    def loss(given: dict[str, Tensor], one: Tensor) -> Tensor:
+        return torch.func.functional_call(model, given, (one[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(given, x)
+    model(x).square().sum().backward()
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(each[key].sum(0), parameter.grad)

@@ -73,7 +73,8 @@ def test_compiled_steps_are_eager_ones_on_sparse_kernels(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["gradual", "rigl", "one-shot"])
 @pytest.mark.parametrize("saved_at", [3, 4, 10])  # the next step moves nonzeros after 4
-def test_training_resumes(recipe: str, saved_at: int) -> None:
+@pytest.mark.parametrize("order", ["training last", "training first"])
+def test_training_resumes(recipe: str, saved_at: int, order: str) -> None:
     """From before and after weights are stored, bit for bit."""
     model = network(False)
     _, training = trained(model, recipe, store=True, steps=saved_at, **RECIPES[recipe])
@@ -82,7 +83,8 @@ def test_training_resumes(recipe: str, saved_at: int) -> None:
     again = network(False)
     optimizer = adam(again.parameters())
     resumed = gossamer.train_sparse(again, optimizer, recipe, steps=STEPS, store=True, **RECIPES[recipe])
-    for each, state in zip((again, optimizer, resumed), states, strict=True):
+    loads = list(zip((again, optimizer, resumed), states, strict=True))
+    for each, state in loads if order == "training last" else reversed(loads):
         each.load_state_dict(state)
     assert [train(again, optimizer, step) for step in range(saved_at, STEPS)] == losses
 
