@@ -6,6 +6,7 @@ from gossamer.runtime import torch_internals
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.modules.packages import watch_packages
 from gossamer.runtime.modules.when_loaded import when_loaded
+from gossamer.sparsity import dealt
 from gossamer.sparsity.edges import attention_derivatives
 from gossamer.sparsity.operations import tall_product
 from gossamer.sparsity.prepare import prepare
@@ -13,7 +14,6 @@ from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.tensor import (
     arithmetic,
     broadcasting,
-    dealt,
     densify,
     joining,
     layouts,

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from gossamer.dialects.errors import FormatError, OptionError
 from gossamer.dialects.format import Format
 from gossamer.runtime.torch_internals import all_to_all
-from gossamer.sparsity.tensor.dealt import own_range, share_of
+from gossamer.sparsity.dealt import own_range, share_of
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
 
 

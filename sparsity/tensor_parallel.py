@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from gossamer.dialects.errors import OptionError
-from gossamer.sparsity.tensor.dealt import Dealt, own_range
+from gossamer.sparsity.dealt import Dealt, own_range
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor
+from gossamer.sparsity.training.stored_weight import TakesBeside
 
 
 class ColwiseParallel(torch_parallel.ColwiseParallel):
@@ -48,11 +49,10 @@ Style = ColwiseParallel | RowwiseParallel
 Beside = Callable[[Tensor, Tensor], Tensor]
 
 
-class ParallelForward:
+class ParallelForward(TakesBeside):
     """The forward of a linear layer whose stored weight is dealt to processes.
 
-    dim     of the weight that is dealt: 0 for rows, 1 for columns
-    beside  gets the result of this process and its input, and returns the result; for gradients of all elements
+    dim  of the weight that is dealt: 0 for rows, 1 for columns
     """
 
     dim: int
@@ -68,9 +68,6 @@ class ParallelForward:
             "a model under tensor parallelism cannot be pickled, because it belongs to the processes of a mesh: save its "
             "state_dict(), which has the part of this process"
         )
-
-    def __call__(self, x: Tensor, beside: Beside | None = None) -> Tensor:
-        raise NotImplementedError
 
     def _given(self, x: Tensor, wanted: Placement) -> DTensor:
         dealt = x if isinstance(x, DTensor) else _join(x, self.mesh, self.style.input_layouts, self.module.in_features)

@@ -21,7 +21,6 @@ from gossamer.sparsity.compiler.taking import take
 from gossamer.sparsity.pruning.layers import Layer
 from gossamer.sparsity.pruning.patterns import Unstructured
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, from_entries
-from gossamer.sparsity.tensor_parallel import ParallelForward
 from gossamer.sparsity.torch_functions.in_place import overwrite
 from gossamer.sparsity.training.data_parallel import averaging_of
 from gossamer.sparsity.training.first_values import first_value
@@ -47,6 +46,14 @@ class _Beside(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1])
         return gradient, None, (rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype)).to(ctx.weight_dtype)
+
+
+class TakesBeside:
+    """A forward that other code sets on a linear layer, and that hands its result on in another layout (tensor_parallel.py)."""
+
+    def __call__(self, x: Tensor, beside: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
+        """Computes the layer. `beside` gets this process's result and input, and returns the result; for all gradients."""
+        raise NotImplementedError
 
 
 class _Forward:
@@ -82,7 +89,7 @@ class _Watched(_Forward):
     """That of a linear layer, which computes with the stored weight."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        if isinstance(self.patched, ParallelForward):
+        if isinstance(self.patched, TakesBeside):
             return self.patched(x, self._beside)
         y = nn.Linear.forward(self.module, x) if self.patched is None else self.patched(x)  # type: ignore[arg-type]
         return self._beside(y, x)
