@@ -1,5 +1,5 @@
 // Some slots on 256 bits: 8 at a time with packed columns, 8 sums. Rows are read in place, and later ones are fetched. Few
-// slots and many have functions, too.
+// slots and many have functions, too. The tiles of many slots fetch some lines of the next panel before they begin.
 // RUN: gossamer-opt %s -p 'expose-storage,lower-routed-product{bits=256}' | filecheck %s
 
 // CHECK-LABEL: func.func private @region_few3(
@@ -9,6 +9,10 @@
 // CHECK:            memref.prefetch
 // CHECK-COUNT-16:   vector.fma
 // CHECK-LABEL: func.func private @region_many6(
+// CHECK:          scf.if
+// CHECK-COUNT-16:   memref.prefetch
+// CHECK:          scf.for
+// CHECK-COUNT-12:   vector.fma
 // CHECK-LABEL: func.func @region(
 // CHECK:             func.call @region_few3
 // CHECK:             scf.for
