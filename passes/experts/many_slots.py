@@ -4,8 +4,8 @@ func.private @region_pack(...)       // 64 rows x 128 columns, transposed; a tur
 func.private @region_many6(...)      // 6 slots times the panel, added to scratch memory (panels.py)
 
 The first calls of @region_many6 prefetch the next panel into the second-level cache, so that memory and arithmetic units
-work at the same time. They do so line by line, or, in blocks of more tiles (some_slots.py), some lines before each tile. With 64
-slots for each expert, that takes 0.85 of the time (Zen 3).
+work at the same time. They do so line by line. In blocks of more tiles (some_slots.py), they prefetch some lines before each
+tile. With 64 slots for each expert, that takes 0.85 of the time (Zen 3).
 """
 
 from typing import Any
