@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from gossamer.dialects.errors import OptionError
 from gossamer.runtime.torch_internals import leave_to_us
@@ -36,8 +37,8 @@ def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
     DistributedDataParallel itself needs flat arrays of all elements, and a SparseTensor has none. Here every process gets the
     values of the first process. Hooks average the gradients of stored values (4 bytes for each nonzero in f32) as soon as they
-    are computed, except if the last forward pass with gradients was within `no_sync()`. Processes keep their own sparse buffers.
-    `train_sparse` takes the returned model.
+    are computed, except if the last forward pass with gradients was within `no_sync()`. `train_sparse` takes the returned
+    model. Processes keep their own sparse buffers.
 
     OptionError if a process stores other elements than the first one.
     """
@@ -79,6 +80,8 @@ class Averaging:
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], wanted: Callable[[], bool]) -> None:
         self.groups, self._wanted = groups, wanted
+        self._processes = prod(group.size() for group in groups)
+        self._scaling: RemovableHandle | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing, ()  # copies of the model belong to no group
@@ -88,7 +91,14 @@ class Averaging:
             assert isinstance(weight.grad, SparseTensor)
             values = weight.grad.components[-1]
             self.sum_up(values)
-            values.div_(prod(group.size() for group in self.groups))
+            values.div_(self._processes)
+
+    def divide_by(self, factor: float, weight: Tensor) -> None:
+        """Makes later gradients the sums over the processes divided by this factor. Those that are accumulated stay."""
+        if self._scaling is not None:
+            self._scaling.remove()
+        scale = self._processes / factor
+        self._scaling = weight.register_hook(lambda gradient: gradient * scale)
 
     def sum_up(self, tensor: Tensor) -> None:
         """Sums a dense tensor over the processes."""
