@@ -47,7 +47,7 @@ def fully_shard(module: Modules, *, mesh: DeviceMesh | None = None, **options: A
     ignored = {*(options.pop("ignored_params", None) or ()), *(weight for _, weight in weights)}
     if mesh is None:
         mesh = init_device_mesh(parameters[0][1].device.type, (dist.get_world_size(),))
-    torch_fully_shard(module, mesh=mesh, ignored_params=ignored, **options)  # in place
+    torch_fully_shard(module, mesh=mesh, ignored_params=ignored, **options)  # type: ignore[arg-type]  # in place
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
     for weight, name in stored.items():
         average(name, weight, groups, lambda: True)
