@@ -252,8 +252,13 @@ class Packings(Remembered[KnownWeight]):
         value = run(self.evaluate, leaves)
         nonzeros = count_nonzeros(value)
         density = nonzeros / value.numel()
+        mask = mask_of(leaves) if self._masked is not None else None
+        if mask is not None:
+            from gossamer.sparsity.training.kept_steps import note_mask  # only masked weights need this import
+
+            note_mask(next(leaf for leaf in leaves if leaf.requires_grad), mask, packed=density <= densest)
         try:
-            packed = _adopted(self._stored_of(value, leaves, nonzeros, whole), leaves) if density <= densest else None
+            packed = _adopted(self._stored_of(value, leaves, mask, nonzeros, whole), leaves) if density <= densest else None
         except FormatError as problem:
             return KnownWeight(density=math.inf, refused=str(problem))
         settled = old is None and news.counted and self._stored is None and self._masked is None
@@ -261,14 +266,13 @@ class Packings(Remembered[KnownWeight]):
             packed = packed.with_values(packed.values)
         return KnownWeight(packed, nonzeros, density, whole=whole)
 
-    def _stored_of(self, value: torch.Tensor, leaves: Sequence[torch.Tensor], nonzeros: int, whole: bool) -> Packed:
+    def _stored_of(
+        self, value: torch.Tensor, leaves: Sequence[torch.Tensor], mask: torch.Tensor | None, nonzeros: int, whole: bool
+    ) -> Packed:
         """Packs a matrix: its nonzeros, or all entries that a mask keeps or that are stored, so that training may change zeros
         among them."""
-        mask, kept = mask_of(leaves) if self._masked is not None else None, None
+        kept = None
         if mask is not None and self._masked is not None:
-            from gossamer.sparsity.training.kept_steps import note_mask  # only masked weights need this import
-
-            note_mask(next(leaf for leaf in leaves if leaf.requires_grad), mask)
             kept = self._masked(mask) if nonzeros < count_nonzeros(mask) else None
         elif whole:
             kept = run(self.evaluate, [*leaves[:-1], torch.ones_like(leaves[-1])])

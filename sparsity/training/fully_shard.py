@@ -5,12 +5,13 @@ for block in model.blocks:
 gossamer.distributed.fully_shard(model, mesh=mesh)                     before the optimizer is made and before torch.compile
 """
 
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from gossamer.dialects.errors import OptionError
@@ -25,8 +26,9 @@ def fully_shard(module: Modules, *, mesh: DeviceMesh | None = None, **options: A
 
     FSDP2 itself needs flat arrays of all elements, and a stored weight has none. Here every process holds all nonzeros. It
     starts with the values of the first process, and gets the mean of the gradients (4 bytes for each nonzero in f32) after each
-    backward pass. All other parameters are sharded. For an optimizer with `fused=True` or `foreach=True`, put stored weights in
-    a separate parameter group, because torch has no operation on both kinds.
+    backward pass, also after `set_requires_gradient_sync(False)`. `set_gradient_divide_factor` of a module also applies to its
+    stored weights. All other parameters are sharded. For an optimizer with `fused=True` or `foreach=True`, put stored weights
+    in a separate parameter group, because torch has no operation on both kinds.
 
     OptionError if a process stores other elements than the first one, or if a policy computes in another type than that of the
     stored weights.
@@ -49,4 +51,15 @@ def fully_shard(module: Modules, *, mesh: DeviceMesh | None = None, **options: A
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
     for weight, name in stored.items():
         average(name, weight, groups, lambda: True)
+    for each in modules:
+        each.set_gradient_divide_factor = partial(_set_divide_factor, each, list(stored))  # type: ignore[assignment]
     return module
+
+
+def _set_divide_factor(module: Any, stored: list[SparseTensor], factor: float) -> None:
+    """What a sharded module's `set_gradient_divide_factor` does, which knows only the sharded parameters."""
+    FSDPModule.set_gradient_divide_factor(module, factor)
+    for weight in stored:
+        averaging = averaging_of(weight)
+        if averaging is not None:
+            averaging.divide_by(factor, weight)

@@ -6,7 +6,7 @@
 For Adam and AdamW, one kernel does all of that (see one_pass.py).
 
 Hidden entries stay as they are, in the parameter and in the state. torch steps the whole parameter if its gradient has nonzeros
-at hidden entries, if the mask keeps much of it, or if the optimizer is of another class.
+at hidden entries, if it has several masks, if the mask keeps much of it, or if the optimizer is of another class.
 
 Stored weights are such vectors already. Steps of both are one loop where torch has one (see one_loop.py).
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, optim
@@ -50,15 +50,25 @@ _DENSEST_FUSED = 0.03  # the same, against torch's fused loop over all elements
 _DENSEST_IN_ONE_PASS = 0.3  # the same, for our one pass over kept entries against that fused loop
 
 _masks: WeakKeyDictionary[torch.UntypedStorage, Tensor] = WeakKeyDictionary()
-"""The mask with which a parameter was last used, by the memory of the parameter."""
+"""The mask with which a parameter was last packed, by the memory of the parameter."""
+
+_used: WeakKeyDictionary[torch.UntypedStorage, dict[int, ref[torch.UntypedStorage]]] = WeakKeyDictionary()
+"""The memory of all masks with which a parameter was used, by their addresses. A mask that has been replaced is freed."""
 
 
-def note_mask(parameter: Tensor, mask: Tensor) -> None:
-    """Remembers that a parameter is used with a mask of its shape. Steps read the mask again, because it may change."""
-    large = parameter.numel() >= _FEWEST and parameter.dim() > 1
-    if large and parameter.is_cpu and parameter.dtype in _TYPES and mask.is_contiguous():
+def note_mask(parameter: Tensor, mask: Tensor, packed: bool = True) -> None:
+    """Remembers that a parameter is used with a mask of its shape. Steps read the mask again, because it may change.
+
+    packed  whether a sparse kernel reads the weight, so that steps are to be by the kept entries
+    """
+    if parameter.numel() < _FEWEST or parameter.dim() < 2 or not parameter.is_cpu or parameter.dtype not in _TYPES:
+        return
+    memory = parameter.untyped_storage()
+    used = {address: each for address, each in _used.get(memory, {}).items() if each() is not None}
+    _used[memory] = {**used, mask.data_ptr(): ref(mask.untyped_storage())}
+    if packed and mask.is_contiguous():
         watch_optimizers()
-        _masks[parameter.untyped_storage()] = mask.detach()
+        _masks[memory] = mask.detach()
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,8 +270,13 @@ def _takes_stored(optimizer: Optimizer, group: dict[str, Any], parameter: Sparse
 
 
 def _mask_of(parameter: Tensor) -> Tensor | None:
-    mask = _masks.get(parameter.untyped_storage()) if _is_plain(parameter) else None
-    return mask if mask is not None and mask.shape == parameter.shape else None
+    """Returns the only mask of a parameter, None if it has none or several, as in slimmable networks."""
+    memory = parameter.untyped_storage() if _is_plain(parameter) else None
+    mask = None if memory is None else _masks.get(memory)
+    if memory is None or mask is None or mask.shape != parameter.shape:
+        return None
+    others = (each for address, each in _used[memory].items() if address != mask.data_ptr())
+    return mask if all(each() is None for each in others) else None
 
 
 _steps: WeakKeyDictionary[Optimizer, _Step] = WeakKeyDictionary()

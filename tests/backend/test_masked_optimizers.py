@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
+import gossamer
 from gossamer.backend.weights import masked_gradients
 from gossamer.sparsity.pruning.mask import Mask
 from gossamer.sparsity.training.kept_state import KeptState
@@ -137,6 +138,60 @@ def test_a_weight_that_is_used_without_its_mask_steps_as_a_whole() -> None:
             each.step()
     assert not isinstance(optimizer.state[model.first.weight], KeptState)
     torch.testing.assert_close(model.first.weight, twin.first.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sparsifier_of_torch_ao_prunes_further_between_steps() -> None:
+    from torch.ao.pruning import WeightNormSparsifier
+
+    losses, trained = list[list[float]](), list[tuple[nn.Module, Optimizer]]()
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(128, 160), nn.GELU(), nn.Linear(160, 130))
+        sparsifier = WeightNormSparsifier(0.8, (1, 1), 1)
+        sparsifier.prepare(model, [{"tensor_fqn": "0.weight"}, {"tensor_fqn": "2.weight"}])
+        sparsifier.step()
+        run: Any = model
+        if compiled:
+            run = compile_and_run(gossamer.prepare(model), torch.randn(80, 128), grad=True, regions=5).function
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        losses.append(train(run, optimizer))
+        for group in sparsifier.groups:
+            group["sparsity_level"] = 0.95
+        sparsifier.step()  # gives each mask new memory
+        losses[-1] += train(run, optimizer)
+        trained.append((model, optimizer))
+        assert is_by_kept(optimizer, model) == [compiled, compiled]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert_equal(*trained[0], *trained[1])
+
+
+def test_a_weight_under_nested_masks_steps_as_a_whole() -> None:
+    """Steps of the narrow network apply momentum and decay to the entries that only the wide one keeps."""
+
+    class Slimmable(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(160, 128) * 0.1)
+            kept = torch.rand(2, 160, 128) < torch.tensor([0.25, 0.1]).view(2, 1, 1)
+            self.register_buffer("wide", kept.any(0).float())
+            self.register_buffer("narrow", kept[1].float())
+
+        def forward(self, x: Tensor, narrow: bool) -> Tensor:
+            return F.linear(x, self.weight * (self.narrow if narrow else self.wide))
+
+    torch.manual_seed(0)
+    model = Slimmable()
+    twin, x = copy.deepcopy(model), torch.randn(64, 128)
+    run = compile_and_run(model, x, False, grad=True, regions=2)
+    optimizer, plain = (SGD(each.parameters(), 0.5, momentum=0.9, weight_decay=0.01) for each in (model, twin))
+    for narrow in (False, False, True, True, False, True):
+        for call, each in ((run.function, optimizer), (twin, plain)):
+            each.zero_grad()
+            call(x, narrow).square().mean().mul(20).backward()
+            each.step()
+    assert not optimizer.state[model.weight].is_ahead
+    kept: Any = model.wide != 0
+    torch.testing.assert_close(model.weight[kept], twin.weight[kept], rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_step_goes_on_from_kept_entries() -> None:

@@ -1,6 +1,7 @@
 """Stored weights under `gossamer.distributed.data_parallel`: two processes make the steps that one makes with both batches."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def worker(rank: int, directory: str) -> None:
         kept = inner.first.weight.grad.values().clone()  # type: ignore[union-attr]
     inner(X[rows]).sum().backward()
     inner.zero_grad()
+    averages_as_torch(run, model, rank, rows)
     others = [torch.empty_like(kept) for _ in range(RANKS)]
     dist.all_gather(others, kept)
     assert not torch.equal(*others)
@@ -87,6 +89,25 @@ def worker(rank: int, directory: str) -> None:
     with pytest.raises(PatternError, match=r"gossamer\.distributed\.data_parallel"):
         DistributedDataParallel(network())
     leave()
+
+
+def averages_as_torch(run: nn.Module, model: DistributedDataParallel, rank: int, rows: slice) -> None:
+    """A gradient is averaged if the forward pass was outside `no_sync()`, wherever the backward pass is."""
+    weights = [next(each for name, each in model.named_parameters() if name.endswith(part)) for part in ("weight", "bias")]
+    for within in (True, False):
+        model.zero_grad()
+        with model.no_sync() if within else nullcontext():
+            loss = run(X[rows]).square().sum()
+        with torch.no_grad():
+            run(X[rows])
+        with nullcontext() if within else model.no_sync():
+            loss.backward()
+        for weight in weights:
+            assert weight.grad is not None
+            own = weight.grad.values() if isinstance(weight.grad, SparseTensor) else weight.grad
+            others = [torch.empty_like(own) for _ in range(RANKS)]
+            dist.all_gather(others, own.clone())
+            assert torch.equal(*others) == (not within)
 
 
 def pruned_layer(bias: bool = True) -> nn.Linear:
@@ -106,13 +127,20 @@ def with_graph() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make", [pruned_layer, tied, with_graph])
+def without_biases() -> nn.Module:
+    return nn.Sequential(pruned_layer(bias=False), pruned_layer(bias=False), nn.BatchNorm1d(16, affine=False))
+
+
+@pytest.mark.parametrize("make", [pruned_layer, tied, with_graph, without_biases])
 def test_bare_and_tied_weights_and_sparse_buffers_are_left_out_of_flat_buffers(make: Callable[[], nn.Module]) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         plain, stored, x = make(), gossamer.store_sparse(make()), torch.randn(5, 16)
-        gossamer.distributed.data_parallel(stored)(x).square().sum().backward()
-        plain(x).square().sum().backward()
+        run, names = gossamer.distributed.data_parallel(stored), [name for name, _ in plain.named_parameters()]
+        for _ in range(2):
+            for each in (run, plain):
+                each(x).pow(3).sum().backward()
+        assert [name for name, _ in stored.named_parameters()] == names
         for ours, theirs in zip(stored.parameters(), plain.parameters(), strict=True):
             assert ours.grad is not None and theirs.grad is not None
             expected = theirs.grad * (theirs != 0) if isinstance(ours, SparseTensor) else theirs.grad

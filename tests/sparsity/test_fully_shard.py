@@ -184,3 +184,25 @@ def test_a_list_of_modules_is_sharded_as_one() -> None:
             torch.testing.assert_close(found, theirs.grad.to_dense())
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("parts", [("blocks.0.up", "blocks.0.down"), ("blocks.0",)])
+def test_gradients_of_stored_weights_are_divided_by_the_factor_of_their_module(parts: tuple[str, ...]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, alone, mesh = network(), network(), init_device_mesh("cpu", (1,))
+        for part in (*parts, ""):
+            gossamer.distributed.fully_shard(model.get_submodule(part), mesh=mesh)
+        for factor in (4.0, 2.0):
+            for part in parts:
+                module: Any = model.get_submodule(part)
+                module.set_gradient_divide_factor(factor)
+            for each in (model, alone):
+                each(X[0, 0]).square().mean().backward()
+        for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            found = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad.to_dense()
+            share = (1 / 4 + 1 / 2) / 2 if name.startswith(parts) else 1.0
+            torch.testing.assert_close(found, theirs.grad.to_dense() * share)
+    finally:
+        dist.destroy_process_group()

@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 
 import gossamer
 from gossamer.sparsity.training.kept_state import KeptState
+from gossamer.sparsity.training.kept_steps import note_mask
 from tests.sparsity.kept_training import OPTIMIZERS, Make, Training, assert_equal, counted, pair
 
 __all__ = ["counted"]  # a fixture for each of these tests
@@ -172,6 +173,30 @@ def test_masks_that_keep_less_and_revive_entries() -> None:
     moved = parameter.detach()[hidden & (mask != 0)]
     assert moved.isfinite().all() and (moved != before[mask[hidden] != 0]).any()
     assert torch.equal(parameter.detach()[hidden & (mask == 0)], before[mask[hidden] == 0])
+
+
+def test_masks_in_new_memory_are_followed_and_a_second_mask_makes_steps_whole() -> None:
+    ours, plain = pair()
+    second, some = torch.ones_like(ours.masked[0][1]), list[Tensor]()
+    for each in (ours, plain):
+        each.steps(2)
+        holders = [layer.parametrizations.weight[0] for layer in each.layers]
+        some = [torch.rand_like(holder.mask) < 0.8 for holder in holders] if each is ours else some
+        for holder, kept in zip(holders, some, strict=True):  # as sparsifiers of torch.ao.pruning do
+            holder.mask.data = holder.mask * kept
+        each.note()
+        each.steps(2)
+        for holder, kept in zip(holders, some, strict=True):  # as torch.nn.utils.prune does
+            holder.mask = holder.mask * kept.flip(0)
+        each.note()
+        each.steps(2)
+    note_mask(ours.masked[0][0], second, packed=False)
+    for each in (ours, plain):
+        each.steps(2, taken=1)
+    del second
+    for each in (ours, plain):
+        each.steps(2)
+    assert_equal(ours, plain)
 
 
 @pytest.mark.parametrize("entries", [0, 1, 17])
