@@ -24,6 +24,7 @@ class Masked:
     first      the sparsity of the weight when training starts
     squares    the mean over steps of (w g)^2 or g^2, if the recipe needs it
     dense      the gradient of all elements, also of pruned ones, in steps before nonzeros grow
+    came       whether hooks have got a gradient since the last step of the optimizer
     """
 
     name: str
@@ -34,6 +35,7 @@ class Masked:
     first: float = 0.0
     squares: Tensor | None = None
     dense: Tensor | None = None
+    came: bool = False
     latent: LatentWeight | None = None
     back: BackwardMask | None = None
     sharers: Sequence[Layer] = ()
@@ -93,9 +95,42 @@ class Masked:
         self.squares = squares
 
     def see(self, gradient: Tensor) -> None:
-        """Adds a gradient of all elements to the others of the same step."""
-        fresh = self.dense is None or self.parameter.grad is None or not bool(self.dense.isfinite().all())
-        self.dense = gradient.detach().clone() if fresh or self.dense is None else self.dense.add_(gradient)
+        """Adds a gradient of all elements to the others of the same step, before it is added to `parameter.grad`."""
+        self.forget_discarded()
+        self.add(gradient)
+
+    def add(self, gradient: Tensor) -> None:
+        """Adds a gradient of all elements to those that were not discarded."""
+        self.dense = gradient.detach().clone() if self.dense is None else self.dense.add_(gradient.detach())
+
+    def forget_discarded(self) -> None:
+        """Forgets the gradients of earlier backward passes if the loop has discarded them since, or if they are not finite."""
+        if self.dense is not None and (self._is_discarded(self.dense) or not bool(self.whole(self.dense).isfinite().all())):
+            self.dense = None
+
+    def _is_discarded(self, dense: Tensor) -> bool:
+        """Whether `parameter.grad` is gone, or zero although it had nonzeros, before the next gradient is added to it."""
+        gradient = self.parameter.grad
+        return gradient is None or (not self._has_nonzeros(gradient) and bool(dense[self.mask].any()))
+
+    def _has_nonzeros(self, gradient: Tensor) -> bool:
+        return bool(gradient.any())
+
+    @torch.no_grad()
+    def take_assigned(self, grows: bool) -> None:
+        """Does what hooks do, for a gradient that came without them: the loop has computed it by torch.func and assigned it.
+
+        grows  whether nonzeros grow after this step. A gradient that is zero at all pruned elements does not say where
+        """
+        gradient, came = self.parameter.grad, self.came
+        self.came = False
+        if gradient is None or came:
+            return
+        if 0 in gradient.stride():  # an expanded tensor, which nobody can write to
+            gradient = self.parameter.grad = gradient.contiguous()
+        if grows and bool(self.whole(gradient)[~self.mask].any()):
+            self.dense = gradient.clone()
+        self.restrict(gradient)
 
     def seen(self) -> Tensor:
         """Returns the sum of the gradients that `see` got; zeros if it got none."""

@@ -7,6 +7,9 @@ FSDP2 and tensor parallelism make such weights. Masks are computed from whole we
 time, so they equal those of a single process.
 """
 
+import weakref
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -25,6 +28,7 @@ class ShardedWeight(Masked):
         self.parameter = parameter
         kept = nonzero_mask(self.whole(self.parameter.detach()))
         super().__init__(name, module, self.parameter, kept)  # type: ignore[arg-type]
+        self._accumulated: Callable[[], Tensor | None] = lambda: None
 
     @property
     def mask(self) -> Tensor:
@@ -54,7 +58,12 @@ class ShardedWeight(Masked):
 
     def see(self, gradient: Tensor) -> None:
         """Takes an accumulated gradient. At pruned elements it holds only the last pass, so these are added up here."""
-        if self.dense is None or not bool(self.whole(self.dense).isfinite().all()):
-            self.dense = gradient.clone()
-        else:
-            self.dense = torch.where(self._part, gradient, self.dense + gradient)
+        super().see(gradient)
+        self._accumulated = weakref.ref(gradient)
+
+    def add(self, gradient: Tensor) -> None:
+        self.dense = gradient.clone() if self.dense is None else torch.where(self._part, gradient, self.dense + gradient)
+
+    def _is_discarded(self, dense: Tensor) -> bool:
+        """Whether the gradient is in a new tensor. After the fact, nobody can tell if the old tensor was zero before."""
+        return self._accumulated() is not self.parameter.grad

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gossamer.runtime.packers.nonzeros import count_nonzeros, divided, nonzero_places
 from gossamer.sparsity.arrays.stored_entries import coordinates
@@ -143,6 +145,7 @@ class StoredWeight(Masked):
         self.first = 1 - self.density if plain is None else plain.first
         self.optimizer, self.plain = optimizer, plain
         self._looking: list[_Forward] = []  # always the same objects, because compiled code guards on them
+        self._hook: RemovableHandle | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -235,14 +238,24 @@ class StoredWeight(Masked):
             self._looking = [(_Watched if _is_linear(module) else _Lent)(module, zeros) for module, _ in self.holders]
         for forward in self._looking:
             forward.install()
+        if self._hook is None:
+            forget = unserializable_hook(lambda _: self.forget_discarded())
+            # whichever gradient comes first: compiled code computes both at once, and torch then adds them in any order
+            self._hook = register_multi_grad_hook((self.parameter, self._looking[0].zeros), forget, mode="any")
 
     def look_no_more(self) -> None:
         """Makes the modules compute as usual again."""
         for forward in self._looking:
             forward.remove()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     @torch.no_grad()
     def _hand_over(self, zeros: Tensor) -> None:
         assert zeros.grad is not None
         gradient, zeros.grad = zeros.grad, None
-        self.see(gradient)
+        self.add(gradient)
+
+    def _has_nonzeros(self, gradient: Tensor) -> bool:
+        return bool(gradient.components[-1].any()) if isinstance(gradient, SparseTensor) else super()._has_nonzeros(gradient)

@@ -169,6 +169,7 @@ class SparseTraining:
 
     def _hook_gradient(self, layer: Masked) -> Any:
         def masked(gradient: Tensor) -> Tensor:
+            layer.came = True
             if self._grows_next:
                 layer.see(gradient)
             return gradient * layer.mask
@@ -176,6 +177,7 @@ class SparseTraining:
         @torch.no_grad()
         def accumulated(weight: Tensor) -> None:
             assert weight.grad is not None
+            layer.came = True
             if self._grows_next:
                 layer.see(weight.grad)
             layer.restrict(weight.grad)
@@ -223,6 +225,9 @@ class SparseTraining:
     @torch.compiler.disable
     def _see_gradients(self, scale: float, first: bool = True) -> None:
         """Updates the saliency by the gradients of a step's `first` evaluation, and adds the decay of pruned weights."""
+        for layer in self.masks.layers if self.recipe.sparsifier.pruned == "stay" else ():
+            if not isinstance(layer, StoredWeight):
+                layer.take_assigned(self._grows_next)
         if first:
             self.masks.observe(scale)
         if decay := self.recipe.sparsifier.decay:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gossamer
@@ -47,10 +47,17 @@ def attached(model: nn.Module, recipe: str) -> tuple[torch.optim.Optimizer, goss
     return optimizer, gossamer.train_sparse(model, optimizer, recipe.partition(",")[0], steps=STEPS, **RECIPES[recipe])
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, rank: int, ranks: int) -> None:
-    """Each process has its share of four parts of a batch, in two passes where it has two or more."""
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, rank: int, ranks: int, probe: bool = False
+) -> None:  # fmt: skip
+    """Each process has its share of four parts of a batch, in two passes where it has two or more.
+
+    probe  whether the loop computes other gradients before each step, which it discards
+    """
     parts = X.shape[1] // ranks
     for step in steps:
+        if probe:
+            model(30 * X[step, 0].flip(0, 1)).square().mean().backward()
         optimizer.zero_grad()
         for part in range(rank * parts, rank * parts + parts):
             (model(X[step, part]).square().mean() / parts).backward()
@@ -88,10 +95,33 @@ def sharded(rank: int, directory: str) -> None:
         assert training.densities() == reference.densities()
         training.detach()
         equal(model, alone)
+    discarded(mesh, rank)
     with pytest.raises(OptionError, match="needs a parametrization"):
         model = fully_shard(network(), mesh=mesh)
         gossamer.train_sparse(model, torch.optim.AdamW(model.parameters()), "sr-ste", steps=STEPS)
     leave()
+
+
+def discarded(mesh: Any, rank: int) -> None:
+    """Nonzeros do not grow by gradients that the loop discards. They grow by gradients that it assigns."""
+    alone, model, assigned = network(), network(), network()
+    optimizer, _ = attached(alone, "rigl")
+    train(alone, optimizer, range(STEPS), 0, 1)
+    optimizer, _ = attached(fully_shard(model, mesh=mesh), "rigl")
+    train(model, optimizer, range(STEPS), rank, 2, probe=True)
+    model.reshard()  # type: ignore[operator]
+    equal(model, alone)
+    optimizer, _ = attached(fully_shard(assigned, mesh=mesh), "rigl")
+    for step in range(STEPS):
+        twin = network()
+        twin.load_state_dict({name: whole(each) for name, each in assigned.state_dict().items()})
+        torch.stack([twin(part).square().mean() for part in X[step]]).mean().backward()
+        for parameter, same in zip(assigned.parameters(), twin.parameters(), strict=True):
+            assert isinstance(parameter, DTensor) and same.grad is not None
+            parameter.grad = distribute_tensor(same.grad, mesh, parameter.placements)
+        torch.nn.utils.clip_grad_norm_(assigned.parameters(), 0.5)
+        optimizer.step()
+    equal(assigned, alone)
 
 
 def parted(rank: int, directory: str) -> None:
@@ -101,7 +131,7 @@ def parted(rank: int, directory: str) -> None:
     train(alone, optimizer, range(STEPS), 0, 1)
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     optimizer, _ = attached(model, "rigl")
-    train(model, optimizer, range(STEPS), 0, 1)
+    train(model, optimizer, range(STEPS), 0, 1, probe=True)
     equal(model, alone)
     leave()
 
