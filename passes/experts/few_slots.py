@@ -55,7 +55,9 @@ class FewSlots(SlotTile):
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
         *others, self.row, self.begin, self.rows = given
         super().__init__(product, slots, *others)
-        self.at, self.height, self.shape = index(0), min(HEIGHT, self.lanes), self._shapes(product.bits)[slots]
+        self.at, self.depth, self.height = index(0), self.columns, min(HEIGHT, self.lanes)
+        self.shape = self._shapes(product.bits)[slots]
+        self.unrolled = self.shape.ways
 
     def emit(self) -> None:
         """Emits the body of a function."""
@@ -80,28 +82,31 @@ class FewSlots(SlotTile):
     def _sums(self, rows: list[ir.Value]) -> list[ir.Value]:
         """Returns a vector of sums for each slot and row. The rows of a slot follow each other."""
         one, ways, count = self.stored.columns, self.shape.ways, self.slots * len(rows)
-        step = index(ways * one)
-        whole = arith.muli(arith.divui(self.columns, step), step)
+        step = index(self.unrolled * one)
+        whole = arith.muli(arith.divui(self.depth, step), step)
         with loop(index(0), whole, step, [zeros(self.stored.vec)] * (count * ways)) as steps:
-            sums = list(steps.inner_iter_args)
-            if self.slots > 1 or not self.streams:
-                for row in rows:
-                    for way in range(0, ways, max(1, self.stored.in_line // one)):
-                        column = arith.addi(steps.induction_variable, index(way * one))
-                        if self.streams:
-                            self.weight.fetch(arith.addi(row, index(_AHEAD)), column, True)
-                        else:
-                            self.weight.fetch_beyond(row, column)
-            for way in range(ways):
-                own = slice(way * count, (way + 1) * count)
-                sums[own] = self._step(rows, arith.addi(steps.induction_variable, index(way * one)), sums[own], None)
+            sums, places = list(steps.inner_iter_args), [index(n * one) for n in range(self.unrolled)]
+            columns = [arith.addi(steps.induction_variable, place) for place in places]
+            for row in rows:
+                for column in columns[:: max(1, self.stored.in_line // one)]:
+                    self._fetch(row, column)
+            for n, column in enumerate(columns):
+                own = slice(n % ways * count, (n % ways + 1) * count)
+                sums[own] = self._step(rows, column, sums[own], None)
             scf.YieldOp(sums)
         found = list(steps.results)
         totals = [self._added(found[at::count]) for at in range(count)]
-        with loop(whole, self.columns, index(one), totals) as rest:
+        with loop(whole, self.depth, index(one), totals) as rest:
             column = rest.induction_variable
-            scf.YieldOp(self._step(rows, column, list(rest.inner_iter_args), arith.subi(self.columns, column)))
+            scf.YieldOp(self._step(rows, column, list(rest.inner_iter_args), arith.subi(self.depth, column)))
         return list(rest.results)
+
+    def _fetch(self, row: ir.Value, column: ir.Value) -> None:
+        """Prefetches a line that is read later."""
+        if not self.streams:
+            self.weight.fetch_beyond(row, column)
+        elif self.slots > 1:
+            self.weight.fetch(arith.addi(row, index(_AHEAD)), column, True)
 
     def _step(self, rows: list[ir.Value], column: ir.Value, sums: list[ir.Value], left: ir.Value | None) -> list[ir.Value]:
         found, weights = list(sums), [self.weight.read(row, arith.addi(self.begin, column), left) for row in rows]

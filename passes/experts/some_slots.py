@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import arith, memref, scf, vector
+from torch_mlir.dialects import arith, memref, vector
 
 from gossamer.passes.experts.few_slots import HEIGHT, FewSlots, Shape
-from gossamer.passes.loops.vectors import index, loop, zeros
+from gossamer.passes.loops.vectors import index, loop
 
 BITS = 256
 """Width of the vectors for which this pays."""
@@ -44,17 +44,17 @@ class SomeSlots(FewSlots):
     """
 
     def __init__(self, product: Any, slots: int, *given: ir.Value) -> None:
-        *others, self.low, self.depth, row, begin, rows, at = given
+        *others, self.low, depth, row, begin, rows, at = given
         super().__init__(product, slots, *others, row, begin, rows)
-        self.at, workspace, base = at, others[4], others[5]
+        self.at, self.depth, self.one, workspace, base = at, depth, self.stored.columns, others[4], others[5]
+        self.unrolled = max(self.shape.ways, self.stored.in_line // self.one)  # a whole cache line, to prefetch it once
         kind = ir.MemRefType.get([DEPTH * slots], ir.F32Type.get())
         self.packed = memref.view(kind, workspace, arith.addi(base, index(product.before_packed)), [])
 
     def emit(self) -> None:
         """Emits the body of a function."""
-        self.one = self.stored.columns
-        self.whole = arith.subi(self.depth, arith.remui(self.depth, index(self.one)))
-        for low, high, masked in ((index(0), self.whole, False), (self.whole, self.depth, True)):
+        whole = arith.subi(self.depth, arith.remui(self.depth, index(self.one)))
+        for low, high, masked in ((index(0), whole, False), (whole, self.depth, True)):
             with loop(low, high, index(self.one)) as columns:
                 column = columns.induction_variable
                 left = arith.subi(high, column) if masked else None
@@ -70,27 +70,8 @@ class SomeSlots(FewSlots):
         """Returns the place of a packed vector: of a slot, its columns from `column` on."""
         return arith.addi(arith.muli(column, index(self.slots)), index(slot * self.one + part * self.lanes))
 
-    def _sums(self, rows: list[ir.Value]) -> list[ir.Value]:
-        one, ways, count = self.one, self.shape.ways, self.slots * len(rows)
-        step = max(ways, self.stored.in_line // one)
-        stride = index(step * one)
-        whole = arith.subi(self.depth, arith.remui(self.depth, stride))
-        with loop(index(0), whole, stride, [zeros(self.stored.vec)] * (count * ways)) as steps:
-            sums, first = list(steps.inner_iter_args), steps.induction_variable
-            for row in rows:
-                for way in range(0, step, max(1, self.stored.in_line // one)):
-                    column = arith.addi(self.begin, arith.addi(first, index(way * one)))
-                    self.weight.fetch(arith.addi(row, index(HEIGHT)), column)
-            for way in range(step):
-                own = slice(way % ways * count, (way % ways + 1) * count)
-                sums[own] = self._step(rows, arith.addi(first, index(way * one)), sums[own], None)
-            scf.YieldOp(sums)
-        found = list(steps.results)
-        totals = [self._added(found[at::count]) for at in range(count)]
-        with loop(whole, self.depth, index(one), totals) as rest:
-            column = rest.induction_variable
-            scf.YieldOp(self._step(rows, column, list(rest.inner_iter_args), arith.subi(self.depth, column)))
-        return list(rest.results)
+    def _fetch(self, row: ir.Value, column: ir.Value) -> None:
+        self.weight.fetch(arith.addi(row, index(HEIGHT)), arith.addi(self.begin, column))
 
     def _tokens(self, column: ir.Value, left: ir.Value | None) -> Iterator[list[ir.Value]]:
         for t in range(self.slots):
