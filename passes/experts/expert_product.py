@@ -11,8 +11,8 @@ scf.parallel (%task) = ...                                   // equal shares of 
                       func.call @region_turn(...); for each 32 rows and slots: func.call @region_rows32x32(...)  // tile_rows.py
     the lowering's own code, which reads the sums from the scratch memory
 
-Weights are read in place, once for 96 slots. Those of experts without a slot are not read. Rows of x are read in place, too: no
-row is copied or padded. A `turned` weight is [experts, columns, rows] (few_turned.py).
+Weights are read in place, once for 96 slots. Those of experts without a slot are not read. Rows of x are read in place, too,
+but for parts that stay in a cache: no row is padded. A `turned` weight is [experts, columns, rows] (few_turned.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -102,10 +102,8 @@ class ExpertProduct:
         self.most_in_place = some_slots.MOST if self.some else max(self.few)
         self.many, self.slots = tile_slots.HEIGHTS if self.tiles else panels.HEIGHTS, SLOTS
         self.by_rows = self.tiles and not self.turned and isinstance(self.stored.element, ir.FloatType)
-        self.width, self.few_rows = (
-            panels.vectors_of(bits) * self.lanes,
-            some_slots.LINE if self.some else _FEW_ROWS[self.turned],
-        )
+        self.width = panels.vectors_of(bits) * self.lanes
+        self.few_rows = some_slots.LINE if self.some else _FEW_ROWS[self.turned]
         self.many_rows = tile_rows.ROWS if self.by_rows else self.width
         self.line = self.many_rows + (_APART if self.by_rows else 0)
         self.scratch = 4 * max(self.line * (SLOTS + max(self.many)), self.few_rows * self.most_in_place)
@@ -304,12 +302,8 @@ class ExpertProduct:
             ):
                 low, at, local = (each.induction_variable for each in (parts, rows, slots))
                 own = self._place(block.expert, arith.addi(place, at), low)
-                left = [
-                    arith.minui(most, arith.subi(*ends)) for most, *ends in ((depth, columns, low), (height, block.rows, at))
-                ]
-                call_narrowest(
-                    arith.subi(block.slots, local), functions.some, [*shared, local, low, left[0], *own, left[1], at]
-                )
+                wide, high = arith.minui(depth, arith.subi(columns, low)), arith.minui(height, arith.subi(block.rows, at))
+                call_narrowest(arith.subi(block.slots, local), functions.some, [*shared, local, low, wide, *own, high, at])
             scf.YieldOp([])
 
     def _by_panels(self, functions: Functions, block: Block, places: tuple[ir.Value, ir.Value], shared: list[ir.Value]) -> None:

@@ -40,13 +40,13 @@ class Shape:
 
 
 _WIDE = {8: Shape(2, 1), 6: Shape(2, 2), 4: Shape(2, 2), 3: Shape(1, 4), 2: Shape(1, 4), 1: Shape(1, 8)}
-_SHAPES = {512: _WIDE, 256: {3: Shape(1, 3), 2: Shape(1, 4), 1: Shape(1, 8)}, 128: _WIDE}
+SHAPES = {512: _WIDE, 256: {3: Shape(1, 3), 2: Shape(1, 4), 1: Shape(1, 8)}, 128: _WIDE}
 """By the bits of vectors and the number of slots, the most first. All sums fit into registers."""
 
 
 def slots_at_once(bits: int) -> tuple[int, ...]:
     """Returns the numbers of slots for which there are functions, the most first."""
-    return tuple(_SHAPES[bits])
+    return tuple(SHAPES[bits])
 
 
 class FewSlots(SlotTile):
@@ -77,7 +77,7 @@ class FewSlots(SlotTile):
 
     def _shapes(self, bits: int) -> dict[int, Shape]:
         """Returns the shapes for vectors of `bits` bits, by the number of slots."""
-        return _SHAPES[bits]
+        return SHAPES[bits]
 
     def _sums(self, rows: list[ir.Value]) -> list[ir.Value]:
         """Returns a vector of sums for each slot and row. The rows of a slot follow each other."""

@@ -16,7 +16,7 @@ class Functions:
     """The functions of a product.
 
     few   add the products of few slots, by the number of slots, the most first
-    some  add the products of some more slots, by their number at once, the most first; empty if they are as many
+    some  add the products of some more slots, by their number at once, the most first; empty if panels serve them
     pack  packs a panel
     many  add the products of many slots with a panel, by the number of slots, the most first
     turn  transposes x for rows that are not packed

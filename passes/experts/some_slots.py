@@ -18,6 +18,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector
 
+from gossamer.passes.experts import few_slots
 from gossamer.passes.experts.few_slots import HEIGHT, FewSlots, Shape
 from gossamer.passes.loops.vectors import index, loop
 
@@ -27,7 +28,7 @@ DEPTH = 512
 """Most columns that are packed."""
 ROWS = 64
 """Rows that are multiplied with all slots before the next rows are read."""
-SHAPES = {8: Shape(1, 1), 6: Shape(2, 1), 4: Shape(2, 1), 3: Shape(1, 3), 2: Shape(1, 4), 1: Shape(1, 8)}
+SHAPES = {8: Shape(1, 1), 6: Shape(2, 1), 4: Shape(2, 1), **few_slots.SHAPES[BITS]}
 """By the number of slots, the most first. All sums fit into registers."""
 MOST = 48
 """Most slots of a block."""
