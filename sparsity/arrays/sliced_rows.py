@@ -11,10 +11,10 @@ The integers of the slices are kept as long as the matrix lives and there is roo
 more columns. Values are copied. If the stored values have changed, that product is computed by rows, and so are the next ones
 until the values have stayed the same for a while. Changes are found in two ways:
 
-    counts of writes         torch counts writes to the values, and to the matrix if a compiled graph writes. Only both counts
-                             and a few values are compared if no other tensor, DLPack capsule or NumPy array shares the memory
-    a hash of the values     finds all other writes. Every product then also reads the stored values. So do products for which
-                             only the arrays are known, not the matrix
+    the count of writes      torch counts writes to the values (counted_writes.py). Only the count and a few values are compared
+                             if no other tensor, DLPack capsule or NumPy array shares the memory
+    a hash of the values     finds all other writes. Every product then also reads the stored values. That may take longer than
+                             a product by rows, so both are timed once, and the faster one stays
 
 torch hides some writes, also from autograd: through a storage; and through `values.data`, an import by DLPack or, compiled,
 `matrix.data`, if these objects no longer exist at the next product. They are found only if they change most values.
@@ -26,10 +26,11 @@ import ctypes
 import itertools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ _LEAST, _MOST = 1 << 12, 1 << 24  # entries: for fewer a look-up is too slow, fo
 _SETTLED = 3  # products with the same values, before they are copied
 _WINDOWS = 1 << 9, 1 << 12, 1 << 16, 1 << 20  # rows in a window, which are sorted by length (multiples of lanes)
 _FILLED = 1.05  # places per entry; the first window with at most so many is taken, as rows of small windows read near columns
+_ROUNDS = 3  # of timing a product both ways
 _KEPT, _BYTES = 64, 1 << 29  # the most matrices, and the bytes of their slices and values together
 _DTYPES, _INTEGERS = (torch.float32, torch.float64), (torch.int32, torch.int64)
 
@@ -165,7 +167,6 @@ class _Values(NamedTuple):
     hash    the hash of the stored values before they were copied
     hashed  the product that hashes the stored values again, see `SlicedRows.bound`
     alone   the product that reads only the copy, if torch counts writes to the stored values
-    written the matrix's count of writes when the hash was last equal, None if unknown
     sample  a few of the stored values
     """
 
@@ -178,7 +179,6 @@ class _Values(NamedTuple):
     hash: int = 0
     hashed: Callable[..., None] | None = None
     alone: Callable[..., None] | None = None
-    written: int | None = None
     sample: Sample = (None, None)
 
 
@@ -192,45 +192,88 @@ class Use:
         self._values = _NONE
         self._form: SlicedRows | None = None
         self._refused = False
+        self._hash_pays: dict[int, bool] = {}  # by the number of threads
         self.bytes = 0
         self.last = next(_turns)
 
     def multiply(
-        self, form: RowForm, stored: Tensor, x: Tensor, out: Tensor, kernel: Kernels, written: int | None = None
-    ) -> bool:
-        """Computes out = a @ x by slices, for a contiguous vector or column x. If it returns False, out is undefined.
+        self,
+        form: RowForm,
+        stored: Tensor,
+        x: Tensor,
+        out: Tensor,
+        kernel: Kernels,
+        by_rows: Callable[[], None],
+    ) -> None:
+        """Computes out = a @ x for a contiguous vector or column x: by slices if that is faster, else by `by_rows`.
 
         stored   the values of a in the order of its format; `form.order` selects the values of the entries
-        written  the count of writes to the SparseTensor a; without it, every product hashes the values
+        by_rows  computes out by rows
+        """
+        if not self._by_slices(form, stored, (x.data_ptr(), x.numel(), out.data_ptr(), out.numel()), kernel, by_rows):
+            by_rows()
+
+    def _by_slices(
+        self,
+        form: RowForm,
+        stored: Tensor,
+        where: tuple[int, ...],
+        kernel: Kernels,
+        by_rows: Callable[[], None],
+    ) -> bool:
+        """Computes a product by slices. If it returns False, the result is undefined.
+
+        `where` has the addresses and lengths of x and of the result.
         """
         values = self._values
         if torch.are_deterministic_algorithms_enabled():
             return False
-        storage, where = stored.untyped_storage(), (x.data_ptr(), x.numel(), out.data_ptr(), out.numel())
+        storage = stored.untyped_storage()
+        counted = not stored.is_inference() and _references_tell() and _writes_are_counted(stored, storage)
         if (
-            values.alone is not None
-            and values.written == written is not None
+            counted
+            and values.alone is not None
             and values.stored() is stored
             and values.storage() is storage
             and values.seen == (stored.data_ptr(), stored.numel(), stored._version)
             and values.sample[0] == values.sample[1]
-            and _writes_are_counted(stored, storage)
         ):
             self.last = next(_turns)
             values.alone(*where)
             return True
+        if not counted and not self._hash_pays.get(torch.get_num_threads(), True):
+            return False
         if values.hashed is None or values.seen != (stored.data_ptr(), stored.numel(), version(stored)):
-            settled = not self._refused and self._settle(form, stored, where, kernel, written)
-            return settled and self.multiply(form, stored, x, out, kernel, written)
+            settled = not self._refused and self._settle(form, stored, where, kernel)
+            return settled and self._by_slices(form, stored, where, kernel, by_rows)
+        if not counted and not self._pays(values, where, by_rows):
+            self._values = _NONE
+            return False
         self.last, found = next(_turns), ctypes.c_int64()
         values.hashed(ctypes.addressof(found), 2, *values.words, *where)
         if found.value != values.hash:
             self._values = _NONE
-        elif values.written != written is not None:
-            self._values = values._replace(written=written)
         return found.value == values.hash
 
-    def _settle(self, form: RowForm, stored: Tensor, where: tuple[int, ...], kernel: Kernels, written: int | None) -> bool:
+    def _pays(self, values: _Values, where: tuple[int, ...], by_rows: Callable[[], None]) -> bool:
+        """Returns whether a product by slices with a hash is as fast as one by rows. Times both once for each number of
+        threads."""
+        threads = torch.get_num_threads()
+        known = self._hash_pays.get(threads)
+        if known is None:
+            assert values.hashed is not None
+            by_slices = partial(values.hashed, ctypes.addressof(_NOT_ASKED), 2, *values.words, *where)
+            times: list[list[float]] = [[], []]
+            clock = _clock(threads)
+            for _ in range(_ROUNDS):
+                for run, own in zip((by_slices, by_rows), times, strict=True):
+                    begin = clock()
+                    run()
+                    own.append(clock() - begin)
+            known = self._hash_pays[threads] = min(times[0]) <= min(times[1])
+        return known
+
+    def _settle(self, form: RowForm, stored: Tensor, where: tuple[int, ...], kernel: Kernels) -> bool:
         """Counts products with the same values. After a few it copies the values and returns True.
 
         `where` has the addresses and lengths of x and of a result, which is undefined afterwards.
@@ -251,7 +294,7 @@ class Use:
         counted = not stored.is_inference() and _references_tell()
         alone = sliced.bound(run, None, ctypes.addressof(_NOT_ASKED), 2, *words) if counted else None
         alive = weakref.ref(stored), weakref.ref(stored.untyped_storage())
-        self._values = _Values(seen, values.times, *alive, copy, words, found.value, hashed, alone, written, sample)
+        self._values = _Values(seen, values.times, *alive, copy, words, found.value, hashed, alone, sample)
         return True
 
     def _sliced(self, form: RowForm, dtype: torch.dtype) -> SlicedRows | None:
@@ -265,6 +308,11 @@ class Use:
                     self._form, self.bytes, self.last = sliced, size, next(_turns)
                     _make_room()
             return self._form
+
+
+def _clock(threads: int) -> Callable[[], float]:
+    """Returns the clock for times of products. With one thread, other processes do not count."""
+    return time.thread_time if threads == 1 else time.perf_counter
 
 
 def _writes_are_counted(stored: Tensor, storage: torch.UntypedStorage) -> bool:

@@ -97,14 +97,17 @@ class RowProduct:
             return None
         x = (x.t() if self.x_across else x).contiguous()
         out = (empty if x.is_cpu else x.new_empty)([rows] if self.vector else [rows, x.shape[1]], dtype=x.dtype)
-        if sliced is not None and (self.vector or x.shape[1] == 1):
-            stored = given[-1].contiguous()
-            use = use_of(form, stored)
-            if use is not None and use.multiply(form, stored, x, out, sliced):
-                return out.t().contiguous() if self.y_across else out
-        if out.numel():
+
+        def by_rows() -> None:
             values = form.values(given[-1]).contiguous()
             kernels(form)((ByRows(form.positions, form.coordinates, values, rows, columns), x), out)
+
+        stored = given[-1].contiguous() if sliced is not None and (self.vector or x.shape[1] == 1) else None
+        use = None if stored is None else use_of(form, stored)
+        if use is not None and stored is not None and sliced is not None:
+            use.multiply(form, stored, x, out, sliced, by_rows)
+        elif out.numel():
+            by_rows()
         return out.t().contiguous() if self.y_across else out
 
 

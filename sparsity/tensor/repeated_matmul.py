@@ -7,6 +7,7 @@ changed, its `Repeated` is dropped, and the next product stores another.
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,18 +60,22 @@ class Repeated:
         with torch.DisableTorchFunctionSubclass():  # else each attribute of a subclass calls __torch_function__
             if torch.is_grad_enabled() and (matrix.requires_grad or x.requires_grad):
                 return None
-            written = None if matrix.is_inference() else matrix._version
         alike = self._rows == self._columns and x.nbytes < LEAST
         out = torch.empty_like(x) if alike else empty_like(x, self._rows, *shape[1:])  # torch's empty_like is faster
         if len(shape) == 1 or shape[1] == 1:
             use = self._use()
             if use is None and (use := use_of(self._form, values)) is not None:
                 self._use = weakref.ref(use)
-            if use is not None and use.multiply(self._form, values, x, out, call.sliced, written):
+            if use is not None:
+                use.multiply(self._form, values, x, out, call.sliced, partial(self._multiply, call, x, out))
                 return out
         if out.numel():
-            call.kernel(self._form)((self._by_rows, x), out)
+            self._multiply(call, x, out)
         return out
+
+    def _multiply(self, call: Call, x: Tensor, out: Tensor) -> None:
+        """Computes a product by rows."""
+        call.kernel(self._form)((self._by_rows, x), out)
 
 
 def _identity(positions: Tensor, coordinates: Tensor, values: Tensor) -> tuple[int, ...]:
