@@ -119,7 +119,12 @@ class ExpertProduct:
     def before_tiles(self) -> int:
         """Bytes of a thread's workspace before the memory for tiles."""
         packed = 4 * some_slots.DEPTH * max(self.some, default=0)
-        return max(4 * (many_slots.DEPTH + 1) * self.width, self.before_packed + packed)
+        return max(self.before_widened + 4 * many_slots.DEPTH * max(self.many), self.before_packed + packed)
+
+    @property
+    def before_widened(self) -> int:
+        """Bytes of a thread's workspace before the widened columns of x: a panel, and its rows' scales."""
+        return 4 * (many_slots.DEPTH + 1) * self.width
 
     @property
     def before_packed(self) -> int:
@@ -129,6 +134,13 @@ class ExpertProduct:
     def panel(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
         """Returns the memory for packed columns of a weight and its rows' scales. A thread's workspace begins at `base`."""
         return panels.panel_at(workspace, base, many_slots.DEPTH + 1, self.width)
+
+    def widened(self, workspace: ir.Value, base: ir.Value) -> ir.Value | None:
+        """Returns the memory for columns of many slots as f32, by slot; None if x is not widened."""
+        if self.stored.pair > 1 or isinstance(ir.MemRefType(self.x.type).element_type, ir.F32Type):
+            return None
+        kind = ir.MemRefType.get([max(self.many), many_slots.DEPTH], ir.F32Type.get())
+        return memref.view(kind, workspace, arith.addi(base, index(self.before_widened)), [])
 
     def lines(self, workspace: ir.Value, base: ir.Value) -> ir.Value:
         """Returns the memory for the vectors of sums of few slots, before their lanes are added up."""

@@ -1,13 +1,13 @@
 """The base of functions for some slots of an expert and some rows of its weight: operands, and the memory of sums."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, vector, x86
 
 from gossamer.passes.experts.stored_weights import Floats
-from gossamer.passes.loops.vectors import byte_width, index, load_index
+from gossamer.passes.loops.vectors import byte_width, index, load_index, loop
 
 _BEYOND = 16 << 10  # how many bytes ahead `fetch_beyond` prefetches
 
@@ -77,6 +77,23 @@ class SlotTile:
         """Returns the row of x for a slot."""
         place = arith.minui(arith.addi(self._first, number), self._last)
         return place if self._product.in_order else self._product.token(load_index(self._order, place))
+
+    def pack(
+        self, low: ir.Value, depth: ir.Value, memory: ir.Value, place: Callable[[ir.Value, int, int], list[ir.Value]]
+    ) -> None:
+        """Copies the columns [low, low + depth) of the tokens into scratch memory, as vectors that a step multiplies.
+
+        place  the place of a vector there: by its column (counted from `low`), the slot, and its number in the step
+        """
+        one = self.stored.columns
+        whole = arith.subi(depth, arith.remui(depth, index(one)))
+        for first, end, masked in ((index(0), whole, False), (whole, depth, True)):
+            with loop(first, end, index(one)) as columns:
+                column = columns.induction_variable
+                left = arith.subi(end, column) if masked else None
+                for t, token in enumerate(self.tokens):
+                    for n, value in enumerate(self.stored.x(self.x, token, arith.addi(low, column), left)):
+                        vector.store(value, memory, place(column, t, n))
 
 
 def _line(memory: ir.Value) -> ir.Value:

@@ -20,7 +20,7 @@ from torch_mlir.dialects import arith, memref, vector
 
 from gossamer.passes.experts import few_slots
 from gossamer.passes.experts.few_slots import HEIGHT, FewSlots, Shape
-from gossamer.passes.loops.vectors import index, loop
+from gossamer.passes.loops.vectors import index
 
 BITS = 256
 """Width of the vectors for which this pays."""
@@ -54,14 +54,7 @@ class SomeSlots(FewSlots):
 
     def emit(self) -> None:
         """Emits the body of a function."""
-        whole = arith.subi(self.depth, arith.remui(self.depth, index(self.one)))
-        for low, high, masked in ((index(0), whole, False), (whole, self.depth, True)):
-            with loop(low, high, index(self.one)) as columns:
-                column = columns.induction_variable
-                left = arith.subi(high, column) if masked else None
-                for t, token in enumerate(self.tokens):
-                    for n, value in enumerate(self.stored.x(self.x, token, arith.addi(self.low, column), left)):
-                        vector.store(value, self.packed, [self._place(column, t, n)])
+        self.pack(self.low, self.depth, self.packed, lambda *at: [self._place(*at)])
         super().emit()
 
     def _shapes(self, bits: int) -> dict[int, Shape]:
