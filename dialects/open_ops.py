@@ -93,7 +93,7 @@ class GatherRowsOp(KernelOp, name="gather_rows", traits=[ext.Pure]):
     and y may be vectors.
 
     A SIMD vector has `lanes` elements; up to `vectors` of them are summed at once. Rows of a large x are prefetched into the
-    cache of level `ahead`.
+    cache of level `ahead`. `gathers` is 1 if gather instructions are faster than single loads.
     """
 
     lowering = "lower-rows"
@@ -102,6 +102,7 @@ class GatherRowsOp(KernelOp, name="gather_rows", traits=[ext.Pure]):
     lanes: ir.IntegerAttr
     vectors: ir.IntegerAttr
     ahead: ir.IntegerAttr
+    gathers: ir.IntegerAttr
     result: ext.Result[Any]
     epilogue: ext.Region
 

@@ -50,7 +50,7 @@ CHAIN = "chain"
 """The schedule of several products that run tile by tile: the hints of each weight name its family."""
 SEQUENCE = "sequence"
 """The schedule of the same products for a few tokens: each product is lowered by its own family, one after the other."""
-_ROWS = "fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c}"
+_ROWS = "fuse-epilogue,canonicalize,gather-rows{bits=%d l1d=%c gathers=%g}"
 OPEN_SCHEDULES = {
     "rows": _ROWS,
     "slices": f"{_ROWS},slice-rows{{gathers=%g}}",

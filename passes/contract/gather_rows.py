@@ -3,7 +3,7 @@
 before   %y = "kernel.contract"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
            {indexing_maps = [(i, n, k) -> (i, k), (i, n, k) -> (k, n)]} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> ...
 after    %y = "kernel.gather_rows"(%a, %x) ({ ^bb0(%sum: f32): max(%sum + kernel.read(%bias), 0) })
-           {lanes = 16 : i64, vectors = 16 : i64, ahead = 1 : i64}
+           {lanes = 16 : i64, vectors = 16 : i64, ahead = 1 : i64, gathers = 0 : i64}
 
 This is for matrices that are arguments of each call, such as the adjacency matrix of a graph. Runs after fuse-epilogue. If the
 region has any other op, this is an error, and the caller compiles the region with the reference pipeline.
@@ -29,10 +29,16 @@ _LARGE = 32 << 10  # bytes of a first-level cache. Rows of x are fetched ahead i
 
 @dataclass(frozen=True)
 class GatherRows:
-    """`bits` is the width of the target's vectors, `l1d` the bytes of its first-level data cache."""
+    """Its options describe the target.
+
+    bits     the width of vectors
+    l1d      the bytes of the first-level data cache
+    gathers  whether gather instructions are faster than single loads
+    """
 
     bits: int = 512
     l1d: int = 32 << 10
+    gathers: bool = False
 
     def run(self, module: ir.Module) -> None:
         for op in walk(module, "kernel.contract"):
@@ -52,7 +58,7 @@ class GatherRows:
         with ir.InsertionPoint(contract), contract.location:
             scheduled = GatherRowsOp(
                 contract.lhs, contract.rhs, integer(lanes), integer(vectors), integer(1 if self.l1d > _LARGE else 2),
-                result=contract.result.type,
+                integer(self.gathers), result=contract.result.type,
             )  # fmt: skip
         contract.epilogue.blocks[0].append_to(scheduled.epilogue)
         contract.result.replace_all_uses_with(scheduled.result)

@@ -38,8 +38,14 @@ class InnerLoop(WeightArrays):
 
 
 def sets_of(sums: list[ir.Value], ways: int) -> list[ir.Value]:
-    """Returns `ways` sets of sums: these, then zeros."""
-    return sums + [zeros(ir.VectorType(sums[0].type))] * (len(sums) * (ways - 1))
+    """Returns `ways` sets of sums, which are vectors or scalars: these, then zeros."""
+    return sums + [_zero(sums[0].type)] * (len(sums) * (ways - 1))
+
+
+def _zero(type_: ir.Type) -> ir.Value:
+    if isinstance(type_, ir.VectorType):
+        return zeros(type_)
+    return arith.constant(type_, 0 if isinstance(type_, ir.IntegerType) else 0.0)
 
 
 def added_up(sets: list[ir.Value], count: int) -> list[ir.Value]:
@@ -51,7 +57,8 @@ def added_up(sets: list[ir.Value], count: int) -> list[ir.Value]:
 
 
 def _add(a: ir.Value, b: ir.Value) -> ir.Value:
-    whole = isinstance(ir.VectorType(a.type).element_type, ir.IntegerType)
+    element = a.type.element_type if isinstance(a.type, ir.VectorType) else a.type
+    whole = isinstance(element, ir.IntegerType)
     return arith.addi(a, b) if whole else arith.addf(a, b)
 
 

@@ -17,8 +17,8 @@ unrolled. But a single sum takes two entries at a time, because a multiply-add w
 A part begins with a row, unless that row alone is longer than a part. Then the row is cut, so that hubs of a power-law graph
 keep all threads busy. The sums of a part for a row that began before it go to the workspace, and are added in the order of the
 parts. So results depend only on the number of threads. A vector x, or a matrix of one column, takes @region_column, which reads
-element by element, or @region_column_gathered if rows are long. If the number of columns of y is known, only the functions that
-it needs are made.
+element by element, or @region_column_gathered if rows are long and the target `gathers` (on Zen 3, gathers take twice as long).
+If the number of columns of y is known, only the functions that it needs are made.
 
 Runs on functions whose storage is exposed with the arrays of open operands (expose-storage{arrays=true}).
 """
@@ -100,7 +100,9 @@ class _Rows:
     def __init__(self, module: ir.Module, op: Any) -> None:
         self.module, self.op = module, op
         self.storage: Storage = storage_of(op.operation)
-        self.lanes, self.vectors, self.level = (ir.IntegerAttr(each).value for each in (op.lanes, op.vectors, op.ahead))
+        self.lanes, self.vectors, self.level, self.gathers = (
+            ir.IntegerAttr(each).value for each in (op.lanes, op.vectors, op.ahead, op.gathers)
+        )
         out = ir.MemRefType(self.storage.output.type)
         self.scalars, self.vector_x = Scalars(out.element_type), out.rank == 1
         self.positions, self.coordinates, self.values = sparse_buffers_of(op.a)
@@ -152,6 +154,9 @@ class _Rows:
         long = arith.cmpi(arith.CmpIPredicate.uge, self.entries, arith.muli(self.rows, index(_LONG)))
 
         def one_column(arguments: list[ir.Value]) -> None:
+            if len(single) == 1:
+                func.CallOp(single[0], arguments)
+                return
             with _either(long) as blocks:
                 for block, function in zip(blocks, reversed(single), strict=True):
                     with ir.InsertionPoint(block):
@@ -240,14 +245,15 @@ class _Rows:
         return self._function(f"_columns{count}" if lanes == self.lanes else "_half", emit)
 
     def _of_one_column(self) -> list[func.FuncOp]:
-        """Returns the functions for one column: one reads element by element, the other gathers vectors."""
-        return [
-            self._function("_column", lambda entries, _, add_rows: add_rows(ColumnReader(entries, entries.column()))),
-            self._function(
-                "_column_gathered",
-                lambda entries, _, add_rows: add_rows(GatheringReader(entries, entries.column(), self.lanes)),
-            ),
-        ]
+        """Returns the functions for one column: one reads element by element; another one gathers vectors, if that pays."""
+        single = self._function("_column", lambda entries, _, add_rows: add_rows(ColumnReader(entries, entries.column())))
+        if not self.gathers:
+            return [single]
+        gathered = self._function(
+            "_column_gathered",
+            lambda entries, _, add_rows: add_rows(GatheringReader(entries, entries.column(), self.lanes)),
+        )
+        return [single, gathered]
 
     def _function(self, suffix: str, emit: Callable[[Entries, ir.Value, Callable[[Reader], None]], None]) -> func.FuncOp:
         """Returns a function of the arrays, a view of y, its first column, rows [low, high) and entries [begin, end).

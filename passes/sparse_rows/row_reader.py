@@ -42,13 +42,14 @@ class ColumnReader:
 
     def row(self, begin: ir.Value, end: ir.Value) -> list[ir.Value]:
         """Returns the weighted sum over entries [begin, end), a scalar."""
+        return add_in_turns(begin, end, 2, 2, [self.entries.scalars.zero()], self._entry)
+
+    def _entry(self, p: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """Returns the sum plus the product of one entry."""
         given, scalars = self.entries, self.entries.scalars
-        with loop(begin, end, index(1), [scalars.zero()]) as entries:
-            p = entries.induction_variable
-            weight = scalars.widened(memref.load(given.values, [p]))
-            read = scalars.widened(memref.load(self.column, [load_index(given.coordinates, p)]))
-            scf.YieldOp([math.fma(weight, read, entries.inner_iter_args[0])])
-        return list(entries.results)
+        weight = scalars.widened(memref.load(given.values, [p]))
+        read = scalars.widened(memref.load(self.column, [load_index(given.coordinates, p)]))
+        return [math.fma(weight, read, sums[0])]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gossamer import Format, SparseTensor
 from gossamer.dialects.errors import CompileError
 from gossamer.runtime.memory import warm_memory
+from gossamer.runtime.target import Target
 from gossamer.sparsity.compiler.compile_kernel import compile_region
 from gossamer.sparsity.compiler.contract_ir import Operand, einsum
 from gossamer.sparsity.compiler.operands import Spec
@@ -60,6 +61,19 @@ def test_it_computes_what_the_reference_does(x: str, dtype: torch.dtype) -> None
         kernel([by_rows(dense), torch.arange(prod(shape)).view(shape).remainder(7).to(dtype)], out)
         results.append(out)
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_vectors_are_read_by_single_loads_unless_gathers_are_faster(gathers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "gathers", gathers)
+    stages: dict[str, str] = {}
+    contract = einsum([A, Operand("k")], Operand("i"), torch.float32)
+    kernel = compile_region(contract, schedule="rows", observer=lambda stage, _, text: stages.update({stage: text}))
+    assert any("vector.gather" in text for text in stages.values()) == gathers
+    for density in (0.02, 0.5):  # rows are short and long
+        dense, x = matrix(70, 50, density), torch.arange(50).remainder(7).float()
+        kernel([by_rows(dense), x], out := torch.empty(70))
+        assert torch.equal(out, dense @ x)
 
 
 EPILOGUES = [

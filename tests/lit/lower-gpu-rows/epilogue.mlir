@@ -20,6 +20,6 @@ func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x?xf32>, %b: tensor<?xf32
     %bias = "kernel.read"(%b) {map = affine_map<(d0, d1) -> (d1)>} : (tensor<?xf32>) -> f32
     %0 = arith.addf %sum, %bias : f32
     "kernel.yield"(%0) : (f32) -> ()
-  }) {lanes = 32 : i64, vectors = 8 : i64, ahead = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
+  }) {lanes = 32 : i64, vectors = 8 : i64, ahead = 2 : i64, gathers = 0 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
   return %y : tensor<?x?xf32>
 }

@@ -31,6 +31,6 @@ func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x?xf32>) -> tensor<?x?xf3
   %y = "kernel.gather_rows"(%a, %x) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 32 : i64, vectors = 8 : i64, ahead = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
+  }) {lanes = 32 : i64, vectors = 8 : i64, ahead = 2 : i64, gathers = 0 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
   return %y : tensor<?x?xf32>
 }

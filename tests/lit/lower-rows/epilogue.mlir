@@ -31,6 +31,6 @@ func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x6xf32>, %b: tensor<?xf32
     %0 = arith.addf %sum, %bias : f32
     %1 = arith.mulf %0, %scale : f32
     "kernel.yield"(%1) : (f32) -> ()
-  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x6xf32>) -> tensor<?x6xf32>
+  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64, gathers = 0 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x6xf32>) -> tensor<?x6xf32>
   return %y : tensor<?x6xf32>
 }

@@ -35,7 +35,7 @@ func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x?xf32>) -> tensor<?x?xf3
   %y = "kernel.gather_rows"(%a, %x) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
+  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64, gathers = 1 : i64} : (tensor<?x?xf32, #CSR>, tensor<?x?xf32>) -> tensor<?x?xf32>
   return %y : tensor<?x?xf32>
 }
 
@@ -46,7 +46,7 @@ func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x?xf32>) -> tensor<?x?xf3
 // CHECK:         arith.extf %{{.*}} : bf16 to f32
 // CHECK:         math.fma %{{.*}} : f32
 // CHECK:         arith.truncf %{{.*}} : vector<1xf32> to vector<1xbf16>
-// CHECK-NOT:   func.func private @spmv_columns
+// CHECK-NOT:   func.func private @spmv_column
 // CHECK-LABEL: func.func @spmv(
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed), posWidth = 32, crdWidth = 32}>
 func.func @spmv(%a: tensor<?x?xbf16, #CSR>, %x: tensor<?xbf16>) -> tensor<?xbf16> {
@@ -54,6 +54,6 @@ func.func @spmv(%a: tensor<?x?xbf16, #CSR>, %x: tensor<?xbf16>) -> tensor<?xbf16
   ^bb0(%sum: f32):
     %narrow = arith.truncf %sum : f32 to bf16
     "kernel.yield"(%narrow) : (bf16) -> ()
-  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64} : (tensor<?x?xbf16, #CSR>, tensor<?xbf16>) -> tensor<?xbf16>
+  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64, gathers = 0 : i64} : (tensor<?x?xbf16, #CSR>, tensor<?xbf16>) -> tensor<?xbf16>
   return %y : tensor<?xbf16>
 }

@@ -9,6 +9,6 @@ func.func @epilogue(%a: tensor<?x?xf32, #CSR>, %x: tensor<?xf32>) -> tensor<?xf3
   ^bb0(%sum: f32):
     %0 = arith.addf %sum, %sum : f32
     "kernel.yield"(%0) : (f32) -> ()
-  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?xf32>) -> tensor<?xf32>
+  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64, gathers = 0 : i64} : (tensor<?x?xf32, #CSR>, tensor<?xf32>) -> tensor<?xf32>
   return %y : tensor<?xf32>
 }

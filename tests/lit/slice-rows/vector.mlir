@@ -9,6 +9,6 @@ func.func @spmv(%a: tensor<?x?xf32, #CSR>, %x: tensor<?xf32>) -> tensor<?xf32> {
   %y = "kernel.gather_rows"(%a, %x) ({
   ^bb0(%sum: f32):
     "kernel.yield"(%sum) : (f32) -> ()
-  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64} : (tensor<?x?xf32, #CSR>, tensor<?xf32>) -> tensor<?xf32>
+  }) {lanes = 8 : i64, vectors = 2 : i64, ahead = 2 : i64, gathers = 0 : i64} : (tensor<?x?xf32, #CSR>, tensor<?xf32>) -> tensor<?xf32>
   return %y : tensor<?xf32>
 }
