@@ -262,15 +262,15 @@ class Use:
         known = self._hash_pays.get(threads)
         if known is None:
             assert values.hashed is not None
-            by_slices = partial(values.hashed, ctypes.addressof(_NOT_ASKED), 2, *values.words, *where)
-            times: list[list[float]] = [[], []]
+            by_slices: Callable[[], None] = partial(values.hashed, ctypes.addressof(_NOT_ASKED), 2, *values.words, *where)
+            times: dict[Callable[[], None], list[float]] = {by_slices: [], by_rows: []}
             clock = _clock(threads)
             for _ in range(_ROUNDS):
-                for run, own in zip((by_slices, by_rows), times, strict=True):
+                for run, own in times.items():
                     begin = clock()
                     run()
                     own.append(clock() - begin)
-            known = self._hash_pays[threads] = min(times[0]) <= min(times[1])
+            known = self._hash_pays[threads] = min(times[by_slices]) <= min(times[by_rows])
         return known
 
     def _settle(self, form: RowForm, stored: Tensor, where: tuple[int, ...], kernel: Kernels) -> bool:
