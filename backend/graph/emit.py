@@ -1,14 +1,15 @@
 """Adds nodes to a graph, with the fake values in `meta["val"]` that later passes read."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
 
-from gossamer.backend.graph.nodes import COPIES, equal, fixed_value, function_of
+from gossamer.backend.graph.nodes import COPIES, equal, fixed_value, function_of, is_tangent
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import detect_fake_mode, tree_map_only
 
@@ -74,9 +75,7 @@ class Emitter:
         number = _number(size)
         if isinstance(number, int):
             return number
-        for node in self._before.graph.nodes:
-            if node is self._before:
-                break
+        for node in self._ahead():
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt) and equal(value, size):
                 return node
@@ -85,6 +84,12 @@ class Emitter:
                 if axis is not None:
                     return self(aten.sym_size.int, node, axis)
         raise GossamerError(f"no value before {self._before} has the size {size}")
+
+    def _ahead(self) -> Iterator[fx.Node]:
+        """Yields the nodes before new nodes. Tangents come last, because no node of the forward pass may read them."""
+        for tangents in (False, True):
+            nodes = takewhile(lambda node: node is not self._before, self._before.graph.nodes)
+            yield from (node for node in nodes if is_tangent(node) is tangents)
 
 
 def take_place(node: fx.Node, by: fx.Node) -> None:

@@ -200,6 +200,27 @@ def test_shared_experts_and_losses_stay_as_they_are() -> None:
         torch.testing.assert_close(own.grad.double(), wanted.grad, rtol=1e-3, atol=1e-4)
 
 
+def test_a_model_returns_its_routers_results_for_batches_of_any_size() -> None:
+    """As those of transformers do for a loss of the router. The number of tokens is then also a size of a tangent."""
+
+    class Model(Sorted):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            tokens = x.flatten(0, 1)
+            return super().forward(tokens).view_as(x), self.router(tokens)
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 5, COLUMNS)
+    run = compile_and_run(model, x, grad=True, dynamic=True, regions=2)
+    assert_one_operation(run)
+    for each in (x, torch.randn(2, 9, COLUMNS)):
+        (own, logits), wanted = run.function(each), model(each)
+        found = torch.autograd.grad(own.square().sum() + logits.square().sum(), model.parameters())
+        expected = torch.autograd.grad(wanted[0].square().sum() + wanted[1].square().sum(), model.parameters())
+        assert_near(own, wanted[0].double())
+        for gradient, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient, theirs, rtol=1e-3, atol=1e-4)
+
+
 def test_a_value_between_that_the_model_returns_keeps_its_layer_apart() -> None:
     class Model(Sorted):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
