@@ -389,13 +389,3 @@ def test_one_channel_that_a_vector_repeats_stays() -> None:
     made = run(function, x)
     assert smaller(made)
     assert_same(made.output, function(x).detach())
-
-
-def test_a_convolution_of_repeated_channels_gives_contiguous_results() -> None:
-    layer, x = nn.Conv2d(16, 24, 3), torch.randn(2, 1, 6, 5)
-    empty_(layer.weight, axis=1)
-    made = run(lambda x: layer(x.expand(-1, 16, -1, -1)), x)
-    expected = layer(x.expand(-1, 16, -1, -1)).detach()
-    assert smaller(made)
-    assert_same(made.output, expected)
-    assert made.output.stride() == expected.stride()
