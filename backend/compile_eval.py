@@ -20,6 +20,7 @@ from torch import fx
 from gossamer.backend.compile_module import Compiler
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.kept_graph import KeptGraph, copied
+from gossamer.backend.graph.modes import takes_gradients
 from gossamer.backend.owners.owners import Owners
 from gossamer.backend.purity import Impure
 from gossamer.backend.run.parameter_edges import Ways
@@ -29,10 +30,13 @@ from gossamer.runtime.torch_internals import TensorifyScalarRestartAnalysis, set
 
 
 def compile_eval(module: fx.GraphModule, inputs: Inputs, compiler: Compiler, owners: Owners) -> Recomputed | None:
-    """Returns the compiled function of a graph of modules in eval mode, or None if the graph must not be computed twice.
+    """Returns the compiled function of a graph of modules in eval mode.
 
+    Returns None if the graph must not be computed twice, or needs gradients in its forward pass.
     Call it while Dynamo compiles the frame of `module`.
     """
+    if takes_gradients(module):
+        return None
     once = copied(module)
     for node in once.graph.find_nodes(op="call_function", target=set_grad_enabled):
         once.graph.erase_node(node)  # Dynamo makes no such node if gradients are off

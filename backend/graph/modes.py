@@ -15,12 +15,20 @@ from torch import fx
 _AUTOCAST = {"_enter_autocast", "_exit_autocast"}
 _INFERENCE = {"_enter_inference_mode", "_exit_inference_mode", "inference_mode"}
 _UP, _DOWN = "_increment_nesting", "_decrement_nesting"
+_REVERSE = {"_grad_increment_nesting", "grad"}
+"""Begins of torch.func.grad, vjp and jacrev, and calls of autograd, which Dynamo traces if the user has configured it so."""
 
 
 def changes_mode(node: fx.Node) -> bool:
     """Whether a node changes how the nodes after it compute."""
     name = _name(node)
     return name == "_set_grad_enabled" or name in _AUTOCAST or name in _INFERENCE or name.endswith((_UP, _DOWN))
+
+
+def takes_gradients(module: fx.GraphModule) -> bool:
+    """Whether a graph, or one that it calls, computes gradients by itself, as with torch.func.grad."""
+    graphs = [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]
+    return any(_name(node) in _REVERSE or node.target == "backward" for graph in graphs for node in graph.nodes)
 
 
 def _name(node: fx.Node) -> str:

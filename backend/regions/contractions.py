@@ -23,7 +23,7 @@ from gossamer.backend.devices.measured_times import Times
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.fusable import kind_of
-from gossamer.backend.graph.nodes import SPREADS, arguments, equal_sizes, hints, is_backward
+from gossamer.backend.graph.nodes import SPREADS, ancestors, arguments, equal_sizes, hints, is_backward
 from gossamer.backend.graph.weight_expressions import Weight, weight_behind
 from gossamer.runtime.int8_product import int8_product
 
@@ -117,10 +117,14 @@ class Contraction:
 def find(graph: fx.Graph, leaf_values: dict[fx.Node, torch.Tensor]) -> list[Contraction]:
     """Returns all contractions of a graph with a weight that is computed from the given leaves, in order.
 
-    If both factors are static, the one with more zeros is the weight.
+    If both factors are static, the one with more zeros is the weight. Leaves out products from which static filters of
+    convolutions are computed, as with a spectral norm. They become part of the filters' expression, which cannot own a region.
     """
     static = computed_from(graph, leaf_values)
-    return [c for n in list(graph.nodes) if (c := _contraction_at(n, static, leaf_values)) is not None]
+    convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    inside = set(ancestors([node.args[1] for node in convolutions if node.args[1] in static]))
+    nodes = [node for node in graph.nodes if node not in inside]
+    return [c for n in nodes if (c := _contraction_at(n, static, leaf_values)) is not None]
 
 
 def contraction_at(node: fx.Node, leaf_values: dict[fx.Node, torch.Tensor]) -> Contraction | None:

@@ -126,6 +126,10 @@ def _with_static(
     shape = [1] * (dims - known.value.dim()) + list(known.value.shape)
     alone = all(size == 1 for dim, size in enumerate(shape) if dim not in given.dims)
     whole = {dim: size for dim, size in enumerate(shape) if dim in given.dims}
+    if any(
+        size not in (1, channels) for size, channels in zip((whole[dim] for dim in given.dims), given.ids.shape, strict=True)
+    ):
+        return None  # the operand repeats one channel
     other = node.args[1] if first else node.args[0]
     assert isinstance(other, fx.Node)
     if alone:

@@ -305,3 +305,16 @@ def test_pointwise_volumes_and_rows() -> None:
 def test_random_convolutions(seed: int) -> None:
     error, told = (difference, trained_difference)[seed % 2](seed)
     assert error <= 1, told
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_filters_over_a_spectral_norm(grad: bool) -> None:
+    layer, x = nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 32, 3)), torch.randn(2, 8, 6, 5)
+    with torch.no_grad():
+        layer.parametrizations.weight.original.mul_(torch.rand(32, 8, 3, 3) < 0.2)  # type: ignore[union-attr, operator]
+    layer(x)
+    run = compile_and_run(layer.eval(), x, grad=grad, regions=1)
+    for _ in range(2):
+        assert_same(run.function(x), layer(x))
+        with torch.no_grad():
+            layer.parametrizations.weight.original.mul_(torch.rand(32, 1, 1, 1))  # type: ignore[union-attr, operator]

@@ -134,6 +134,21 @@ def test_a_block_without_gradients_is_sparse_and_has_none() -> None:
     assert_gradients(model, found.function, x)
 
 
+DERIVATIVES: dict[str, Callable[[Net, Tensor], Any]] = {
+    "vjp": lambda net, x: torch.func.vjp(net.b, net.a(x))[1](x)[0],
+    "grad under vmap": lambda net, x: torch.vmap(torch.func.grad(lambda one: two_layers(net, one).square().sum()))(x),
+    "jacobian": lambda net, x: torch.vmap(torch.func.jacrev(net.a))(x),
+}
+
+
+@pytest.mark.parametrize("body", DERIVATIVES)
+def test_derivatives_that_are_results_are_computed(body: str) -> None:
+    model, x = network(DERIVATIVES[body]), torch.randn(4, 32, requires_grad=True)
+    found = run(model, x)
+    assert_same(found.output, model(x))
+    assert_gradients(model, found.function, x)
+
+
 IMPURE: dict[str, Callable[[Net, Tensor], Any]] = {
     "draws random numbers": lambda net, x: net.b(F.dropout(net.a(x), training=True)),
     "writes to a buffer": lambda net, x: (net.count.add_(1), net.a(x))[1],

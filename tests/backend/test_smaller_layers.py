@@ -371,3 +371,21 @@ def test_constants_are_none_in_the_mean_of_no_tokens_and_in_attention_without_ke
     assert smaller(made) == {"attention.o.weight": "16x32"}
     for found, expected in zip(made.output, function(x), strict=True):
         torch.testing.assert_close(found, expected.detach(), equal_nan=True)
+
+
+def test_one_channel_that_a_vector_repeats_stays() -> None:
+    network, scale, x = (
+        nn.ModuleList([nn.Conv2d(16, 1, 1), nn.Conv2d(16, 32, 1)]),
+        torch.randn(16, 1, 1),
+        torch.randn(2, 16, 5, 4),
+    )
+    empty_(network[0].weight, axis=1)
+    empty_(network[1].weight)
+
+    def function(x: Tensor) -> Tensor:
+        y: Tensor = network[1](torch.sigmoid(network[0](x)) * scale + scale)
+        return y
+
+    made = run(function, x)
+    assert smaller(made)
+    assert_same(made.output, function(x).detach())

@@ -226,3 +226,13 @@ def test_a_scale_computed_under_autocast_keeps_its_type() -> None:
         made, expected = run(function, x), function(x).detach()
     assert smaller(made) == {"layer.weight": "16x16", "film.weight": "16x8"} and made.output.dtype is torch.bfloat16
     assert_same(made.output, expected)
+
+
+def test_a_convolution_of_repeated_channels_gives_contiguous_results() -> None:
+    layer, x = nn.Conv2d(16, 24, 3), torch.randn(2, 1, 6, 5)
+    empty_(layer.weight, axis=1)
+    made = run(lambda x: layer(x.expand(-1, 16, -1, -1)), x)
+    expected = layer(x.expand(-1, 16, -1, -1)).detach()
+    assert smaller(made)
+    assert_same(made.output, expected)
+    assert made.output.stride() == expected.stride()
