@@ -149,7 +149,7 @@ def test_sizes_that_the_run_shows_to_differ_are_refused() -> None:
         function(a, x, mask, torch.arange(8) < 5)
 
 
-@pytest.mark.filterwarnings("ignore:torch.compile cannot trace torch.sparse tensors")
+@pytest.mark.filterwarnings("ignore:torch.compile")
 def test_a_tensor_of_torch_sparse_is_converted_between_two_graphs() -> None:
     """Dynamo traces neither torch's sparse tensors nor, in graphs of their own, the functions that convert them."""
     at = torch.randint(0, 6, (2, 10))
