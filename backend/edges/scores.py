@@ -130,7 +130,7 @@ def _spread(node: fx.Node, scale: float, edges: Edges) -> list[Spread]:
 
 
 def _is_value(node: fx.Node, heads: int) -> bool:
-    """Whether a node has one number for each edge and head."""
+    """Whether a node has one number for each edge and head: [edges], [edges, heads] or [edges, heads, 1]."""
     shape = node.meta["val"].shape
-    own = 1 if len(shape) == 1 else shape[1] if len(shape) == 2 else None
-    return own is not None and equal(own, heads)
+    own, *others = shape[1:] or [1]
+    return len(shape) > 0 and equal(own, heads) and all(equal(size, 1) for size in others)

@@ -89,6 +89,7 @@ class SparseTensor(torch.Tensor):
     # Constructors
 
     @classmethod
+    @untraced
     def from_dense(cls, dense: Tensor, format: Format = Format.CSR) -> "SparseTensor":
         """Stores the nonzeros of `dense` in `format`. NaN counts as a nonzero. FormatError if the format cannot hold them."""
         dense, format = tensor_of(dense, "what from_dense stores"), format_of(format)
@@ -98,6 +99,7 @@ class SparseTensor(torch.Tensor):
         return _nonzeros(dense, str(format))
 
     @classmethod
+    @untraced
     def from_torch(cls, tensor: Tensor, *, check: bool = True) -> "SparseTensor":
         """Converts a torch.sparse tensor of any layout. It shares memory if the format is the same.
 
@@ -111,6 +113,7 @@ class SparseTensor(torch.Tensor):
         return _checked(*interchange.from_torch(tensor), check)
 
     @classmethod
+    @untraced
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> "SparseTensor":
         """Converts a SciPy sparse array or matrix: csr, csc, bsr and coo keep their format (coo is sorted), others become CSR.
 
@@ -120,6 +123,7 @@ class SparseTensor(torch.Tensor):
         return _checked(*interchange.from_scipy(matrix), check)
 
     @classmethod
+    @untraced
     def from_edge_index(
         cls,
         edge_index: Tensor,
@@ -137,6 +141,7 @@ class SparseTensor(torch.Tensor):
         return _adjacency(tensor_of(edge_index, "edge_index"), weight, size, str(format_of(format)))
 
     @classmethod
+    @untraced
     def from_parts(
         cls,
         format: Format,
@@ -176,6 +181,7 @@ class SparseTensor(torch.Tensor):
         """The number of stored values, including stored zeros."""
         return self._stored.numel()
 
+    @untraced
     def values(self) -> Tensor:
         """Returns the stored values: [entries], or `[entries, *block]` for dense blocks. Gradients flow through it."""
         with torch.DisableTorchFunctionSubclass():
@@ -184,6 +190,7 @@ class SparseTensor(torch.Tensor):
         values = values_of(self)
         return values.view(values.shape[0] // max(prod(block), 1), *block) if block else values
 
+    @untraced
     def with_values(self, values: Tensor) -> "SparseTensor":
         """Returns the same pattern with other values: shaped like `values()` or flat, in any dtype. Gradients flow to them."""
         values = tensor_of(values, "values")
@@ -218,6 +225,7 @@ class SparseTensor(torch.Tensor):
 
     # Conversions
 
+    @untraced
     def to_format(self, format: Format) -> "SparseTensor":
         """Converts to another format; returns itself if it has that format. FormatError if the format cannot hold it.
 
@@ -230,6 +238,7 @@ class SparseTensor(torch.Tensor):
             raise FormatError(f"{format.name} has {format.rank} dimensions, the tensor has {self.dim()}")
         return made_of(compress(bound_to(letters_of(self), self), format))
 
+    @untraced
     def to_torch(self) -> Tensor:
         """Converts to the torch.sparse layout of its format, which shares memory. Other formats become COO.
 
@@ -237,6 +246,7 @@ class SparseTensor(torch.Tensor):
         """
         return interchange.to_torch(self._format, tuple(self.shape), self.components)
 
+    @untraced
     def to_scipy(self) -> Any:
         """Converts to a SciPy array: csr, csc or bsr, which share memory, or coo for all other formats."""
         return interchange.to_scipy(self._format, tuple(self.shape), self.components)

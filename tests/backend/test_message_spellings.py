@@ -183,6 +183,22 @@ def test_scores_in_a_column_are_attention() -> None:
     check(attended, 1, ATTENTION, "eager")
 
 
+@pytest.mark.parametrize("scores", ["sum", "product"])
+def test_scores_of_heads_with_a_last_dimension_of_one_are_attention(scores: str) -> None:
+    """As DGL computes them."""
+
+    def attended(x: Tensor, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+        z = a[:, :, None][index[0]] + b[:, :, None][index[1]]
+        z = F.leaky_relu(z, 0.2) if scores == "sum" else (x[index[0]] * x.sin()[index[1]]).sum(-1, keepdim=True) + z
+        each = index[1][:, None, None].expand_as(z)
+        most = torch.full((NODES, HEADS, 1), -torch.inf).scatter_reduce(0, each, z.detach(), "amax")
+        p = (z - most[index[1]]).exp()
+        weight = p / torch.zeros(NODES, HEADS, 1).index_add(0, index[1], p)[index[1]]
+        return torch.zeros_like(x).index_add(0, index[1], x[index[0]] * weight)
+
+    check(attended, HEADS, ATTENTION, "eager")
+
+
 def gathered(x: Tensor, index: Tensor) -> Tensor:
     return x.squeeze(1)[index[0]]
 

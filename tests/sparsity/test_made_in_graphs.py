@@ -149,6 +149,22 @@ def test_sizes_that_the_run_shows_to_differ_are_refused() -> None:
         function(a, x, mask, torch.arange(8) < 5)
 
 
+@pytest.mark.filterwarnings("ignore:torch.compile")
+def test_a_tensor_of_torch_sparse_is_converted_between_two_graphs() -> None:
+    """Dynamo traces neither torch's sparse tensors nor, in graphs of their own, the functions that convert them."""
+    at = torch.randint(0, 6, (2, 10))
+
+    def product(weight: Tensor, x: Tensor) -> Tensor:
+        return SparseTensor.from_torch(torch.sparse_coo_tensor(at, weight.reshape(-1), (6, 6))) @ x
+
+    function = torch.compile(product, backend=backend, options={"dense": "eager", "strict": True})
+    weight, x = torch.randn(5, 2, requires_grad=True), torch.randn(6, 3, requires_grad=True)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(f(weight, x).sin().sum(), (weight, x)) for f in (function, product)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
 EINSUMS = ["ij,jk,kl->il", "ij,ij,jk->ik", "ij,jk,ik->ik"]
 
 
