@@ -297,10 +297,14 @@ PRIVATE = {
     "AttrSource": Private("torch._dynamo.source:AttrSource", "the mode of a module", EVAL, Absent),
     "GuardBuilder": Private("torch._dynamo.guards:GuardBuilder", "that it stays", EVAL, Absent),
     "install_guard": Private("torch._dynamo.guards:install_guard", "that it stays", EVAL, lambda *_: None),
+    "dynamo_frames": Private("torch._dynamo.eval_frame:_stance", "whether the user forbids it", ANEW, changing=True),
     "DeletedGuardManagerWrapper": Private(
         "torch._dynamo.guards:DeletedGuardManagerWrapper", "forgetting those of models that are gone", ANEW, Absent
     ),
     "weight_norm": Private("torch:_weight_norm", "what torch.nn.utils.weight_norm calls", HOOKS, Absent),
+    "saved_tensors_hooks": Private(
+        "torch._C._autograd:_top_saved_tensors_default_hooks", "which tensors a pass saves", EVAL, lambda _: None
+    ),
     "set_grad_enabled": Private("torch._C:_set_grad_enabled", "what graphs call", EVAL),
     "TensorifyScalarRestartAnalysis": Private(
         "torch._dynamo.exc:TensorifyScalarRestartAnalysis", "that a float cannot stay open", EVAL, Absent

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, cycle, islice
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.owners.owners import Owners
+from gossamer.backend.owners.recompiling import may_recompile
 from gossamer.backend.owners.zeros import Zeros, has_zeros_to_see
 from gossamer.backend.report.graph_breaks import compiled_frame
 from gossamer.runtime.foreseen import is_in_training
@@ -57,6 +59,9 @@ _checks: Any = WeakIdKeyDictionary()
 _renewals: Any = WeakIdKeyDictionary()
 """For each model, how often its zeros have changed."""
 
+_NO_VARIABLE = "no variable"
+"""Stands for the variable of a graph that serves no model."""
+
 _NOBODY = nn.Module()
 """Stands for the model of a graph whose models are gone."""
 
@@ -70,16 +75,16 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
     statics = {id(inputs.values[n]) for n in inputs.statics}
     for source, module in owners.outermost:
         counted_apart = isinstance(source, LocalSource)
-        full = not counted_apart and len(checks) >= _MOST_TOGETHER
+        full = not counted_apart and sum(not check.is_outdated() for check in checks) >= _MOST_TOGETHER
         names = [name for name, tensor in _tensors(module) if id(tensor) in statics and has_zeros_to_see(tensor)]
         told = _SEES_MARKS and any(is_in_training(tensor) for _, tensor in _tensors(module))  # Dynamo recompiles for marks
         if names and not told and not full and _renewals.get(module, 0) < _MOST_RENEWALS:
-            checks.append(check := _Check(module, names, source.local_name if counted_apart else None))
+            checks.append(check := _Check(module, names, source.local_name if counted_apart else None, frame.f_code))
             install_guard(source.make_guard(partial(_zeros_match, check)))
 
 
 def _still_of_use(checks: Iterable["_Check"]) -> "list[_Check]":
-    """Returns the checks of graphs that Dynamo still has. Drops graphs whose models are gone, except for the latest."""
+    """Returns the checks of graphs that Dynamo still has. Drops graphs that serve no model, except for the latest."""
     found = [check for check in checks if check.has_graph()]
     for check in [check for check in found if check.counted() is _NOBODY][:-_MOST_UNUSED]:
         check.drop_graph()
@@ -103,15 +108,16 @@ class _Check:
     """A guard: checks whether a graph suits the zeros of a module.
 
     variable  the local variable that has the module; None for other sources, for which Dynamo counts all graphs together
-    counted   weak reference to the module for which Dynamo counts the graph
+    counted   weak reference to the module for which Dynamo counts the graph; to _NOBODY if the graph serves no module
     graph     weak reference to Dynamo's record of the graph
     counts    Dynamo's own record for counting: weak references to modules by the names of local variables
+    function  weak reference to the code of the function that has the graph
     """
 
-    def __init__(self, module: nn.Module, names: Sequence[str], variable: str | None) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str], variable: str | None, function: CodeType) -> None:
         self.graph: Callable[[], Any] = _nothing
         self.counts = dict[str, Any]()
-        self.variable, self._names = variable, names
+        self.variable, self._names, self._function = variable, names, weakref.ref(function)
         tensors = dict(_tensors(module))
         self._zeros = [Zeros.of(tensors[name]) for name in names]
         self._probed = _one_of_each_shape({name: tensors[name] for name in names})
@@ -121,7 +127,7 @@ class _Check:
 
     def __call__(self, module: object) -> bool:
         try:
-            return not isinstance(module, nn.Module) or self._serves(module)
+            return not isinstance(module, nn.Module) or self._serves(module) or self._has_to_serve(module)
         except Exception:  # a guard must not raise; Dynamo's own guards tell whether the graph can run
             return True
 
@@ -138,6 +144,12 @@ class _Check:
             weakref.finalize(served, self.count).atexit = False
         if self.variable is not None:
             self.counts[self.variable] = weakref.ref(served)
+        elif self.is_outdated():
+            self.counts[_NO_VARIABLE] = weakref.ref(served)  # Dynamo counts the graph no longer
+
+    def is_outdated(self) -> bool:
+        """Whether a model of the graph lives, but none has the zeros of the graph any more."""
+        return self.counted() is _NOBODY and any(look.served for look in self._looks.values())
 
     def has_graph(self) -> bool:
         """Whether Dynamo still has the graph. After torch.compiler.reset(), only its record exists."""
@@ -162,7 +174,15 @@ class _Check:
             look.serves = self._resembles(module)
             if not look.serves:
                 _renewals[module] = _renewals.get(module, 0) + 1
+                self.count()
         return look.serves
+
+    def _has_to_serve(self, module: nn.Module) -> bool:
+        """Whether the graph has to run for other zeros than its own: Dynamo must not compile, and no other graph suits them."""
+        if may_recompile():
+            return False
+        others = [check for check in _checks.get(self._function(), ()) if check is not self]
+        return self._looks[module].served or not any(check._serves(module) for check in others)
 
     def _resembles(self, module: nn.Module) -> bool:
         tensors = dict(_tensors(module))
@@ -174,10 +194,11 @@ class _Look:
     """A module whose zeros a check has counted, and a few values that tell whether to count again.
 
     serves  whether the graph suits the module
+    served  whether it did before the zeros changed
     """
 
     def __init__(self, module: nn.Module, probed: Iterable[str], serves: bool) -> None:
-        self.module, self.serves = weakref.ref(module), serves
+        self.module, self.serves, self.served = weakref.ref(module), serves, serves
         self._waits, self._patience = 0, 1  # calls
         self._probes = [_Probe(module, name) for name in probed]
         self._in_turn = cycle(self._probes)

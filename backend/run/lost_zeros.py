@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from gossamer.backend.owners.recompiling import may_recompile
 from gossamer.runtime.torch_internals import mark_static
 
 _PATIENCE, _MOST_TIMES = 8, 6
@@ -38,7 +39,7 @@ def ran_densely(leaves: Sequence[Tensor], too_dense: Callable[[], bool]) -> None
     if _calls[address] < _PATIENCE << _times:
         return
     _calls.pop(address, None)  # another thread may have been here
-    if _times < _MOST_TIMES and too_dense():
+    if _times < _MOST_TIMES and may_recompile() and too_dense():
         _times += 1
         for leaf in leaves:
             mark_static(leaf, 0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 from gossamer.backend import sparse
 from tests.backend.harness import assert_same, compile_and_run, prune_
@@ -84,6 +85,13 @@ def test_passes_of_one_loss_add_up(again: bool) -> None:
         found.append(torch.autograd.grad(sum(g.square().sum() for g in gradients), wanted) if again else gradients)  # type: ignore[arg-type]
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+def test_a_checkpoint_repeats_a_pass_as_it_was() -> None:
+    model, x = Net(), torch.randn(16, 32, requires_grad=True)
+    function = compiled(model, x)
+    for _ in range(8):
+        assert_gradients(model, lambda x: checkpoint(function, x, use_reentrant=False), x)
 
 
 def test_hooks_of_parameters_run_once() -> None:

@@ -149,8 +149,24 @@ def test_derivatives_that_are_results_are_computed(body: str) -> None:
     assert_gradients(model, found.function, x)
 
 
+@torch.library.custom_op("gossamer_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    """Counts its calls."""
+    CALLS.append(x.shape)
+    return 2 * x
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda _, gradient: 2 * gradient)
+CALLS: list[torch.Size] = []
+
+
 IMPURE: dict[str, Callable[[Net, Tensor], Any]] = {
     "draws random numbers": lambda net, x: net.b(F.dropout(net.a(x), training=True)),
+    "draws random numbers in a branch": lambda net, x: net.b(
+        torch.cond(x.sum() < 1e9, lambda h: F.dropout(h, training=True), lambda h: 2 * h, (net.a(x),))
+    ),
+    "calls an operator of the user": lambda net, x: net.b(doubled(net.a(x))),
     "writes to a buffer": lambda net, x: (net.count.add_(1), net.a(x))[1],
     "returns a view of an input": lambda net, x: (net.a(x), x.view(-1)),
     "returns a view of a parameter": lambda net, x: (net.a(x), net.a.weight.t()),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import counters
 
 from gossamer.backend import sparse
@@ -149,6 +150,48 @@ def test_a_sweep_over_many_sparsities_compiles_each(alive: bool, recwarn: pytest
         del model, function
         gc.collect()
     assert not [warning for warning in recwarn if "recompile_limit" in str(warning.message)]
+
+
+@pytest.mark.parametrize("function", [lambda x: MODEL(x), None], ids=["global", "local"])
+def test_loaded_weights_get_graphs_for_as_many_sizes_as_before(function: Callable[..., Any] | None) -> None:
+    """Dynamo allows eight graphs, and with fullgraph=True raises an error beyond."""
+    global MODEL
+    MODEL = Layers(0.1)
+    called = torch.compile(function or MODEL, backend=sparse, fullgraph=True, dynamic=False, options=OPTIONS)
+    for density in (0.1, 0.5, 0.2):
+        MODEL.load_state_dict(Layers(density).state_dict())
+        for rows in 4 * [*range(2, 8)]:
+            call(called, MODEL, torch.randn(rows, 64))
+
+
+FORBIDDING: dict[str, Callable[[], Any]] = {
+    "stance": lambda: torch.compiler.set_stance("fail_on_recompile"),
+    "setting": lambda: torch._dynamo.config.patch(error_on_recompile=True),
+}
+
+
+@pytest.mark.parametrize("forbidding", FORBIDDING)
+@pytest.mark.parametrize("density", [0.5, 1.0])
+def test_loaded_weights_keep_their_graph_if_the_user_forbids_another(forbidding: str, density: float) -> None:
+    model = Layers(0.1)
+    function = compiled(model)
+    assert call(function, model) == (1, 2)
+    model.load_state_dict(Layers(density).state_dict())
+    with FORBIDDING[forbidding]():
+        assert [call(function, model)[0] for _ in range(20)] == 20 * [0]
+    assert call(function, model)[0] == 1
+
+
+def test_each_model_keeps_its_own_graph_if_the_user_forbids_others() -> None:
+    models = [Layers(), Layers(0.1), Layers(0.4)]
+    functions, run = [compiled(model) for model in models], list[Any]()
+    assert [call(functions[n], models[n])[0] for n in (0, 1)] == [1, 1]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for n in (0, 1, 2, 0, 1, 2):
+            assert call(functions[n], models[n])[0] == 0
+            latest, _ = _debug_get_cache_entry_list(Layers.forward.__code__)
+            run.append(latest.code)
+    assert run[0] == run[3] != run[1] == run[4], "the third model shares the graph of another one"
 
 
 def test_a_function_of_a_global_model_compiles_for_a_few() -> None:
