@@ -21,7 +21,7 @@ from gossamer.backend.run.lifetime import keep_with
 from gossamer.backend.smaller.compile import compile_smaller
 from gossamer.backend.structures import kronecker_weights
 from gossamer.backend.structures.rewrite import use_factors
-from gossamer.dialects.errors import GossamerError
+from gossamer.dialects.errors import CompileError, GossamerError
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.torch_internals import off
 from gossamer.runtime.torch_names import INDUCTOR
@@ -54,7 +54,13 @@ class Compiler:
         if has_sparse_gradients(module.graph):
             from gossamer.backend.embeddings.sparse_tables import compile_apart  # loads kernels that other models do not need
 
-            apart = compile_apart(module, values, compile_, partial(self.compile, pure=pure))
+            try:
+                apart = compile_apart(module, values, compile_, partial(self.compile, pure=pure))
+            except CompileError as error:  # torch cannot trace sparse gradients either
+                if self.options.strict:
+                    raise
+                SparseRewrite(Inputs.of(module, values), self.options, measuring=False, pure=pure).give_up(error)
+                return module.forward
             if apart is not None:
                 return apart
 

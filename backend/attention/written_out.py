@@ -241,7 +241,10 @@ def written_attention(product: fx.Node, joint: Callable[[], JointGraph]) -> Writ
     factors: Any = (*scored.args[-2:], product.args[1])
     (q, q_turned), (k, k_turned), (v, v_turned) = (operand(each) for each in factors)
     q, v = factors[0] if q_turned else q, factors[2] if v_turned else v
-    shapes = [n for n in (q, k, v, *_on_the_way(found.scores, scored)) if n.meta["val"].dim() == 4]
+    way = _on_the_way(found.scores, scored)
+    if not {term.value for term in terms}.isdisjoint(way):
+        raise Refused("its mask is computed from its scores")
+    shapes = [n for n in (q, k, v, *way) if isinstance(n.meta["val"], torch.Tensor) and n.meta["val"].dim() == 4]
     if len({term.value for term in terms if term.hidden is None}) < sum(term.hidden is None for term in terms):
         raise Refused("the same is added to its scores twice")
     inputs = list(dict.fromkeys([*factors, *(term.value for term in terms)]))

@@ -22,6 +22,7 @@ from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.modes import changes_mode
 from gossamer.backend.graph.writes import sharing, writes
 from gossamer.backend.report.report import Decision, record
+from gossamer.dialects.errors import CompileError
 from gossamer.sparsity.bags.sparse_lookups import Lookup, look_up
 from gossamer.sparsity.bags.steps import watch_optimizers
 
@@ -43,6 +44,8 @@ def compile_apart(
 ) -> Callable[..., Sequence[Any]] | None:
     """Returns a function that runs a Dynamo graph with its sparse look-ups beside the compiled parts; None if there are none.
 
+    CompileError if a look-up cannot run before the compiled part.
+
     compile_  compiles the part that computes indices
     again     compiles the part after the look-ups, which may have more look-ups
     """
@@ -51,9 +54,7 @@ def compile_apart(
     calls = _calls(module.graph)
     if not calls:
         return None
-    inner, placeholders = _needed(calls), module.graph.find_nodes(op="placeholder")
-    if _is_entangled(module.graph, calls, inner):
-        return None
+    inner, placeholders = _needed(module.graph, calls), module.graph.find_nodes(op="placeholder")
     given = dict(zip(placeholders, values, strict=True))
     nodes = {call.node for call in calls}
     operands = [each for call in calls for each in call.operands if each is not None]
@@ -146,33 +147,32 @@ def _call(node: fx.Node) -> _Call | None:
     return _Call(node, lookup, (table, indices, given["offsets"], weights))
 
 
-def _needed(calls: Sequence[_Call]) -> set[fx.Node]:
-    """Returns the nodes that compute the operands of look-ups."""
-    found, pending = set[fx.Node](), [each for call in calls for each in call.operands if each is not None]
-    while pending:
-        node = pending.pop()
-        if node not in found and node.op != "placeholder":
-            found.add(node)
-            pending += node.all_input_nodes
-    return found
+def _needed(graph: fx.Graph, calls: Sequence[_Call]) -> set[fx.Node]:
+    """Returns the nodes that compute the operands of look-ups, and the nodes that write to the memory of these operands.
 
-
-def _is_entangled(graph: fx.Graph, calls: Sequence[_Call], inner: set[fx.Node]) -> bool:
-    """Whether the look-ups cannot move to the front: a node before them writes to memory that they or their operands use, or a
-    context changes computations.
+    CompileError if they cannot move to the front of the graph.
     """
-    last = max(calls, key=lambda call: list(graph.nodes).index(call.node)).node
-    floats, moved = any(_is_floating(node) for node in inner), {*inner, *(call.node for call in calls)}
-    used = moved.union(*(node.all_input_nodes for node in moved))
-    memory: dict[fx.Node, Sequence[fx.Node]] = {}
-    for node in graph.nodes:
-        if node is last:
-            return False
-        changed = writes(node)
-        memory = memory or (sharing(graph) if changed else {})
-        if any(not used.isdisjoint(memory[each]) for each in changed) or (floats and changes_mode(node)):
-            return True
-    return False
+    order = {node: n for n, node in enumerate(graph.nodes)}
+    early = list(graph.nodes)[: max(order[call.node] for call in calls)]
+    changes = {node: changed for node in early if (changed := writes(node))}
+    memory = sharing(graph) if changes else {}
+    written = {node: {name for each in changed for name in memory[each]} for node, changed in changes.items()}
+    touched, pending = set[fx.Node](), {each for call in calls for each in call.operands if each is not None}
+    while pending:
+        touched |= pending
+        sources = {each for node in pending for each in node.all_input_nodes}
+        pending = sources.union(node for node, names in written.items() if not names.isdisjoint(touched)) - touched
+    found = {node for node in touched if node.op != "placeholder"}
+    if any(map(_is_floating, found)) and any(map(changes_mode, early)):
+        raise CompileError("a context, such as torch.no_grad(), comes before a look-up with sparse=True")
+    fixed = {each for call in calls for each in (call.node, call.operands[0])}
+    for node in found.intersection(written):
+        left = (user for name in written[node] for user in name.users if user not in found and order[user] < order[node])
+        if any(left) or not fixed.isdisjoint(written[node]):
+            raise CompileError("operations in place change a table or an operand of a look-up with sparse=True after its use")
+    if not fixed.isdisjoint(found):
+        raise CompileError("an operand of a look-up with sparse=True is changed by the result of another one")
+    return found
 
 
 def _is_floating(node: fx.Node) -> bool:

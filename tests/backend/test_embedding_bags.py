@@ -223,48 +223,6 @@ def test_both_ways_to_bags_give_the_same(kind: str, weighted: bool, monkeypatch:
     assert 0 < case.ratio() < 1e3
 
 
-def test_indices_may_be_computed_in_the_graph() -> None:
-    class Hashed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = (nn.EmbeddingBag(7, 4, mode="sum", sparse=True) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.first(x % 7) * self.second(x // 7)
-            return result
-
-    model = Hashed()
-    x = torch.randint(0, 49, (6, 3))
-    compiled = torch.compile(model, backend="sparse", fullgraph=True, options={"dense": "eager", "strict": True})
-    y = compiled(x)
-    y.sum().backward()
-    assert_same(y, model(x))
-    assert model.first.weight.grad.is_sparse
-
-
-def test_layers_before_a_table_may_write_to_memory_of_their_own() -> None:
-    class Ranker(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bottom = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True))
-            self.table = nn.EmbeddingBag(50, 8, mode="sum", sparse=True)
-
-        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-            return self.bottom(x), self.table(ids)
-
-    model, x, ids = Ranker(), torch.randn(9, 5), torch.randint(0, 50, (9, 4))
-    twin = copy.deepcopy(model)
-    for function in (twin, torch.compile(model, backend="sparse", fullgraph=True, options={"dense": "eager", "strict": True})):
-        y, rows = function(x, ids)
-        rows += y  # also a result may be changed in place
-        rows.square().sum().backward()
-    assert_same(model.bottom[1].running_mean, twin.bottom[1].running_mean)
-    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert own.grad is not None and other.grad is not None
-        assert own.grad.is_sparse == other.grad.is_sparse
-        assert_same(own.grad.to_dense(), other.grad.to_dense())
-
-
 @pytest.mark.parametrize("name", ["Adagrad", "SparseAdam", "SGD"])
 def test_torch_steps_are_the_same_and_touch_no_other_row(name: str) -> None:
     results = list[tuple[Tensor, Any]]()

@@ -154,6 +154,28 @@ def test_scores_and_weights_that_are_converted_to_integers_or_to_8_bits_stay() -
         assert_same(run.output, function(*given))
 
 
+def test_masks_that_are_computed_from_the_scores_stay() -> None:
+    changes: list[Callable[[Tensor], Tensor]] = [
+        lambda s: s.masked_fill(s < s.topk(6, -1).values[..., -1:], -INF),
+        lambda s: torch.where(s > s.mean(-1, keepdim=True), s, -INF),
+        lambda s: s + torch.relu(s - 1),
+    ]
+    given = [x.requires_grad_() for x in tensors(40)]
+    for change in changes:
+        torch.compiler.reset()
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, change: Callable[[Tensor], Tensor] = change) -> Tensor:
+            return change(q @ k.mT / 4).softmax(-1) @ v
+
+        run = compile_and_run(attend, *given, regions=0, grad=True)
+        assert "computed from its scores" in run.decisions[0].reason
+        expected = attend(*given)
+        assert_same(run.output, expected)
+        ours, theirs = (torch.autograd.grad(y.square().sum(), given) for y in (run.output, expected))
+        for found, exact in zip(ours, theirs, strict=True):
+            assert_same(found, exact)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_features_of_a_head_may_lie_apart(masked: bool) -> None:
     """As behind a convolution: [batch, heads, features, pixels], which torch's own kernel does not read."""
