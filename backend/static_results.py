@@ -155,6 +155,7 @@ def _apart(
     for node in module.graph.nodes:
         if node in needed:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta.pop("grapharg", None)  # Dynamo's note refers to the tensor, which torch then cannot swap
             if node.target in (operator.mul, torch.mul):
                 copies[node].target = _times
             if node in constant and node.op != "placeholder":

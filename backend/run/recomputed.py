@@ -173,8 +173,11 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def _alias(tensor: torch.Tensor, connected: bool) -> torch.Tensor:
     """Returns an alias without the tensor's hooks, which has its history only if it is `connected`."""
-    if connected:
-        return tensor.view_as(tensor)
+    return tensor.view_as(tensor) if connected else leaf_without_hooks(tensor)
+
+
+def leaf_without_hooks(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns an alias of a tensor without its hooks and history, which requires gradients if the tensor does."""
     apart = tensor.detach()
     return (
         nn.Parameter(apart, tensor.requires_grad)

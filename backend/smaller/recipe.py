@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from gossamer.backend.graph.modes import Modes
 from gossamer.backend.graph.nodes import ancestors, depending
 from gossamer.backend.graph.writes import written
+from gossamer.backend.run.recomputed import leaf_without_hooks
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,8 @@ class Recipe:
         self._root, self._graph, self._constants = nn.Module(), fx.Graph(), 0
         self._known = dict[fx.Node, Known]()
         self._leaves = list[fx.Node]()
-        self._statics = dict(statics)
+        # The analysis asks for gradients, in which hooks of the user must not run.
+        self._statics = {node: leaf_without_hooks(each) if _is_trained(each) else each for node, each in statics.items()}
         modes = Modes.of(graph)
         self._constant = modes.without_gradients
         self._static = set(statics)
@@ -119,6 +121,10 @@ class Recipe:
             return None
         alike = isinstance(value, Tensor) and value.dtype == node.meta["example_value"].dtype
         return value if alike else None
+
+
+def _is_trained(value: Tensor) -> bool:
+    return value.requires_grad and not value.is_inference()
 
 
 def _has_nonzeros(value: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ _DENSEST_FUSED = 0.03  # the same, against torch's fused loop over all elements
 _DENSEST_IN_ONE_PASS = 0.3  # the same, for our one pass over kept entries against that fused loop
 
 _masks: WeakKeyDictionary[torch.UntypedStorage, Tensor] = WeakKeyDictionary()
-"""The mask with which a parameter was last packed, by the memory of the parameter."""
+"""The mask with which a parameter was last packed, by the memory of the parameter, which no other parameter shares."""
 
 _used: WeakKeyDictionary[torch.UntypedStorage, dict[int, ref[torch.UntypedStorage]]] = WeakKeyDictionary()
 """The memory of all masks with which a parameter was used, by their addresses. A mask that has been replaced is freed."""
@@ -63,7 +63,9 @@ def note_mask(parameter: Tensor, mask: Tensor, packed: bool = True) -> None:
     """
     if parameter.numel() < _FEWEST or parameter.dim() < 2 or not parameter.is_cpu or parameter.dtype not in _TYPES:
         return
-    memory = parameter.untyped_storage()
+    memory = _own_memory(parameter)
+    if memory is None:
+        return
     used = {address: each for address, each in _used.get(memory, {}).items() if each() is not None}
     _used[memory] = {**used, mask.data_ptr(): ref(mask.untyped_storage())}
     if packed and mask.is_contiguous():
@@ -271,12 +273,18 @@ def _takes_stored(optimizer: Optimizer, group: dict[str, Any], parameter: Sparse
 
 def _mask_of(parameter: Tensor) -> Tensor | None:
     """Returns the only mask of a parameter, None if it has none or several, as in slimmable networks."""
-    memory = parameter.untyped_storage() if _is_plain(parameter) else None
+    memory = _own_memory(parameter) if _is_plain(parameter) else None
     mask = None if memory is None else _masks.get(memory)
     if memory is None or mask is None or mask.shape != parameter.shape:
         return None
     others = (each for address, each in _used[memory].items() if address != mask.data_ptr())
     return mask if all(each() is None for each in others) else None
+
+
+def _own_memory(parameter: Tensor) -> torch.UntypedStorage | None:
+    """Returns the memory of a parameter, None if it is a part of a larger vector, as flattened parameters are."""
+    memory = parameter.untyped_storage()
+    return memory if memory.nbytes() == parameter.nbytes else None
 
 
 _steps: WeakKeyDictionary[Optimizer, _Step] = WeakKeyDictionary()

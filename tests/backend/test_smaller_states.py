@@ -216,11 +216,13 @@ def test_masks_are_trained_in_the_smaller_layers(between: Callable[[Tensor], Ten
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("training", [False, True])
 def test_gradients_of_smaller_layers_warn_of_nothing(training: bool) -> None:
-    pair, x = Pair().train(training), torch.randn(7, 16)
+    pair, x, seen = Pair().train(training), torch.randn(7, 16), list[Tensor]()
     prune.ln_structured(pair.first, "weight", 0.5, 2, 0)
+    pair.first.weight_orig.register_hook(seen.append)  # type: ignore[operator, union-attr]
     made = run(pair, x, grad=True)
+    assert not seen, "hooks run in backward passes of the user alone"
     made.output.sum().backward()
-    assert len(smaller(made)) == 2
+    assert len(smaller(made)) == 2 and len(seen) == 1
 
 
 def test_what_nobody_reads_is_written_all_the_same() -> None:

@@ -227,3 +227,14 @@ def test_writes_views_and_constants_of_a_returned_weight_are_those_of_eager_code
             torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
         output[3].detach().fill_(7)
         assert bool((output[2] == 7).all())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parameters_under_hooks_can_be_swapped(mode: str) -> None:
+    model, x = network(prune_half, mode), torch.randn(8, 32)
+    made = run(model, x, mode)
+    del made.output
+    for parameter in model.parameters():
+        torch.utils.swap_tensors(parameter, nn.Parameter(2 * parameter.detach()))
+    with torch.set_grad_enabled(mode != "no_grad"):
+        assert_same(made.function(x).detach(), model(x).detach())

@@ -222,6 +222,22 @@ def test_a_parameter_that_is_used_without_its_mask_steps_as_a_whole() -> None:
     assert_equal(ours, plain)
 
 
+def test_parameters_that_are_parts_of_one_vector_step_as_wholes() -> None:
+    ours, plain = pair()
+    for each in (ours, plain):
+        first, beside = each.masked[0][0], nn.Parameter(torch.ones(150, 128))  # of one shape, and only `first` has a mask
+        each.model.register_parameter("beside", beside)
+        each.optimizer.add_param_group({"params": [beside]})
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector([first, beside]), [first, beside])
+        each.note()
+        for _ in range(3):
+            each.optimizer.zero_grad()
+            (each.loss() + 0 * beside.sum()).backward()
+            each.optimizer.step()
+            each.check_path(taken=1)
+    assert_equal(ours, plain)
+
+
 def test_values_that_are_written_without_torch_counting_it_are_seen() -> None:
     ours, plain = pair()
     for each in (ours, plain):
