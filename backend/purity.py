@@ -37,12 +37,12 @@ def impurity(graph: fx.Graph, inputs: Inputs) -> str | None:
     returned: Any = graph.output_node().args[0]
     seen = set[object]()
     for result in dict.fromkeys(returned):
-        node = _viewed(result)
-        if isinstance(node, fx.Node) and node in seen:
-            return f"two of its results are views of {node.name}"
-        seen.add(node)
-        if isinstance(node, fx.Node) and node.op == "placeholder" and _has_gradients(inputs.value(node)):
-            return f"it returns a view of its input {node.name}"
+        source = _viewed(result)
+        if isinstance(source, fx.Node) and source in seen:
+            return f"two of its results are views of {source.name}"
+        seen.add(source)
+        if isinstance(source, fx.Node) and source.op == "placeholder" and _has_gradients(inputs.value(source)):
+            return f"it returns a view of its input {source.name}"
     return None
 
 
