@@ -39,7 +39,8 @@ def _convolution(node: fx.Node, values: dict[fx.Node, torch.Tensor], instead: Al
         return f"no sparse kernel for convolutions in {str(value.dtype).removeprefix('torch.')} on {value.device.type}"
     images, kernel = value.shape, w.meta["val"].shape
     if transposed or not all(isinstance(n, int) for n in (*kernel, *stride, *padding, *dilation)):
-        return "the sizes of its kernel are unknown at compile time"
+        what = "its output size or the sizes of its kernel" if transposed else "the sizes of its kernel"
+        return f"{what} are unknown at compile time"
     if len(images) != len(kernel):
         return "no sparse kernel for a convolution of a single image without a batch"
     around = _zeros_around(x, len(padding))

@@ -46,7 +46,7 @@ class SparseConvTensor:
     batch_size     the number of grids
 
     GossamerError if types or shapes do not fit. The first convolution raises it for rows outside of the grids, and for rows
-    that occur twice.
+    that occur twice. Other indices may be assigned, as with spconv: their sites are like those of a new tensor.
     """
 
     def __init__(self, features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int) -> None:
@@ -64,6 +64,11 @@ class SparseConvTensor:
     def indices(self) -> Tensor:
         """The indices of the sites, int32 [N, 1 + D]."""
         return self.level.indices
+
+    @indices.setter
+    def indices(self, indices: Tensor) -> None:
+        other = SparseConvTensor(self.features, indices, self.level.shape, self.level.batch)
+        self.level, self.passed, self.coarse = other.level, other.passed, other.coarse
 
     @property
     def spatial_shape(self) -> list[int]:

@@ -280,6 +280,30 @@ def test_a_network_is_one_graph_for_any_number_of_points() -> None:
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_indices_that_are_assigned_are_those_of_a_new_tensor(compiles: bool) -> None:
+    """As in VoxelNeXt, which joins the sites of several levels."""
+    first = spconv.SparseConv2d(3, 4, 3, stride=2, padding=1, indice_key="a")
+    second = spconv.SubMConv2d(4, 5, 3, indice_key="a")
+
+    def joined(features: Tensor, indices: Tensor, more: Tensor, assigns: bool) -> Tensor:
+        x = first(spconv.SparseConvTensor(features, indices, [20, 20], 2))
+        x = x.replace_feature(torch.cat([x.features, torch.ones(2, 4)]))
+        every = torch.cat([x.indices, more])
+        if assigns:
+            x.indices = every
+        else:
+            x = spconv.SparseConvTensor(x.features, every, x.spatial_shape, 2)
+        result: Tensor = second(x).features
+        return result
+
+    more = torch.tensor([[1, 9, 9], [0, 9, 9]], dtype=torch.int32)
+    indices = sites(2, (17, 17), 100)  # no window of the stride leads to the last places
+    function = torch.compile(joined, backend="sparse", fullgraph=True, options={"dense": "eager"}) if compiles else joined
+    features = torch.randn(100, 3)
+    torch.testing.assert_close(function(features, indices, more, True), joined(features, indices, more, False))
+
+
 def test_training_is_one_graph_for_any_number_of_points() -> None:
     network = Unet()
     compiled = torch.compile(network, backend="sparse", fullgraph=True, options={"dense": "eager"})
