@@ -37,7 +37,8 @@ def _empty(x: Tensor, size: int, dim: int, order: list[int]) -> Tensor:
 def outside_in(x: Tensor) -> list[int]:
     """Returns the dimensions of x, from the outermost in memory on.
 
-    If strides are unknown, or x repeats elements (`expand`), assumes a contiguous tensor, as torch's convolutions do."""
+    If strides are unknown, or x repeats elements (`expand`), assumes a contiguous tensor, as torch's convolutions do.
+    """
     strides = [hint(n) for n in x.stride()]
     if None in strides or any(stride == 0 and hint(size) != 1 for stride, size in zip(strides, x.shape, strict=True)):
         return list(range(x.dim()))

@@ -102,11 +102,13 @@ class RowProduct:
             values = form.values(given[-1]).contiguous()
             kernels(form)((ByRows(form.positions, form.coordinates, values, rows, columns), x), out)
 
-        stored = given[-1].contiguous() if sliced is not None and (self.vector or x.shape[1] == 1) else None
-        use = None if stored is None else use_of(form, stored)
-        if use is not None and stored is not None and sliced is not None:
-            use.multiply(form, stored, x, out, sliced, by_rows)
-        elif out.numel():
+        use = None
+        if sliced is not None and (self.vector or x.shape[1] == 1):
+            stored = given[-1].contiguous()
+            use = use_of(form, stored)
+            if use is not None:
+                use.multiply(form, stored, x, out, sliced, by_rows)
+        if use is None and out.numel():
             by_rows()
         return out.t().contiguous() if self.y_across else out
 
