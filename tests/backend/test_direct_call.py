@@ -88,7 +88,7 @@ def test_a_call_runs_little_python_of_ours() -> None:
     out = compiled(a, x)
     sys.setprofile(None)
     assert "RowProduct.run" in entered  # or nothing has been counted
-    assert len(entered) <= (16 if torch.__version__ >= "2.13" else 32), entered  # Dynamo takes the tensor apart more often
+    assert len(entered) <= (17 if torch.__version__ >= "2.13" else 32), entered  # Dynamo takes the tensor apart more often
     assert torch.equal(out, expected)
 
 
