@@ -6,7 +6,7 @@ kernel takes less time than oneDNN and the reordering. The time of all convoluti
 those that stay dense count on both sides. So a graph with few sparse convolutions must gain much in these.
 
 Networks with squeeze-and-excite need a higher gain, because neither time includes their gates. A gate takes two convolutions of
-single pixels and a pass over its images. If the gain is close to what is needed, a `Trial` decides, which times the whole graph.
+single pixels and a pass over its images. If the gain is close, a `Trial` of the whole graph decides.
 """
 
 from collections.abc import Sequence
