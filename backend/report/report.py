@@ -160,8 +160,8 @@ def record(
     """
     decisions = list(decisions)
     if (calls := _withheld.get()) is not None:
-        drawn = None if flow is None or not _open.get() else partial(list, flow())  # now, because the graph changes later
-        calls.append(partial(record, decisions, kernels, seconds, training, graphs, drawn))
+        parts = flow() if flow is not None and _open.get() else None  # now, because the graph changes later
+        calls.append(partial(record, decisions, kernels, seconds, training, graphs, None if parts is None else lambda: parts))
         return
     kernels = {*kernels, *(key for decision in decisions for key in decision.kernel_keys)}
     for decision in decisions:
