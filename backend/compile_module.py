@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from gossamer.backend.dense import eagerly, has_cpp_compiler, has_triton_for, with_inductor
+from gossamer.backend.devices.trial import Trial
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.embeddings.has_sparse_gradients import has_sparse_gradients
 from gossamer.backend.graph.inputs import Inputs
@@ -21,6 +22,7 @@ from gossamer.backend.run.lifetime import keep_with
 from gossamer.backend.smaller.compile import compile_smaller
 from gossamer.backend.structures import kronecker_weights
 from gossamer.backend.structures.rewrite import use_factors
+from gossamer.backend.whole_graphs import faster_version
 from gossamer.dialects.errors import CompileError, GossamerError
 from gossamer.runtime.modules.given_back import give_back
 from gossamer.runtime.torch_internals import off
@@ -71,8 +73,13 @@ class Compiler:
         return compile_smaller(module, values, self.options, smaller, kronecker_weights.plan)
 
     def _compile(self, module: fx.GraphModule, values: Sequence[Any], *, pure: bool) -> Callable[..., Any]:
+        return faster_version(module, values, self.options, partial(self._version, module, values, pure))
+
+    def _version(self, module: fx.GraphModule, values: Sequence[Any], pure: bool, trial: Trial | None) -> Callable[..., Any]:
+        """Compiles a graph. If the predicted gain of its convolutions is close to 1, the trial decides about them."""
         options, mode, inputs = self.options, self.mode, Inputs.of(module, values)
-        rewrite = SparseRewrite(inputs, options, measuring=options.max_autotune or mode in MEASURING, pure=pure)
+        measuring = options.max_autotune or mode in MEASURING
+        rewrite = SparseRewrite(inputs, options, measuring=measuring, pure=pure, trial=trial)
         inductor = options.dense == "auto" and not options.check and has_cpp_compiler() and has_triton_for(values)
         try:
             if (inductor or options.dense == "inductor") and not off(INDUCTOR):

@@ -41,7 +41,7 @@ from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
 
-_DIGITS = 32  # of a fingerprint
+DIGITS = 32  # of a fingerprint
 _TRIES, _MOST_TRIES, _MOST_AGAIN = "graphs-to-decide-anew", 4, 8  # a file of fingerprints, and limits for a graph's entries
 
 
@@ -58,6 +58,7 @@ class Rewritten:
     lasting     whether another process would get the same result
     training    whether the graph has gradients
     impurity    why the graph must not be computed twice (see `purity`); None if it may be
+    tried       whether a `Trial` has decided about its convolutions
     """
 
     regions: Mapping[str, Callee]
@@ -69,6 +70,7 @@ class Rewritten:
     lasting: bool
     training: bool = False
     impurity: str | None = None
+    tried: bool = False
 
 
 def version() -> str:
@@ -77,8 +79,11 @@ def version() -> str:
     return f"{compiler()} {source_hash('gossamer.backend', 'gossamer.sparsity')}"
 
 
-def fingerprint(inputs: Inputs, options: Options) -> str | None:
-    """Returns a hash of all that decisions about a graph depend on, or None if its regions cannot be kept on disk."""
+def fingerprint(inputs: Inputs, options: Options, sparse: bool | None = None) -> str | None:
+    """Returns a hash of all that decisions about a graph depend on, or None if its regions cannot be kept on disk.
+
+    sparse  what a `Trial` decides about convolutions; None without a trial
+    """
     tensors = [static.tensor for static in inputs.statics.values()]
     kept = all(keeps_kernels(tensor.device) for tensor in tensors)
     if off(CACHE) or cache_files.directory() is None or options.dump_ir or not kept:
@@ -91,6 +96,7 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
         torch.is_grad_enabled(),
         torch.get_float32_matmul_precision(),
         torch.is_autocast_enabled("cpu"),
+        sparse,
     )
     found.update(f"{asdict(options)}\n{state}\n{inputs.module.code}".encode())
     for value in inputs.values:
@@ -101,18 +107,18 @@ def fingerprint(inputs: Inputs, options: Options) -> str | None:
         elif tensor.dim() > 1:
             found.update(np.packbits(nonzero_mask(tensor).numpy()).tobytes())
     found.update(f"{[_open_sizes(node) for node in inputs.module.graph.find_nodes(op='placeholder')]}".encode())
-    base = found.hexdigest()[:_DIGITS]
+    base = found.hexdigest()[:DIGITS]
     return f"{base}-{tries}" if (tries := records.lines(_TRIES).count(base)) else base
 
 
 def try_again(fingerprint: str) -> None:
     """Makes the next process decide again about a graph."""
-    records.append(_TRIES, fingerprint[:_DIGITS])
+    records.append(_TRIES, fingerprint[:DIGITS])
 
 
 def is_last_try(fingerprint: str) -> bool:
     """Whether the decisions about a graph are now stored even if they are in doubt."""
-    return records.lines(_TRIES).count(fingerprint[:_DIGITS]) >= _MOST_TRIES
+    return records.lines(_TRIES).count(fingerprint[:DIGITS]) >= _MOST_TRIES
 
 
 def doubt(fingerprint: str) -> None:
@@ -123,7 +129,7 @@ def doubt(fingerprint: str) -> None:
 def is_to_be_decided_again(fingerprint: str) -> bool:
     """Whether the stored decisions about a graph are in doubt, and no other process disturbs measurements now."""
     tries = records.lines(_TRIES)
-    return _doubtful(fingerprint) in tries and tries.count(fingerprint[:_DIGITS]) < _MOST_AGAIN and quiet_now()
+    return _doubtful(fingerprint) in tries and tries.count(fingerprint[:DIGITS]) < _MOST_AGAIN and quiet_now()
 
 
 def _doubtful(fingerprint: str) -> str:

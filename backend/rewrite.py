@@ -13,6 +13,7 @@ from torch import fx
 
 from gossamer.backend import graph_cache
 from gossamer.backend.devices.budget import Budget
+from gossamer.backend.devices.trial import Trial
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.flow import flow_of
 from gossamer.backend.graph.graph_pass import GraphContext
@@ -34,14 +35,17 @@ class SparseRewrite(CustomGraphPass):
     planar       whether images must have pixels innermost: a convolution is sparse, or takes an unknown number of images
     by_operation whether the graph runs op by op, so that `strides.restore` gives operands of other operations their strides
 
+    If the predicted gain of the convolutions is close to 1, the `trial` decides, unless the graph is of training or impure.
     Schedules whose predicted times are close are measured if that is allowed (see `Budget`). With `measuring`
     (mode="max-autotune"), all schedules that promise a gain are measured. With `pure`, raises Impure for a graph that must not
     be computed twice.
     """
 
-    def __init__(self, inputs: Inputs, options: Options, measuring: bool = False, pure: bool = False) -> None:
+    def __init__(
+        self, inputs: Inputs, options: Options, measuring: bool = False, pure: bool = False, trial: Trial | None = None
+    ) -> None:
         self._inputs: Inputs | None = inputs
-        self._options, self._measuring, self._pure = options, measuring, pure
+        self._options, self._measuring, self._pure, self._trial = options, measuring, pure, trial
         self._dump = Dump(options.dump_ir) if options.dump_ir else None
         self._seen = False
         self._impurity: str | None = None
@@ -74,7 +78,8 @@ class SparseRewrite(CustomGraphPass):
             from gossamer.backend.compile_graph import compile_graph, region_op  # imports the whole compiler
 
             budget = Budget.of(self._measuring)
-            rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget))
+            trial = None if self._impurity or in_training(graph) else self._trial
+            rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget, trial))
             self.planar = region_op.takes_images(graph) or _convolves_any_number(graph)
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         names = {node: static.name for node, static in statics.items()}
@@ -83,7 +88,7 @@ class SparseRewrite(CustomGraphPass):
         if self.fingerprint is not None and rewritten.lasting:
             settled = budget is None or budget.settled
             if settled or graph_cache.is_last_try(self.fingerprint):
-                graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity))
+                graph_cache.remember(self.fingerprint, replace(rewritten, impurity=self._impurity, tried=self._tried))
                 if not settled:
                     graph_cache.doubt(self.fingerprint)
             else:
@@ -92,10 +97,11 @@ class SparseRewrite(CustomGraphPass):
     def keep(self) -> bool:
         """Sets the fingerprint under which torch's cache and ours keep the graph. Returns whether they may keep it."""
         if self._inputs is not None and not self._measuring:  # "max-autotune" always measures
-            self.fingerprint = graph_cache.fingerprint(self._inputs, self._options)
+            sparse = None if self._trial is None else self._trial.sparse
+            self.fingerprint = graph_cache.fingerprint(self._inputs, self._options, sparse)
             if self.fingerprint is not None and graph_cache.is_to_be_decided_again(self.fingerprint):
                 graph_cache.try_again(self.fingerprint)
-                self.fingerprint = graph_cache.fingerprint(self._inputs, self._options)
+                self.fingerprint = graph_cache.fingerprint(self._inputs, self._options, sparse)
         return self.fingerprint is not None
 
     def done(self) -> bool:
@@ -106,8 +112,14 @@ class SparseRewrite(CustomGraphPass):
             if self._pure and self._impurity:
                 raise Impure(self._impurity)
             self._seen = found is not None
+            if found is not None and self._trial is not None:
+                self._trial.close = found.tried
             self._called += graph_cache.restore(found) if found is not None else ()
         return self._seen
+
+    @property
+    def _tried(self) -> bool:
+        return self._trial is not None and self._trial.close
 
     @property
     def is_pure(self) -> bool:

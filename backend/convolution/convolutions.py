@@ -126,7 +126,7 @@ def _judged_together(
     judged, least = [_judged(each, context.options) for each in found], context.options.min_gain
     if least > 0 and context.measuring is not None:
         judged = timed(judged, values, context.measuring, least)
-    return together(graph, judged, least) if least > 0 else judged
+    return together(graph, judged, least, context.trial) if least > 0 else judged
 
 
 def _spell_out(graph: fx.Graph) -> None:

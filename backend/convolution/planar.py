@@ -6,7 +6,7 @@ kernel takes less time than oneDNN and the reordering. The time of all convoluti
 those that stay dense count on both sides. So a graph with few sparse convolutions must gain much in these.
 
 Networks with squeeze-and-excite need a higher gain, because neither time includes their gates. A gate takes two convolutions of
-single pixels and a pass over its images.
+single pixels and a pass over its images. If the gain is close, a `Trial` of the whole graph decides.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from torch import fx
 from gossamer.backend.convolution.cost import Judgement, dense_us, is_open, measured_us, ours_us
 from gossamer.backend.convolution.filter_gradients import is_multiplied
 from gossamer.backend.devices.device import device_of
+from gossamer.backend.devices.trial import Trial
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.nodes import arguments, hint, hints
 from gossamer.backend.measuring.convolution_times import filter_gradient_us
@@ -33,8 +34,8 @@ _GATED = 1.8  # factor on the required gain with gates
 _COPIES = 4  # a reordering by torch goes element by element, and takes as long as so many of Gossamer's
 
 
-def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> list[Judgement]:
-    """Returns the judgements, now of all convolutions as parts of one graph."""
+def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float, trial: Trial | None) -> list[Judgement]:
+    """Returns the judgements, now of all convolutions as parts of one graph. If the gain is close, the trial decides."""
     able = [each for each in judged if each.able]
     others = {node for node in graph.nodes if node.target is aten.convolution.default and node.users}
     others -= {each.found.node for each in able}
@@ -57,11 +58,16 @@ def together(graph: fx.Graph, judged: Sequence[Judgement], min_gain: float) -> l
         if here <= apart:
             taken[found.node] = apart / here
     gated = sum(map(_of_single_pixels, {*others, *(each.found.node for each in able)})) >= _GATES
-    wanted = min_gain * (_GATED if gated else 1.0)
-    pays = dense > wanted * ours and any(each.reason is None and not each.found.depthwise for each in able)
-    against = f"too little for its graph, whose convolutions together would gain {times(dense / max(ours, 1))}x"
+    factor, gain = _GATED if gated else 1.0, dense / max(ours, 1)
+    wanted = min_gain * factor
+    pays = gain > wanted
+    against = f"too little for its graph, whose convolutions together would gain {times(gain)}x"
     if gated:
         against += f", of {times(wanted)}x for one with gates (squeeze-and-excite)"
+    some = any(each.reason is None and not each.found.depthwise for each in able)
+    if trial is not None and some and trial.decides(gain, factor):
+        pays, against = trial.sparse, "its graph was timed, and is faster with dense convolutions"
+    pays = pays and some
     return [_judged_again(each, None if pays else against, taken.get(each.found.node)) for each in judged]
 
 

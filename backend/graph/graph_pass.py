@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import fx
 
 from gossamer.backend.devices.budget import Budget
+from gossamer.backend.devices.trial import Trial
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph.refused import Refused
 from gossamer.backend.report.dump import Dump
@@ -22,6 +23,7 @@ class GraphContext:
     options    the user's options
     dump       writes stages to a folder; None if there is none
     measuring  the time that is left for measurements, and their rules; None if only predictions decide
+    trial      decides about convolutions whose predicted gain is close to 1; None if the prediction decides
     exported   whether the graph will run in processes without Gossamer, which can only call kernels
     """
 
@@ -29,6 +31,7 @@ class GraphContext:
     options: Options
     dump: Dump | None
     measuring: Budget | None
+    trial: Trial | None = None
     exported: bool = False
 
     def reason(self, problem: Refused | CompileError) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gossamer.backend.report.details import Details
@@ -122,6 +123,25 @@ def collect() -> Iterator[Collector]:
         _open.reset(token)
 
 
+_withheld: ContextVar[list[Callable[[], None]] | None] = ContextVar("gossamer_withheld", default=None)
+
+
+@contextmanager
+def withheld() -> Iterator[Callable[[], None]]:
+    """Withholds what is recorded in the block. The yielded function publishes it."""
+    calls = list[Callable[[], None]]()
+
+    def publish() -> None:
+        for call in calls:
+            call()
+
+    token = _withheld.set(calls)
+    try:
+        yield publish
+    finally:
+        _withheld.reset(token)
+
+
 def record(
     decisions: Iterable[Decision],
     kernels: Iterable[str],
@@ -139,6 +159,10 @@ def record(
     flow      computes the parts of the graph (see flow.py)
     """
     decisions = list(decisions)
+    if (calls := _withheld.get()) is not None:
+        parts = flow() if flow is not None and _open.get() else None  # now, because the graph changes later
+        calls.append(partial(record, decisions, kernels, seconds, training, graphs, None if parts is None else lambda: parts))
+        return
     kernels = {*kernels, *(key for decision in decisions for key in decision.kernel_keys)}
     for decision in decisions:
         log.info("%s", decision)
