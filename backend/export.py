@@ -26,6 +26,7 @@ from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Static, constants
+from gossamer.backend.graph.strides import orders, orders_of_results, restore, restore_results
 from gossamer.backend.graph_passes import GRAPH_PASSES
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.options import Options
@@ -37,6 +38,7 @@ from gossamer.runtime.torch_internals import (
     PlainAOTInput,
     detect_fake_mode,
     disable_current_modes,
+    enable_python_dispatcher,
     proxies_of_exports,
     tree_flatten,
 )
@@ -79,8 +81,11 @@ def export(
         raise CompileError(f"the model cannot be exported: {reason}")
     parsed = replace(parsed, disable=tuple(name for name in GRAPH_PASSES if name not in PASSES or name in parsed.disable))
     context = GraphContext(inputs, parsed, Dump(parsed.dump_ir) if parsed.dump_ir else None, None, exported=True)
-    with disable_current_modes(), torch.no_grad(), _without_guards(graph):
+    traced, results, nodes = orders(graph), orders_of_results(graph), set(graph.nodes)
+    with disable_current_modes(), torch.no_grad(), enable_python_dispatcher(), _without_guards(graph):
         rewritten = compile_graph(graph, context)
+        restore_results(graph, results, nodes, images=False)
+        restore(graph, traced)
         called = _with_weights(graph, inputs)
     sparse = {decision.name for decision in rewritten.decisions if decision.sparse}
     decisions = [*(decision for decision in before if decision.name not in sparse), *rewritten.decisions]

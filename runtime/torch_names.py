@@ -115,6 +115,9 @@ PRIVATE = {
     "function_modes": Private(
         "torch._C:_len_torch_function_stack", "a default device, which is for the user's tensors", REGIONS, lambda: 1
     ),
+    "enable_python_dispatcher": Private(
+        "torch._dispatch.python:enable_python_dispatcher", "open sizes in exported programs", REGIONS, nullcontext
+    ),
     "no_python_dispatcher": Private(
         "torch._dispatch.python:no_python_dispatcher", "times of operations while a graph is traced", REGIONS, nullcontext
     ),

@@ -42,17 +42,19 @@ def smaller_module(
     given = _Graph.of(traced)
     graph = given.planned(kronecker_weights.plan, options)
     graph = graph.with_factors(options).planned(smaller_layers.plan, options)
-    return (graph.module(traced), graph.decisions) if graph is not given else (model, [])
+    return (graph.module(), graph.decisions) if graph is not given else (model, [])
 
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
     """A Dynamo graph whose weights are placeholders, after the placeholders of the model's inputs.
 
+    traced     the module of Dynamo's graph, which has the signature, and the graphs of branches (torch.cond)
     inputs     for each input of the model, its node in the traced graph, and its placeholder here; None if nothing reads it
     weights    for each placeholder of a weight, its name for torch.export and its value
     """
 
+    traced: fx.GraphModule
     graph: fx.Graph
     inputs: Sequence[tuple[fx.Node, fx.Node | None]]
     weights: Mapping[fx.Node, tuple[str, Tensor]]
@@ -78,7 +80,7 @@ class _Graph:
         for node in traced.graph.nodes:
             if node not in env:
                 env[node] = graph.node_copy(node, env.__getitem__)
-        return cls(graph, [(node, env[node]) for node in inputs], weights)
+        return cls(traced, graph, [(node, env[node]) for node in inputs], weights)
 
     def planned(self, plan: Callable[..., Plan | None], options: Options) -> "_Graph":
         """Returns the smaller graph that a planner makes; itself if it makes none."""
@@ -98,7 +100,7 @@ class _Graph:
             node.meta["example_value"] = mode.from_tensor(value, static_shapes=True)
             weights[node] = node.name, value
         inputs = [(node, None if now is None else stays.get(now)) for node, now in self.inputs]
-        return _Graph(smaller.graph, inputs, weights, [*self.decisions, *found.decisions])
+        return _Graph(self.traced, smaller.graph, inputs, weights, [*self.decisions, *found.decisions])
 
     def with_factors(self, options: Options) -> "_Graph":
         """Returns the graph with factors in place of structured matrices; itself if it has no such products."""
@@ -107,7 +109,7 @@ class _Graph:
         statics = {number: Static(name, value) for number, (name, value) in named.items()}
         values = [self.weights[node][1] if node in self.weights else node.meta.get("example_value") for node in old]
         names = {number: name for number, (name, _) in named.items()}
-        module = fx.GraphModule(nn.Module(), self.graph)
+        module = fx.GraphModule(self.traced, self.graph)
         with collect() as found:
             use_factors(module, Inputs(module, values, statics, (), names), options)
         if not any(decision.format == "factors" for decision in found.decisions):
@@ -115,9 +117,9 @@ class _Graph:
         places = dict(zip(old, module.graph.find_nodes(op="placeholder"), strict=True))
         inputs = [(node, None if now is None else places[now]) for node, now in self.inputs]
         weights = {places[node]: named for node, named in self.weights.items()}
-        return _Graph(module.graph, inputs, weights, self.decisions)
+        return _Graph(self.traced, module.graph, inputs, weights, self.decisions)
 
-    def module(self, traced: fx.GraphModule) -> fx.GraphModule:
+    def module(self) -> fx.GraphModule:
         """Returns a module with the signature of the traced one."""
         graph, env, root = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, Any]()
         for node, now in self.inputs:
@@ -129,10 +131,10 @@ class _Graph:
                 env[node], root[name] = graph.get_attr(name), value
         for node in self.graph.nodes:
             if node.op == "get_attr":
-                root[str(node.target)] = _attribute(traced, str(node.target))
+                root[str(node.target)] = _attribute(self.traced, str(node.target))
             if node.op != "placeholder":
                 env[node] = graph.node_copy(node, env.__getitem__)
-        graph.set_codegen(traced.graph._codegen)
+        graph.set_codegen(self.traced.graph._codegen)
         return fx.GraphModule(root, graph)
 
 

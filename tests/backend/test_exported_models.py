@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils.checkpoint import checkpoint
 
 import gossamer
 from gossamer.backend.report.report import collect
@@ -104,6 +105,78 @@ def test_images_in_either_layout_are_exported(channels_last: bool, tmp_path: Pat
     torch.testing.assert_close(program.module()(other), model(other), rtol=1e-4, atol=1e-4)
     if channels_last:
         check_in_a_fresh_process(program, model, [(x,), (other,)], tmp_path)
+
+
+class Tokens(nn.Module):
+    """Two results: images, and a layer over their pixels, which views them as rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.rows = nn.Conv2d(3, 16, 3), nn.Linear(16, 8)
+        prune_flat(self.images)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.images(x).relu()
+        return self.rows(y.permute(0, 2, 3, 1).view(len(x), -1, 16)), y
+
+
+def test_images_lie_in_a_program_as_they_do_in_the_model() -> None:
+    torch.manual_seed(0)
+    model = Tokens().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 7).contiguous(memory_format=torch.channels_last)
+    found, expected = exported(model, x).module()(x), model(x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        assert one.stride() == other.stride()
+
+
+def test_transposed_convolutions_take_any_number_and_size_of_images() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(8, 16, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(16, 3, 3, 2, 1, 1)).eval()
+    prune_flat(model[0])
+    prune_flat(model[2])
+    sizes = {0: Dim("batch", min=1, max=99), 2: Dim("height", min=2, max=99), 3: Dim("width", min=2, max=99)}
+    program = exported(model, torch.randn(2, 8, 5, 5), dynamic_shapes=(sizes,))
+    assert calls(program) == 2
+    for shape in ((2, 8, 5, 5), (3, 8, 5, 5), (1, 8, 6, 9)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+class Branches(nn.Module):
+    """A layer whose result decides between two branches, after a layer most of whose neurons are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = prune_(nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 48)))
+        self.layers[0].weight.data[8:] = 0  # type: ignore[index,union-attr,operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers(x)
+        found: Tensor = torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))
+        return found
+
+
+class Recomputed(nn.Module):
+    """Layers that a gradient would compute again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = checkpoint(self.layers, x, use_reentrant=False)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Branches, Recomputed])
+def test_graphs_inside_of_a_graph_stay(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(5, 64)
+    with torch.no_grad():
+        program = exported(model, x)
+        for given in (x, -x, torch.randn(5, 64)):
+            torch.testing.assert_close(program.module()(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 _POOLED = """
