@@ -6,7 +6,7 @@ graph (DistributedDataParallel), the backend gets fake tensors, and Dynamo's not
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -16,6 +16,7 @@ from torch import fx
 
 from gossamer.backend.graph.names import Names, user_name
 from gossamer.backend.graph.nodes import in_training
+from gossamer.backend.report.compilation import variables_of_calls
 from gossamer.backend.report.options import Verify
 from gossamer.runtime.foreseen import foreseen
 from gossamer.runtime.packers.nonzeros import count_nonzeros
@@ -41,7 +42,8 @@ class Unmatched(Exception):
 
 @dataclass(frozen=True)
 class Static:
-    """A tensor that is the same object at every call: a parameter, a buffer, an attribute, a captured variable.
+    """A tensor that is the same object at every call: a parameter, a buffer, an attribute, a captured variable that was made
+    before the call.
 
     tensor  the tensor to plan for: mostly the input itself, or its values after training (see `foreseen`)
     """
@@ -71,14 +73,14 @@ class Inputs:
         """Returns the inputs of a module. `values` are Dynamo's example inputs, one for each placeholder."""
         statics, unknown, found = dict[int, Static](), list[tuple[str, tuple[int, ...]]](), list(values)
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        namer, names = Names(), dict[int, str]()
+        namer, names, of_calls = Names(), dict[int, str](), variables_of_calls()
         for index, (node, given) in enumerate(zip(placeholders, values, strict=False)):
             value = found[index] = _real(given, node)
             source = getattr(node.meta.get("grapharg"), "source", None)
             if not isinstance(value, torch.Tensor):
                 continue
             name = names[index] = namer.of(source, value) if source else user_name(node.name)
-            if not _is_static(source, value):
+            if not _is_static(source, value, of_calls):
                 continue
             if is_fake(value):
                 unknown.append((name, tuple(value.shape)))
@@ -216,7 +218,8 @@ def written_by(graph: fx.Graph) -> set[fx.Node]:
     return {named[desc] for desc in into if desc in named} | {node.args[0] for node in copied}
 
 
-def _is_static(source: Any, tensor: torch.Tensor) -> bool:
+def _is_static(source: Any, tensor: torch.Tensor, of_calls: Container[str]) -> bool:
+    """`of_calls` are the names of captured variables that each call has anew."""
     if isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_dynamo_static_input_type", None):
         return True
     containers = ("GetItemSource", "DictGetItemSource", "ListGetItemSource", "DictSubclassGetItemSource")
@@ -226,7 +229,7 @@ def _is_static(source: Any, tensor: torch.Tensor) -> bool:
         source = source.base
     # The remaining sources are captured variables, globals, and arguments or elements of containers in arguments.
     captured = isinstance(source, LocalSource) and source.is_derefed_cell_contents and not source.is_input
-    return captured or isinstance(source, GlobalSource)
+    return (captured and source.local_name not in of_calls) or isinstance(source, GlobalSource)
 
 
 def _agrees(expected: torch.Tensor, value: torch.Tensor) -> bool:

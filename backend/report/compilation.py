@@ -33,6 +33,26 @@ def compilation_in_progress() -> Compilation | None:
     return None
 
 
+def variables_of_calls() -> set[str]:
+    """Returns the names of variables that belong to a compiled call that runs, and that functions within it capture.
+
+    After a graph break, Dynamo compiles the rest of the function, or a comprehension, as a function that captures them:
+
+        masks = one_hot(chosen, 8).float()                 new at every call
+        print("routed")                                    breaks the graph
+        return [expert(masks[:, n].t() @ x) for n, expert in enumerate(experts)]
+
+    Returns an empty set if Dynamo compiles nothing, or if this version of torch has another call stack.
+    """
+    names, frame, compiling = set[str](), sys._getframe(), False
+    while frame is not None and not (compiling and frame.f_code.co_name == "compile_wrapper"):
+        if compiling and not frame.f_globals.get("__name__", "").startswith("torch."):
+            names.update(frame.f_code.co_cellvars)
+        compiling = compiling or (frame.f_code.co_name == "_compile" and "compiler_fn" in frame.f_locals)
+        frame = frame.f_back  # type: ignore[assignment]
+    return names if frame is not None else set()
+
+
 def is_traced_for(backend: object) -> bool:
     """Whether Dynamo traces for `backend` now. Call it within torch.compiler.assume_constant_result."""
     compiler = getattr(InstructionTranslator.current_tx().output, "compiler_fn", None)

@@ -356,3 +356,23 @@ def test_sizes_that_guards_have_fixed_are_numbers_in_graphs() -> None:
     flat = emit(torch.ops.aten.reshape.default, x, [-1, value.shape[1]])
     assert flat.args[1] == [-1, 4]
     assert emit.sizes(x, (0, 1))[1] == 4
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_comprehension_captures_after_a_graph_break_is_no_weight(training: bool) -> None:
+    """Places of tokens, mostly zeros, are new at every call: no graph for each number of tokens. What was made before stays."""
+    experts, before = prune_(nn.ModuleList(nn.Linear(32, 32) for _ in range(3))), prune_(nn.Linear(32, 32)).weight.detach()
+
+    def mixture(x: Tensor) -> Tensor:
+        places = F.one_hot(x[:, :3].argmax(-1), 3).T[:, :, None] * torch.eye(len(x))
+        torch._dynamo.graph_break()
+        return torch.stack([expert(places[n] @ x) @ before for n, expert in enumerate(experts)]).sum(0)
+
+    compiled = torch.compile(mixture, backend=sparse, options=EVERYTHING)
+    with collect() as collected, torch.set_grad_enabled(training):
+        for tokens in (12, 20, 9, 15):
+            x = torch.randn(tokens, 32)
+            assert_same(compiled(x), mixture(x))
+    assert counters["stats"]["unique_graphs"] == 4  # two for the first number of tokens, two for all others
+    names = {f"experts.{n}.weight" for n in range(3)} | {"before"}
+    assert {decision.name for decision in collected.decisions if decision.sparse} == names
