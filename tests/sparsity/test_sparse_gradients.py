@@ -43,6 +43,14 @@ def test_products_in_every_format(name: str) -> None:
     checked(lambda a, x: (a @ x).sum(1), sparse(matrix(4, 6, dtype=DOUBLE), name), leaf(6, 3))
 
 
+@pytest.mark.parametrize("dim", [None, 1])
+def test_second_derivatives_of_norms_at_stored_zeros(dim: int | None) -> None:
+    pattern = sparse(matrix(4, 6, dtype=DOUBLE), "BSR")
+    values = pattern.components[-1].clone().requires_grad_()
+    assert (values == 0).any()
+    assert gradgradcheck(lambda values: like(pattern, values).norm(dim=dim), values)
+
+
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [
