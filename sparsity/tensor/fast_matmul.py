@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.dialects.format import Format
+from gossamer.runtime.elements import ELEMENTS
 from gossamer.sparsity.arrays.row_form import stored_by_rows
 from gossamer.sparsity.compiler.contract_ir import Operand
 from gossamer.sparsity.compiler.operands import Spec
@@ -64,10 +65,10 @@ def matmul_at_once(left: Tensor, right: Tensor) -> Tensor | None:
 
 
 def _expect_more(left: SparseTensor) -> None:
-    """Prepares a CSR matrix for further products."""
-    if all(array.is_contiguous() and not array.is_inference() for array in left.components):
+    """Prepares a CSR matrix for further products, if kernels compute them."""
+    dtype = left.components[-1].dtype
+    if dtype in ELEMENTS and all(array.is_contiguous() and not array.is_inference() for array in left.components):
         specs = {dims: _expression(letters[0], letters[1], (left.format, None)).spec for dims, letters in _LEFT.items()}
-        dtype = left.components[-1].dtype
         Repeated(left, {dims: planned_call(einsum_ir, RowProduct.of, spec, dtype) for dims, spec in specs.items()})
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.level import Level
-from gossamer.sparsity.arrays.stored_entries import assemble, blocked, coordinates
+from gossamer.sparsity.arrays.stored_entries import as_int64, assemble, blocked, coordinates
 
 Parts = tuple[Format, tuple[int, ...], tuple[Tensor, ...]]
 """Format, shape and components."""
@@ -39,11 +39,11 @@ def from_torch(tensor: Tensor) -> Parts:
 
 
 def to_torch(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
-    """Returns a torch.sparse tensor in the layout that corresponds to the format, or in COO."""
+    """Returns a torch.sparse tensor in the layout that corresponds to the format, or in COO without dense dimensions."""
     integers = {format.pos_width or 64, format.crd_width or 64}
     fits = len(integers) == 1 and integers <= {32, 64} and shape == format.padded_shape(shape)
     layout = layout_of(format, shape) if fits else None
-    made = layout and _compressed(*layout, shape, components)
+    made = _compressed(*layout, shape, components) if layout else _hybrid(format, shape, components)
     return _coo(format, shape, components) if made is None else made
 
 
@@ -76,6 +76,17 @@ def layout_of(format: Format, shape: tuple[int, ...]) -> tuple[torch.layout, int
             if compressed_format(layout, shape, batch, blocks) == format.with_widths(0, 0):
                 return layout, batch, () if plain else blocks
     return None
+
+
+def _hybrid(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor | None:
+    """Returns a torch.sparse tensor in COO with dense dimensions, None for formats without such a layout."""
+    plain = format.with_widths(0, 0)
+    sparse = next((count for count in range(1, format.rank) if plain == coo_format(format.rank, count)), None)
+    if sparse is None:
+        return None
+    _, *at, values = components
+    indices, values = torch.stack([as_int64(crd) for crd in at]), values.view(at[0].numel(), *shape[sparse:])
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, is_coalesced=True)
 
 
 def _coo(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
@@ -136,7 +147,7 @@ def to_scipy(format: Format, shape: tuple[int, ...], components: Sequence[Tensor
     held = [component.detach().cpu() for component in components]
     tensor = to_torch(format, shape, held)
     if len(shape) != 2 or tensor.layout not in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr):
-        tensor = tensor if tensor.layout == torch.sparse_coo else _coo(format, shape, held)
+        tensor = tensor if tensor.layout == torch.sparse_coo and not tensor.dense_dim() else _coo(format, shape, held)
         indices = tensor.indices().numpy()
         return sparse.coo_array((tensor.values().numpy(), tuple(indices)), shape=shape)
     positions, crd, _ = (component.numpy() for component in held)

@@ -95,8 +95,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns input @ weight.T + bias, for a sparse weight, a sparse input, or both."""
     input, weight = _autocast(input), _autocast(weight)
     _check_product("linear", input, weight, summed=-1)
-    rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
-    out = einsum("tk,mk->tm", rows, weight, format="dense")
+    with sizes_stay_inside():
+        rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
+        out = einsum("tk,mk->tm", rows, weight, format="dense")
     out = out if bias is None else out + bias.to(out.dtype)
     return out if input.dim() == 2 else out.reshape(*input.shape[:-1], weight.shape[0])
 

@@ -100,10 +100,14 @@ def _norm(input: SparseTensor, p: Any, dim: Dims, keepdim: bool, dtype: torch.dt
         return out
     dims, wanted = _dims(input, dim), dtype or input.dtype
     wide = torch.promote_types(wanted, torch.float32) if wanted.is_floating_point else wanted
-    size = values_of(input).to(wide).abs()
+    values = values_of(input).to(wide)
+    size = values.abs()
     if p == inf:
         return amax(like(input, size), dims, keepdim).to(size.dtype if wanted.is_complex else wanted)
-    powers = size**p if p >= 1 else torch.where(size == 0, 0, torch.where(size == 0, 1, size) ** p)  # as the root below
+    if p == 2 and not values.is_complex():
+        powers = values.square()  # at a stored zero, abs() has no second derivative
+    else:
+        powers = size**p if p >= 1 else torch.where(size == 0, 0, torch.where(size == 0, 1, size) ** p)  # as the root below
     total = sum_(like(input, powers), dims, keepdim)
     nothing = total == 0  # the root has no derivative at 0
     return torch.where(nothing, 0, torch.where(nothing, 1, total) ** (1 / p)).to(total.dtype if wanted.is_complex else wanted)

@@ -125,7 +125,14 @@ def reshape(input: SparseTensor, *given: Any, shape: Sequence[int] | None = None
 
 @implements(torch.Tensor.reshape_as, torch.Tensor.view_as)
 def reshape_as(input: Tensor, other: Tensor) -> Tensor:
-    """Does `reshape` to the shape of another tensor. Either may be sparse."""
+    """Does `reshape` to the shape of another tensor. Either may be sparse.
+
+    `x.view_as(x)` is another tensor, because autograd finds the node of a leaf above it.
+    """
+    if input is other:
+        with torch.DisableTorchFunctionSubclass():
+            same: Tensor = torch.ops.aten.alias(input)
+        return same
     return reshape(input, *other.shape) if isinstance(input, SparseTensor) else input.reshape(other.shape)
 
 

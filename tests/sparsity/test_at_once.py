@@ -169,6 +169,14 @@ def test_a_second_product_with_a_matrix_by_rows_is_ready(taken: list[str]) -> No
     assert len(taken) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.complex64], ids=str)
+def test_torchs_operations_compute_further_products_of_types_without_kernels(dtype: torch.dtype) -> None:
+    dense, x = (matrix(6, 5) > 0).to(dtype), torch.ones(5, 3, dtype=dtype)
+    a = sparse(dense)
+    for _ in range(2):
+        assert torch.equal(a @ x, dense @ x) and torch.equal(a @ x[:, 0].contiguous(), dense @ x[:, 0])
+
+
 def test_what_has_changed_since_is_seen() -> None:
     dense = matrix(6, 5)
     a, x = sparse(dense), torch.randn(5, 3)

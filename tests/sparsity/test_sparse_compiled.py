@@ -229,6 +229,13 @@ def test_gradients_through_results_of_open_size(dense: str) -> None:
     torch.testing.assert_close(leaf.grad, torch.full_like(leaf, 3))
 
 
+def test_linear_of_a_tensor_of_three_dimensions() -> None:
+    dense, weight, bias = matrix(4, 6)[:, None].repeat(1, 2, 1), torch.randn(3, 6), torch.randn(3)
+    a = SparseTensor.from_dense(dense, Format.csf(3))
+    compiled = torch.compile(nn.functional.linear, backend=backend, fullgraph=True, options={"dense": "eager"})
+    close(compiled(a, weight, bias), nn.functional.linear(dense, weight, bias))
+
+
 @pytest.mark.parametrize("function", [torch.lerp, torch.addcmul, torch.addcdiv], ids=lambda f: f.__name__)
 def test_sizes_of_what_is_between_stay_inside(function: Callable[..., Tensor]) -> None:
     """What a function of several steps computes on its way has open sizes, which its result does not show."""

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,14 @@ def checked(function: Callable[..., Tensor], pattern: SparseTensor, *others: Ten
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("CSR int32", "dense", "loose")])
 def test_products_in_every_format(name: str) -> None:
     checked(lambda a, x: (a @ x).sum(1), sparse(matrix(4, 6, dtype=DOUBLE), name), leaf(6, 3))
+
+
+@pytest.mark.parametrize("dim", [None, 1])
+def test_second_derivatives_of_norms_at_stored_zeros(dim: int | None) -> None:
+    pattern = sparse(matrix(4, 6, dtype=DOUBLE), "BSR")
+    values = pattern.components[-1].clone().requires_grad_()
+    assert (values == 0).any()
+    assert gradgradcheck(lambda values: like(pattern, values).norm(dim=dim), values)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +195,20 @@ def test_optimizers_train_as_with_a_masked_dense_weight(optimizer: str, way: str
                 parameter.grad *= mask
             step.step()
     torch.testing.assert_close(ours.detach().to_dense(), theirs.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_autograd_finds_the_node_of_a_parameter() -> None:
+    layer = nn.Module()
+    layer.weight = nn.Parameter(sparse(matrix(4, 6)))
+    found: list[Any] = []
+    assert "AccumulateGrad" in torch.autograd.graph.get_gradient_edge(layer.weight).node.name()
+    torch.autograd.graph.register_multi_grad_hook([layer.weight], found.append)
+    out = layer.weight @ torch.ones(6, 2)
+    out.sum().backward(retain_graph=True)
+    assert torch.equal(found[0][0].to_dense(), layer.weight.grad.to_dense())
+    layer.weight.grad = None
+    layer.double()  # while a graph knows the parameter
+    assert layer.weight.dtype == DOUBLE and out.requires_grad
 
 
 def test_autocast() -> None:

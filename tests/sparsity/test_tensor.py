@@ -148,7 +148,13 @@ def test_batches_and_dense_dimensions_of_torch(to: str) -> None:
     coo = dense.permute(1, 2, 0).to_sparse(2)
     a = SparseTensor.from_torch(coo)
     torch.testing.assert_close(a.to_dense(), dense.permute(1, 2, 0))
-    assert a.values().shape == coo.values().shape
+    assert a.values().shape == coo.values().shape and a.indices().equal(coo.indices()) and a._nnz() == coo._nnz()
+    blocks = torch.ones(4, 6).to_sparse_bsr((2, 3))
+    assert SparseTensor.from_torch(blocks)._nnz() == blocks._nnz()
+    back = a.to_torch()
+    assert back.dense_dim() == 1 and back.to_dense().equal(a.to_dense())
+    rows = torch.eye(4, 3).to_sparse(1)
+    assert (SparseTensor.from_torch(rows).to_scipy().toarray() == np.eye(4, 3)).all()
 
 
 def test_bad_indices_of_torch_are_found() -> None:
