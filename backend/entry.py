@@ -18,6 +18,7 @@ from gossamer.backend.experts.trace_experts import trace_experts
 from gossamer.backend.graph.inputs import Inputs
 from gossamer.backend.graph_passes import STEPS, check_disabled
 from gossamer.backend.measuring.first_use import calibrate_at_first_use
+from gossamer.backend.nested_regions import inline_pruned_regions
 from gossamer.backend.owners.eval_mode import is_in_eval_mode
 from gossamer.backend.owners.owners import Owners
 from gossamer.backend.owners.zeros_guard import guard_zeros
@@ -75,6 +76,7 @@ def compile_dynamo_graph(
     watch_graph_breaks(sparse)
     leave_out_profile_marks()
     inputs = Inputs.of(gm, example_inputs)
+    inline_pruned_regions(gm, inputs)
     name_tensors((inputs.values[index], static.name) for index, static in inputs.statics.items())
     calibrate_at_first_use(inputs)
     compiler = Compiler(parsed, mode)
