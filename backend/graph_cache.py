@@ -41,7 +41,7 @@ from gossamer.runtime.versions import compiler, source_hash
 
 log = logging.getLogger("gossamer")
 
-DIGITS = 32  # of a fingerprint
+_DIGITS = 32  # of a fingerprint
 _TRIES, _MOST_TRIES, _MOST_AGAIN = "graphs-to-decide-anew", 4, 8  # a file of fingerprints, and limits for a graph's entries
 
 
@@ -84,9 +84,22 @@ def fingerprint(inputs: Inputs, options: Options, sparse: bool | None = None) ->
 
     sparse  what a `Trial` decides about convolutions; None without a trial
     """
+    weights = weights_here(inputs)
+    if weights is None or options.dump_ir:
+        return None
+    found = hashlib.sha256(f"{weights}\n{asdict(options)}\n{sparse}\n{inputs.module.code}".encode())
+    for value in inputs.values:
+        found.update(f"{_described(value)}\n".encode())
+    found.update(f"{[_open_sizes(node) for node in inputs.module.graph.find_nodes(op='placeholder')]}".encode())
+    base = found.hexdigest()[:_DIGITS]
+    return f"{base}-{tries}" if (tries := records.lines(_TRIES).count(base)) else base
+
+
+def weights_here(inputs: Inputs) -> str | None:
+    """Returns a hash of the zeros of weights and of the machine, or None if regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
     kept = all(keeps_kernels(tensor.device) for tensor in tensors)
-    if off(CACHE) or cache_files.directory() is None or options.dump_ir or not kept:
+    if off(CACHE) or cache_files.directory() is None or not kept:
         return None
     found = hashlib.sha256(f"{version()}\n{host()}\n".encode())
     state = (
@@ -96,29 +109,24 @@ def fingerprint(inputs: Inputs, options: Options, sparse: bool | None = None) ->
         torch.is_grad_enabled(),
         torch.get_float32_matmul_precision(),
         torch.is_autocast_enabled("cpu"),
-        sparse,
     )
-    found.update(f"{asdict(options)}\n{state}\n{inputs.module.code}".encode())
-    for value in inputs.values:
-        found.update(f"{_described(value)}\n".encode())
+    found.update(f"{state}\n".encode())
     for tensor in tensors:
         if is_traceable_wrapper_subclass(tensor):
             found.update(_described(tensor).encode())
         elif tensor.dim() > 1:
             found.update(np.packbits(nonzero_mask(tensor).numpy()).tobytes())
-    found.update(f"{[_open_sizes(node) for node in inputs.module.graph.find_nodes(op='placeholder')]}".encode())
-    base = found.hexdigest()[:DIGITS]
-    return f"{base}-{tries}" if (tries := records.lines(_TRIES).count(base)) else base
+    return found.hexdigest()[:_DIGITS]
 
 
 def try_again(fingerprint: str) -> None:
     """Makes the next process decide again about a graph."""
-    records.append(_TRIES, fingerprint[:DIGITS])
+    records.append(_TRIES, fingerprint[:_DIGITS])
 
 
 def is_last_try(fingerprint: str) -> bool:
     """Whether the decisions about a graph are now stored even if they are in doubt."""
-    return records.lines(_TRIES).count(fingerprint[:DIGITS]) >= _MOST_TRIES
+    return records.lines(_TRIES).count(fingerprint[:_DIGITS]) >= _MOST_TRIES
 
 
 def doubt(fingerprint: str) -> None:
@@ -129,7 +137,7 @@ def doubt(fingerprint: str) -> None:
 def is_to_be_decided_again(fingerprint: str) -> bool:
     """Whether the stored decisions about a graph are in doubt, and no other process disturbs measurements now."""
     tries = records.lines(_TRIES)
-    return _doubtful(fingerprint) in tries and tries.count(fingerprint[:DIGITS]) < _MOST_AGAIN and quiet_now()
+    return _doubtful(fingerprint) in tries and tries.count(fingerprint[:_DIGITS]) < _MOST_AGAIN and quiet_now()
 
 
 def _doubtful(fingerprint: str) -> str:

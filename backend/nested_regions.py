@@ -9,6 +9,8 @@ Inductor compiles such a graph once, and all blocks call it with their own weigh
 Regions without pruned weights stay, because they compile faster.
 """
 
+from typing import Any
+
 from torch import fx
 
 from gossamer.backend.graph.inputs import Inputs, zero_heavy
@@ -42,7 +44,7 @@ def _inline(module: fx.GraphModule, call: fx.Node) -> None:
     copies = dict(zip(region.graph.find_nodes(op="placeholder"), operands, strict=True))
     before = set(module.graph.nodes)
     with module.graph.inserting_before(call):
-        results = module.graph.graph_copy(region.graph, copies)
+        results: Any = module.graph.graph_copy(region.graph, copies)
     added = [node for node in module.graph.nodes if node not in before]
     for node in added:
         if node.op == "get_attr":

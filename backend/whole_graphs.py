@@ -16,7 +16,8 @@ from torch import fx
 from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.trial import Trial
 from gossamer.backend.graph.inputs import Inputs
-from gossamer.backend.graph_cache import DIGITS, fingerprint
+from gossamer.backend.graph.nodes import hint
+from gossamer.backend.graph_cache import weights_here
 from gossamer.backend.measuring.kept import kept
 from gossamer.backend.report.options import Options
 from gossamer.backend.report.report import withheld
@@ -49,7 +50,7 @@ def faster_version(
         sparse = version(trial := Trial(sparse=True))
         return _gain(sparse, version(Trial(sparse=False)), values) if trial.close else math.inf
 
-    wins = kept("whole-graphs", [key], gain, median, math.isfinite) >= 1
+    wins = kept("whole-graphs", key, gain, median, math.isfinite) >= 1
     if not made:
         return compile_(Trial(sparse=wins))
     compiled, publish = made[wins]
@@ -57,14 +58,27 @@ def faster_version(
     return compiled
 
 
-def _key(module: fx.GraphModule, values: Sequence[Any], options: Options) -> str | None:
-    """Returns the key of a graph's gain on disk. Returns None if the graph has no convolutions, or must not be timed."""
+def _key(module: fx.GraphModule, values: Sequence[Any], options: Options) -> tuple[object, ...] | None:
+    """Returns the key of a graph's gain on disk. Returns None if the graph has no convolutions, or must not be timed.
+
+    Similar sizes have one key, also if torch leaves them open, because a network often gets images of many sizes.
+    """
     decides = options.min_gain > 0 and options.schedule == "auto" and options.dense != "eager" and not options.check
     able = decides and Budget.of(everything=False) is not None
-    if not able or not any(map(_convolves, module.graph.nodes)) or any(map(is_fake, values)):
+    if not able or not any(map(_convolves, module.graph.nodes)) or any(map(_is_open, values)):
         return None
-    found = fingerprint(Inputs.of(module, values), Options())
-    return None if found is None else found[:DIGITS]  # without the number of tries
+    inputs = Inputs.of(module, values)
+    weights = weights_here(inputs)
+    moving = [value for number, value in enumerate(values) if number not in inputs.statics]
+    elements = sum(value.numel() for value in moving if isinstance(value, torch.Tensor))
+    names = [node.name for node in module.graph.nodes if not isinstance(node.meta.get("example_value"), torch.SymInt)]
+    return None if weights is None else (weights, names, round(math.log2(elements or 1)))
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a value is not known."""
+    number = isinstance(value, torch.SymFloat | torch.SymBool) or (isinstance(value, torch.SymInt) and hint(value) is None)
+    return number or is_fake(value)
 
 
 def _convolves(node: fx.Node) -> bool:
@@ -75,6 +89,7 @@ def _gain(sparse: Compiled, dense: Compiled, values: Sequence[Any]) -> float:
     """Returns how many times faster the sparse version is than the dense one."""
     from gossamer.backend.measuring.measure import fastest  # loads the compiler, which kept gains do not need
 
+    given = [hint(value) if isinstance(value, torch.SymInt) else value for value in values]
     with disable_current_modes():
-        us = fastest({"sparse": lambda: sparse(*values), "dense": lambda: dense(*values)}, torch.get_num_threads(), _ROUNDS)
+        us = fastest({"sparse": lambda: sparse(*given), "dense": lambda: dense(*given)}, torch.get_num_threads(), _ROUNDS)
     return us["dense"] / us["sparse"]

@@ -83,6 +83,23 @@ def test_the_faster_version_is_taken(
     assert timer.asked == 1  # the gain is kept, and explain tells what the user gets
 
 
+def test_similar_sizes_are_timed_once(predicted: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted(1.2)
+    monkeypatch.setattr(measure, "fastest", timer := Timer(90.0))
+    model = network()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="sparse", fullgraph=True)
+    with torch.no_grad():
+        for images in (torch.randn(2, 32, 12, 12), torch.randn(2, 32, 12, 11), torch.randn(1, 32, 16, 14)):
+            torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-4)
+        assert timer.asked == 1
+        images = torch.randn(2, 32, 40, 41)
+        torch._dynamo.mark_dynamic(images, 2)
+        torch.compiler.reset()
+        torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-4)
+    assert timer.asked == 2
+
+
 @pytest.mark.parametrize(("gain", "sparse"), [(5.0, 2), (0.2, 0)])
 def test_clear_predictions_decide(
     gain: float, sparse: int, predicted: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
