@@ -57,6 +57,17 @@ def test_batches_count_no_sparse_dimensions_and_may_be_empty() -> None:
     assert SparseTensor.from_dense(torch.zeros(2, 0, 5), ours.format).to_torch().shape == (2, 0, 5)
 
 
+def test_triangles_store_no_other_elements() -> None:
+    """`triu` gives each edge of an undirected graph once."""
+    dense = torch.ones(5, 5) - torch.eye(5)
+    for a in (sparse(dense), sparse(dense, "COO"), SparseTensor.from_dense(dense.expand(2, 5, 5), Format.csf(3))):
+        for triangle in (a.triu(), a.tril()):
+            assert isinstance(triangle, SparseTensor)
+            assert triangle.nnz * 2 == a.nnz and triangle.format == a.format
+    with pytest.raises(RuntimeError, match="at least 2 dimensions"):
+        SparseTensor.from_dense(torch.ones(3), Format.coo(1)).tril()
+
+
 @pytest.mark.parametrize("dense", ["eager", "inductor"])
 def test_coordinates_of_a_product_in_a_compiled_graph(dense: str) -> None:
     """The number of entries is open there."""
