@@ -26,4 +26,7 @@ class DeviceError(GossamerError):
 
 
 class IndexRangeError(ArgumentError, IndexError):
-    """A table has no row with this index. torch raises a RuntimeError or an IndexError, depending on the operation."""
+    """A table has no row, or a graph no node, with this index.
+
+    torch raises a RuntimeError or an IndexError, depending on the operation.
+    """

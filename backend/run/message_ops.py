@@ -67,7 +67,7 @@ class EdgeList(Computed):
     wrapping: str
 
     def current(self, leaves: Sequence[Tensor], numbers: Sequence[int], sources: int, targets: int) -> _Edges:
-        """Returns the sorted edge list for these leaves and numbers of nodes. Raises FormatError for an edge out of bounds."""
+        """Returns the sorted edge list for these leaves and numbers of nodes. IndexRangeError for an edge out of bounds."""
 
         def make() -> _Edges:
             source, target, weight = self.values(leaves, numbers)

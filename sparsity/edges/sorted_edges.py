@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gossamer.dialects.errors import FormatError
+from gossamer.dialects.errors import IndexRangeError
 from gossamer.dialects.format import Format
 from gossamer.runtime.memory.warm_memory import empty_like
 from gossamer.sparsity.arrays.row_form import RowForm
@@ -47,7 +47,7 @@ class SortedEdges:
 
     @classmethod
     def of(cls, source: Tensor, target: Tensor, sources: int, targets: int, wrapping: str = "") -> "SortedEdges":
-        """Sorts edges ([edges] integers each) by target. FormatError if a node is out of bounds.
+        """Sorts edges ([edges] integers each) by target. IndexRangeError if a node is out of bounds.
 
         Edges with the same target keep their order. Parallel edges are separate entries. Negative nodes count from the end, if
         `wrapping` contains their end, "source" or "target".
@@ -164,11 +164,11 @@ class SortedEdges:
 
 
 def _nodes(end: str, nodes: Tensor, extent: int, wrapping: str) -> Tensor:
-    """Returns the nodes as numbers in [0, extent). FormatError for nodes out of bounds."""
+    """Returns the nodes as numbers in [0, extent). IndexRangeError for nodes out of bounds."""
     low, high = (int(bound) for bound in torch.aminmax(nodes)) if nodes.numel() else (0, -1)
     if low < (least := -extent if end in wrapping else 0) or high >= extent:
         wrong = high if high >= extent else low
-        raise FormatError(
+        raise IndexRangeError(
             f"edge list: {end} {wrong} is out of bounds: must be at least {least}, and less than {extent}, the number of such "
             "nodes"
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.dialects.errors import FormatError
 from gossamer.dialects.format import Format
 from gossamer.dialects.level import Level
-from gossamer.sparsity.arrays.stored_entries import as_int64, assemble, blocked, coordinates
+from gossamer.sparsity.arrays.stored_entries import as_int64, assemble, blocked, coordinates, within
 
 Parts = tuple[Format, tuple[int, ...], tuple[Tensor, ...]]
 """Format, shape and components."""
@@ -79,23 +79,28 @@ def layout_of(format: Format, shape: tuple[int, ...]) -> tuple[torch.layout, int
 
 
 def _hybrid(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor | None:
-    """Returns a torch.sparse tensor in COO with dense dimensions, None for formats without such a layout."""
-    plain = format.with_widths(0, 0)
-    sparse = next((count for count in range(1, format.rank) if plain == coo_format(format.rank, count)), None)
-    if sparse is None:
+    """Returns a torch.sparse tensor in COO, also with dense dimensions. Returns None for formats without such a layout."""
+    indices = coo_indices(format, components)
+    if indices is None:
         return None
-    _, *at, values = components
-    indices, values = torch.stack([as_int64(crd) for crd in at]), values.view(at[0].numel(), *shape[sparse:])
+    sparse, entries = indices.shape
+    values = components[-1].view(entries, *shape[sparse:])
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, is_coalesced=True)
+
+
+def coo_indices(format: Format, components: Sequence[Tensor]) -> Tensor | None:
+    """Returns the coordinates as torch's COO has them, [sparse dimensions, entries]. Returns None for other formats."""
+    plain = format.with_widths(0, 0)
+    if not any(plain == coo_format(format.rank, count) for count in range(1, format.rank + 1)):
+        return None
+    return torch.stack([as_int64(crd) for crd in components[1:-1]])
 
 
 def _coo(format: Format, shape: tuple[int, ...], components: Sequence[Tensor]) -> Tensor:
     at = coordinates(format, shape, components)
-    inside = torch.ones_like(at[0], dtype=torch.bool)
-    for crd, extent in zip(at, shape, strict=True):
-        inside &= crd < extent
     indices, values = torch.stack(at), components[-1]
-    if not bool(inside.all()):
+    if shape != format.padded_shape(shape):
+        inside = within(shape, at)
         indices, values = indices[:, inside], values[inside]
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False).coalesce()
 

@@ -14,7 +14,15 @@ from gossamer.sparsity.operations.sparse_results import pick, sizes_stay_inside
 from gossamer.sparsity.tensor.arithmetic import at_entries
 from gossamer.sparsity.tensor.entries import letters_of
 from gossamer.sparsity.tensor.extension import implements, unsupported
-from gossamer.sparsity.tensor.interchange import LAYOUTS, compressed_format, coo_format, from_torch, layout_of, to_layout_of
+from gossamer.sparsity.tensor.interchange import (
+    LAYOUTS,
+    compressed_format,
+    coo_format,
+    coo_indices,
+    from_torch,
+    layout_of,
+    to_layout_of,
+)
 from gossamer.sparsity.tensor.products import matmul
 from gossamer.sparsity.tensor.sparse_tensor import SparseTensor, bound_to, like
 
@@ -98,7 +106,10 @@ _COMPRESSED = {Format.CSR: ("crow_indices", "col_indices"), Format.CSC: ("ccol_i
 
 
 def _parts_of_layouts() -> None:
-    """Registers torch.sparse's methods for arrays, such as `crow_indices`. Formats without the array raise torch's error."""
+    """Registers torch.sparse's methods for arrays, such as `crow_indices`. Formats without the array raise torch's error.
+
+    COO, CSR and CSC give their own arrays, because compiled graphs cannot have tensors of torch.sparse.
+    """
     for name in (
         "indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "is_coalesced", "_indices", "_values",
     ):  # fmt: skip
@@ -107,7 +118,8 @@ def _parts_of_layouts() -> None:
         def part(input: SparseTensor, name: str = name, method: Callable[[Tensor], Any] = method) -> Any:
             own = _COMPRESSED.get(input.format.with_widths(0, 0), ())
             if name not in own:
-                return method(input.to_torch())
+                indices = coo_indices(input.format, input.components) if name in ("indices", "_indices") else None
+                return method(input.to_torch()) if indices is None else indices
             array = input.components[own.index(name)]
             return array if array.dtype in (torch.int32, torch.int64) else as_int64(array)  # narrow ones are unsigned
 

@@ -1,6 +1,6 @@
 """Indexes SparseTensors: slices, rows in any order, and elements under a mask."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -64,6 +64,28 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
         flat = input.expand(shape).reshape(-1) if shape != input.shape else reshape(input, input.numel())
     assert isinstance(flat, SparseTensor)
     return index_select(flat, 0, set_places(mask.expand(shape).flatten()))
+
+
+@implements(torch.tril, torch.Tensor.tril)
+def tril(input: SparseTensor, diagonal: int = 0) -> SparseTensor:
+    """Returns the elements on a diagonal and below it. The others are not stored."""
+    return _part_of(input, lambda right: right <= diagonal)
+
+
+@implements(torch.triu, torch.Tensor.triu)
+def triu(input: SparseTensor, diagonal: int = 0) -> SparseTensor:
+    """Returns the elements on a diagonal and above it. The others are not stored."""
+    return _part_of(input, lambda right: right >= diagonal)
+
+
+def _part_of(input: SparseTensor, taken: Callable[[Tensor], Tensor]) -> SparseTensor:
+    """Returns the elements of matrices that are `taken`, by how far each is right of the main diagonal."""
+    if input.dim() < 2:
+        raise ArgumentError(f"a triangle needs at least 2 dimensions, got {list(input.shape)}")
+    entries = CoordinateList.of(input)
+    kept = set_places(taken(entries.at[-1] - entries.at[-2]))
+    at = tuple([each.index_select(0, kept) for each in entries.at])
+    return CoordinateList(at, entries.values.index_select(0, kept)).assembled(input.format, input.shape)
 
 
 def fill_diagonal(input: SparseTensor, fill_value: float, wrap: bool = False) -> Tensor:

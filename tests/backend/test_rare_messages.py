@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from gossamer.dialects.errors import FormatError
+from gossamer.dialects.errors import IndexRangeError
 from gossamer.sparsity.edges.sorted_edges import SortedEdges
 from tests.backend.harness import assert_same, compile_and_run
 from tests.backend.messages import EDGES, NODES, aggregated, edges, operations, trained
@@ -205,7 +205,7 @@ def test_negative_nodes_are_refused_where_torch_refuses_them(end: str) -> None:
     x, index = torch.randn(NODES, 6), edges()
     both = [compile_and_run(each, x, index, regions=1).function for each in (selected, indexed)]
     index[int(end == "target"), 7] = -1
-    with pytest.raises(FormatError, match=f"{end} -1 is out of bounds: must be at least 0"), torch.no_grad():
+    with pytest.raises(IndexRangeError, match=f"{end} -1 is out of bounds: must be at least 0"), torch.no_grad():
         both[0](x, index)
     assert_same(both[1](x, index), indexed(x, index))
 

@@ -77,6 +77,8 @@ SHAPES: dict[str, Operation] = {
     "row": lambda a, x: a[-1],
     "element": lambda a, x: a[0, 0],
     "masked_select": lambda a, x: torch.masked_select(a, x > 0),
+    "tril": lambda a, x: a.tril(-1),
+    "triu": lambda a, x: torch.triu(a, 1) * x,
 }
 SOFTMAX: dict[str, Operation] = {
     "softmax of rows": lambda a, x: torch.softmax(a, 1),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer import Format, GossamerError, SparseTensor, einsum
+from gossamer import Format, GossamerError, SparseTensor, einsum, strict
 from tests.sparsity.made import matrix, sparse
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -55,6 +55,34 @@ def test_batches_count_no_sparse_dimensions_and_may_be_empty() -> None:
     ours = SparseTensor.from_torch(theirs)
     assert (ours.sparse_dim(), ours.dense_dim()) == (theirs.sparse_dim(), theirs.dense_dim())
     assert SparseTensor.from_dense(torch.zeros(2, 0, 5), ours.format).to_torch().shape == (2, 0, 5)
+
+
+def test_triangles_store_no_other_elements() -> None:
+    """`triu` gives each edge of an undirected graph once."""
+    dense = torch.ones(5, 5) - torch.eye(5)
+    for a in (sparse(dense), sparse(dense, "COO"), SparseTensor.from_dense(dense.expand(2, 5, 5), Format.csf(3))):
+        for triangle in (a.triu(), a.tril()):
+            assert isinstance(triangle, SparseTensor)
+            assert triangle.nnz * 2 == a.nnz and triangle.format == a.format
+    with pytest.raises(RuntimeError, match="at least 2 dimensions"):
+        SparseTensor.from_dense(torch.ones(3), Format.coo(1)).tril()
+
+
+@pytest.mark.parametrize("dense", ["eager", "inductor"])
+def test_coordinates_of_a_product_in_a_compiled_graph(dense: str) -> None:
+    """The number of entries is open there."""
+
+    def entries(a: SparseTensor) -> tuple[Tensor, Tensor, Tensor]:
+        product = (a @ a.mT).to_sparse()
+        row, column = product.indices()
+        return row * 1, column * 1, product.values() * a.sum(1).index_select(0, row)
+
+    a = matrix(5, 7)
+    with strict():
+        ours = torch.compile(entries, backend="sparse", fullgraph=True, options={"dense": dense})(sparse(a))
+    product = (a @ a.mT).to_sparse()
+    expected = *product.indices(), product.values() * a.sum(1)[product.indices()[0]]
+    torch.testing.assert_close(ours, expected)
 
 
 def test_arrays_of_numpy_change_in_place() -> None:
