@@ -235,7 +235,12 @@ def _expression(mask: fx.Node, inputs: Container[fx.Node], pure: Container[fx.No
 
 
 def _of_activations(given: fx.Node) -> bool:
-    """Whether an input of the graph has floats that are used for more than masks."""
+    """Whether an input of the graph has floats that are used for more than masks and comparisons.
+
+    Written-out attention compares its mask once more, because a query that sees nothing gives NaN:
+
+        torch.where((mask != -inf).any(-1, keepdim=True), attended, nan)
+    """
     value = given.meta["val"]
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return False
@@ -248,10 +253,15 @@ def _of_activations(given: fx.Node) -> bool:
                     return True
             elif user.op == "output":
                 return True
-            elif user not in seen:
+            elif user not in seen and not _is_bool(user):
                 seen.add(user)
                 pending.append(user)
     return False
+
+
+def _is_bool(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bool
 
 
 def _condition(mask: fx.Node) -> fx.Node | None:

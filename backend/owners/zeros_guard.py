@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gossamer.backend.graph.inputs import Inputs
+from gossamer.backend.graph.writes import written
 from gossamer.backend.owners.owners import Owners
 from gossamer.backend.owners.recompiling import may_recompile
 from gossamer.backend.owners.zeros import Zeros, has_zeros_to_see
@@ -72,7 +73,9 @@ def guard_zeros(owners: Owners, inputs: Inputs) -> None:
     if frame is None or off(ANEW):
         return
     checks = _checks[frame.f_code] = _still_of_use(_checks.get(frame.f_code, ()))
-    statics = {id(inputs.values[n]) for n in inputs.statics}
+    variable = written(inputs.module.graph)  # KV caches, which begin as zeros
+    places = (n for n, node in enumerate(inputs.module.graph.find_nodes(op="placeholder")) if node not in variable)
+    statics = {id(inputs.values[n]) for n in places if n in inputs.statics}
     for source, module in owners.outermost:
         counted_apart = isinstance(source, LocalSource)
         full = not counted_apart and sum(not check.is_outdated() for check in checks) >= _MOST_TOGETHER

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.backend.harness import assert_same, compile_and_run
 
@@ -93,6 +93,33 @@ def test_narrow_types(dtype: torch.dtype) -> None:
     given = tensors(dtype=dtype)
     run = compile_and_run(capped, *given, regions=1)
     assert_same(run.output, capped(*(x.double() for x in given)).to(dtype))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_mask_may_be_compared_with_a_buffer_of_ones_and_zeros(trained: bool) -> None:
+    """As in minGPT. A query that sees nothing gives NaN, for which the mask is compared once more."""
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("bias", torch.ones(80, 80).tril()[None, None])
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            length = q.shape[2]
+            scores = (q @ k.transpose(-2, -1)) * 0.25
+            return scores.masked_fill(self.bias[:, :, :length, :length] == 0, -INF).softmax(-1) @ v
+
+    model, given = Causal(), [x.requires_grad_(trained) for x in tensors()]
+    run = compile_and_run(model, *given, regions=1, grad=trained)
+    assert run.regions[0].schedule == "blocks" and "computed from is new" in run.regions[0].reason
+    expected = model(*given)
+    assert_same(run.output, expected)
+    if trained:
+        ours, theirs = (torch.autograd.grad(y.square().sum(), given) for y in (run.output, expected))
+        for found, exact in zip(ours, theirs, strict=True):
+            assert_same(found, exact)
+    model.bias[..., 0] = 0  # the first query sees nothing
+    torch.testing.assert_close(run.function(*given), model(*given), rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 def test_queries_without_keys_are_nan_and_double_stays_with_torchs_own() -> None:

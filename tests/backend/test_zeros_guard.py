@@ -246,6 +246,28 @@ def test_a_model_that_is_pruned_during_training_becomes_sparse() -> None:
     assert {decision.name for decision in found.decisions if decision.sparse} >= {"a.weight", "b.weight"}
 
 
+class Cached(Layers):
+    """A layer before a cache of keys, which begins as zeros."""
+
+    def __init__(self, density: float) -> None:
+        super().__init__(density)
+        self.register_buffer("keys", torch.zeros(32, 96))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.keys[at] = self.a(x)
+        return self.b(self.keys)
+
+
+def test_a_cache_that_fills_needs_no_other_graph() -> None:
+    model, before = Cached(0.1), counters["gossamer"]["graphs"]
+    function, plain = compiled(model), copy.deepcopy(model)
+    with collect() as found, torch.no_grad():
+        for first in (0, 8, 16, 24, 0):
+            assert_same(function(X, torch.arange(first, first + 8)), plain(X, torch.arange(first, first + 8)))
+    assert counters["gossamer"]["graphs"] - before == 1
+    assert {decision.name for decision in found.decisions if decision.sparse} == {"a.weight", "b.weight"}
+
+
 def test_a_guard_keeps_no_model_alive() -> None:
     model = Layers()
     call(compiled(model), model)
