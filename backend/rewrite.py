@@ -16,8 +16,8 @@ from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.trial import Trial
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.flow import flow_of
+from gossamer.backend.graph.emit import spell_out_numbers
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.held_constants import spell_out_numbers
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.graph.strides import orders_of_results, restore_results
