@@ -45,9 +45,9 @@ class SparseWeights:
         if context.measuring is not None:
             found = tuned(found, values, options, context.measuring)
         decisions, planned = plan(found, names, values, context)
-        static = computed_from(graph, values)
+        computed = computed_from(graph, values)
         covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
-        decisions += [*left_out(lasting, covered, static), *unknown(context.inputs)]
+        decisions += [*left_out(lasting, covered, computed), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}
         for region, built in planned:
             if isinstance(region, Chain):
