@@ -16,6 +16,7 @@ from gossamer.backend.devices.budget import Budget
 from gossamer.backend.devices.trial import Trial
 from gossamer.backend.devices.unproven import stays_dense
 from gossamer.backend.flow import flow_of
+from gossamer.backend.graph.emit import spell_out_numbers
 from gossamer.backend.graph.graph_pass import GraphContext
 from gossamer.backend.graph.inputs import Inputs, Unmatched, density, zero_heavy
 from gossamer.backend.graph.nodes import in_training
@@ -61,6 +62,7 @@ class SparseRewrite(CustomGraphPass):
             raise Impure(self._impurity)
         self._seen = True
         with disable_current_modes(), torch.no_grad():  # the modes of tracing, which refuse real tensors beside fake ones
+            spell_out_numbers(graph)
             traced, before = orders_of_results(graph), set(graph.nodes)
             self._rewrite(graph, self._inputs)
             restore_results(graph, traced, before, images=not self.by_operation)
@@ -79,7 +81,8 @@ class SparseRewrite(CustomGraphPass):
 
             budget = Budget.of(self._measuring)
             trial = None if self._impurity or in_training(graph) else self._trial
-            rewritten = compile_graph(graph, GraphContext(inputs, self._options, self._dump, budget, trial))
+            context = GraphContext(inputs, self._options, self._dump, budget, trial, reads_constants=self.by_operation)
+            rewritten = compile_graph(graph, context)
             self.planar = region_op.takes_images(graph) or _convolves_any_number(graph)
         self._called += [*rewritten.regions.values(), *rewritten.structures.values()]
         names = {node: static.name for node, static in statics.items()}

@@ -116,7 +116,7 @@ def _flex_mask(
     places = [*lists, *of_mask, *(of_score if reads else ())]
     inputs = {each for each in node.graph.nodes if each.op == "placeholder"}
     behind = ancestors([place for place in places if place is not None], lambda each: each in inputs)
-    if not computed_from(node.graph, inputs, of_several=True).issuperset(behind):
+    if not computed_from(node.graph, inputs).issuperset(behind):
         raise Refused("its functions read a tensor that is random or changed in place")
     own = set(ancestors([q, k, v], lambda each: each in inputs))
     if any(each in own and each in inputs and each.meta["val"].is_floating_point() for each in behind if _is_tensor(each)):

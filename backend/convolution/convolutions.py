@@ -28,7 +28,7 @@ from gossamer.backend.convolution.transposed import of_forward
 from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import Static, density, zero_heavy
+from gossamer.backend.graph.inputs import Static, density, known_values, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.regions.decide import refusal
 from gossamer.backend.regions.grow_region import Region, grow
@@ -47,7 +47,7 @@ class Convolutions:
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Returns a decision for each convolution whose weight has zeros, and for replaced convolutions between these."""
         statics = context.inputs.match(graph)
-        values = {node: static.tensor for node, static in statics.items()}
+        values, names = known_values(graph, statics, context.reads_constants)
         static, training = computed_from(graph, values), in_training(graph)
         _spell_out(graph)
         instead = of_forward(graph, static)
@@ -55,8 +55,8 @@ class Convolutions:
         instead += gradients
         candidates = find(graph, values, {each.convolution: each for each in instead})
         found = [each for _, each in candidates if isinstance(each, Convolution)]
-        decisions = [*_refusals(candidates, statics), *(d for each in found for d in _left_whole(each, whole, statics))]
-        replacing = _Replacing(context, statics, static, training)
+        decisions = [*_refusals(candidates, statics), *(d for each in found for d in _left_whole(each, whole, names))]
+        replacing = _Replacing(context, values, names, static, training)
         decisions += [d for each in _judged_together(graph, found, values, context) for d in replacing.decide(each)]
         if replacing.failures:
             warnings.warn(f"{replacing.failures[0]}\nThis convolution stays dense.", stacklevel=3)
@@ -75,7 +75,8 @@ class _Replacing:
     """Replaces convolutions by regions. `claimed` are the nodes of regions, `failures` errors of compilation."""
 
     context: GraphContext
-    statics: Mapping[fx.Node, Static]
+    values: Mapping[fx.Node, torch.Tensor]
+    names: Mapping[fx.Node, str]
     static: Container[fx.Node]
     training: bool
     claimed: set[fx.Node] = field(default_factory=set)
@@ -84,7 +85,7 @@ class _Replacing:
     def decide(self, judgement: Judgement) -> Iterator[Decision]:
         """Replaces a convolution if its judgement allows, and yields the decision. Raises CompileError if strict."""
         found, reason, gain = judgement.found, judgement.reason, judgement.gain
-        name, details = self.statics[found.weight.main].name, None if gain is None else details_of(found)
+        name, details = self.names[found.weight.main], None if gain is None else details_of(found)
         if reason is None:
             try:
                 yield self._replaced(name, found, gain, details)
@@ -103,8 +104,7 @@ class _Replacing:
         if not self.training:
             fold_scales(plain.node, self.static)
         region = grow(plain, self.claimed)
-        values = {node: static.tensor for node, static in self.statics.items()}
-        key, taken = build(name, found, region, values, gain, self.context, details)
+        key, taken = build(name, found, region, self.values, gain, self.context, details)
         self.claimed.update(region.members)
         _replace(plain, region, key)
         return taken
@@ -140,11 +140,11 @@ def _spell_out(graph: fx.Graph) -> None:
             node.args = tuple(given)
 
 
-def _left_whole(found: Convolution, whole: Mapping[fx.Node, str], statics: Mapping[fx.Node, Static]) -> Iterator[Decision]:
+def _left_whole(found: Convolution, whole: Mapping[fx.Node, str], names: Mapping[fx.Node, str]) -> Iterator[Decision]:
     """Yields the decision about a gradient of images that could not become a convolution. `whole` has reasons by weight."""
     leaf, weight = found.node.args[1], found.weight
     if isinstance(leaf, fx.Node) and leaf in whole and found.density < 1:
-        name = statics[weight.main].name
+        name = names[weight.main]
         yield Decision.dense(name, f"{found.op} backward", weight.shape, found.density, whole[leaf])
 
 

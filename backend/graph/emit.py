@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gossamer.backend.graph.inputs import constants
 from gossamer.backend.graph.nodes import COPIES, equal, fixed_value, function_of, is_tangent
 from gossamer.dialects.errors import GossamerError
 from gossamer.runtime.torch_internals import detect_fake_mode, tree_map_only
@@ -139,3 +140,17 @@ def constant(before: fx.Node, value: torch.Tensor) -> fx.Node:
     mode = detect_fake_mode([before.meta["val"]])
     node.meta["val"] = mode.from_tensor(value)
     return node
+
+
+def spell_out_numbers(graph: fx.Graph) -> None:
+    """Replaces constants without dimensions, such as torch.tensor(2.0) in a model's code, by operations that make them.
+
+    lift_fresh_copy(%_tensor_constant0)    →    full([], 2.0)
+
+    So they are no leaves of weights. Inductor cannot pass constants of a graph to regions (torch 2.13).
+    """
+    for node, value in constants(graph).items():
+        for user in [user for user in node.users if user.target is aten.lift_fresh_copy.default and value.dim() == 0]:
+            options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+            user.replace_all_uses_with(Emitter(user)(aten.full.default, [], value.item(), **options))
+            graph.erase_node(user)

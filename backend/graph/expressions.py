@@ -42,14 +42,14 @@ class Expression:
     key: str
 
 
-def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node], of_several: bool = False) -> set[fx.Node]:
+def computed_from(graph: fx.Graph, leaves: Iterable[fx.Node]) -> set[fx.Node]:
     """Returns the leaves, and the nodes that are computed only from them, by operations without side effects or randomness.
 
-    of_several  whether to include operations with several results
+    An operation with several results, such as `_weight_norm_interface` or `topk`, counts, and so does each of its results.
     """
     found = set(leaves)
     for node in graph.nodes:
-        if is_pure(node, of_several) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
+        if is_pure(node, of_several=True) and all(n in found or fixed_size(n) is not None for n in node.all_input_nodes):
             found.add(node)
     return found
 

@@ -25,6 +25,7 @@ class GraphContext:
     measuring  the time that is left for measurements, and their rules; None if only predictions decide
     trial      decides about convolutions whose predicted gain is close to 1; None if the prediction decides
     exported   whether the graph will run in processes without Gossamer, which can only call kernels
+    reads_constants  whether regions may read tensors that tracing has put into the graph; those of Inductor may not
     """
 
     inputs: Inputs
@@ -33,6 +34,7 @@ class GraphContext:
     measuring: Budget | None
     trial: Trial | None = None
     exported: bool = False
+    reads_constants: bool = True
 
     def reason(self, problem: Refused | CompileError) -> str:
         """Returns why a part of the graph stays as it is. With the option `strict`, raises a CompileError instead."""

@@ -210,6 +210,17 @@ def constants(graph: fx.Graph) -> dict[fx.Node, torch.Tensor]:
     return {node: value for node, value in found.items() if type(value) is torch.Tensor}
 
 
+def known_values(
+    graph: fx.Graph, statics: Mapping[fx.Node, Static], held: bool
+) -> tuple[dict[fx.Node, torch.Tensor], dict[fx.Node, str]]:
+    """Returns the tensors of a graph's static inputs and constants, and their names, by their nodes.
+
+    held  whether to include the constants
+    """
+    values = {node: static.tensor for node, static in statics.items()} | (constants(graph) if held else {})
+    return values, {node: statics[node].name if node in statics else str(node.target) for node in values}
+
+
 def written_by(graph: fx.Graph) -> set[fx.Node]:
     """Returns the placeholders that a graph writes to, by `copy_` or by returning new values for them."""
     named = {node.meta["desc"]: node for node in graph.nodes if node.op == "placeholder" and "desc" in node.meta}

@@ -24,7 +24,7 @@ from gossamer.backend.graph.emit import Emitter
 from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.fusable import is_elementwise
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import constants, written_by
+from gossamer.backend.graph.inputs import known_values, written_by
 from gossamer.backend.graph.nodes import COPIES, VIEWS, ancestors, arguments, hints, in_training
 from gossamer.backend.regions.contractions import contraction_at
 from gossamer.backend.regions.cost import predicted, usual_tokens
@@ -58,7 +58,8 @@ class BlockProducts:
         if in_training(graph) or context.options.schedule != "auto":
             return []
         statics, written = context.inputs.match(graph), written_by(graph)
-        values = {node: static.tensor for node, static in statics.items() if node not in written}
+        lasting = {node: static for node, static in statics.items() if node not in written}
+        values, _ = known_values(graph, lasting, context.reads_constants)
         static = computed_from(graph, values)
         found = dict[fx.Node, _Batch]()
         for node in graph.nodes:
@@ -318,7 +319,7 @@ def _gain(row: Sequence[_Batch], values: dict[fx.Node, Tensor]) -> float | None:
     batched, sparse = 0.0, 0.0
     for batch in row:
         assert batch.product is not None
-        contraction = contraction_at(batch.product, values | constants(batch.node.graph))
+        contraction = contraction_at(batch.product, values)
         if contraction is None or refusal(contraction) is not None:
             return None
         device, (count, rows, columns) = device_of(contraction.weight.device), batch.sizes

@@ -102,12 +102,18 @@ def with_times(reason: str, contraction: Contraction, what: str = "") -> str:
     return f"{reason}; {what}{times}" if times is not None else reason
 
 
-def left_out(statics: dict[fx.Node, Static], covered: Container[fx.Node]) -> Iterator[Decision]:
-    """Yields decisions about tensors with many zeros that no contraction uses as its weight."""
+def left_out(
+    statics: dict[fx.Node, Static], covered: Container[fx.Node], computed: Container[fx.Node]
+) -> Iterator[Decision]:  # fmt: skip
+    """Yields decisions about tensors with many zeros that no contraction uses as its weight.
+
+    covered   the leaves of the weights of contractions
+    computed  the nodes that are computed only from static inputs and constants
+    """
     for node, static in statics.items():
         if node in covered or not zero_heavy(static.tensor, torch.int8):
             continue
-        used = list(_uses(node, statics))
+        used = list(_uses(node, computed))
         if any(op in _REPORTED for op in used) or (static.tensor.dtype is torch.int8 and _INT8_PRODUCT not in used):
             continue
         op = next(iter(used), None)
@@ -167,14 +173,14 @@ def _wrong_schedule(contraction: Contraction, wanted: str) -> str | None:
     return None if wanted in ("auto", *device_of(device).schedules) else f"schedule {wanted} is not for {device.type}"
 
 
-def _uses(node: fx.Node, statics: Container[fx.Node]) -> Iterator[str]:
+def _uses(node: fx.Node, computed: Container[fx.Node]) -> Iterator[str]:
     """Yields the names of operations that combine the tensor, or values computed only from it, with other values."""
     derived, candidates = {node}, list(node.users)
     while candidates:
         user = candidates.pop(0)
         if user.op != "call_function":
             continue
-        if all(n in derived or n in statics for n in user.all_input_nodes):
+        if all(n in derived or n in computed for n in user.all_input_nodes):
             derived.add(user)
             candidates += [u for u in user.users if u not in derived]
             if any(u.op == "call_function" for u in user.users):

@@ -10,8 +10,9 @@ from torch import fx
 
 from gossamer.backend.chains.find_chains import Chain
 from gossamer.backend.chains.replace_chain import replace_chain
+from gossamer.backend.graph.expressions import computed_from
 from gossamer.backend.graph.graph_pass import GraphContext
-from gossamer.backend.graph.inputs import constants, written_by, zero_heavy
+from gossamer.backend.graph.inputs import known_values, written_by, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.measuring.tune import tuned
 from gossamer.backend.regions import contractions
@@ -34,8 +35,7 @@ class SparseWeights:
         for node, static in lasting.items():
             if zero_heavy(static.tensor):
                 fix_sizes(node)
-        values = {node: static.tensor for node, static in statics.items()} | constants(graph)
-        names = {node: statics[node].name if node in statics else str(node.target) for node in values}
+        values, names = known_values(graph, statics, context.reads_constants)
         contractions.split_addends(graph, values)
         found = contractions.find(graph, values)
         if options.schedule == "auto" and not in_training(graph):
@@ -45,8 +45,9 @@ class SparseWeights:
         if context.measuring is not None:
             found = tuned(found, values, options, context.measuring)
         decisions, planned = plan(found, names, values, context)
+        computed = computed_from(graph, values)
         covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
-        decisions += [*left_out(lasting, covered), *unknown(context.inputs)]
+        decisions += [*left_out(lasting, covered, computed), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}
         for region, built in planned:
             if isinstance(region, Chain):

@@ -76,7 +76,7 @@ def test_models_that_share_a_graph_keep_theirs(mode: str, computed: list[int]) -
 @pytest.mark.parametrize("mode", MODES)
 def test_results_weights_and_gradients_are_those_of_eager_code(hook: Hook, mode: str) -> None:
     model, other, x = network(hook, mode), network(hook, mode), torch.randn(16, 32)
-    function = run(model, x, mode, **({"regions": 0} if hook is normalize else {})).function
+    function = run(model, x, mode).function
     for _ in range(3):
         with torch.set_grad_enabled(mode != "no_grad"):
             ours, theirs = function(x), other(x)
@@ -130,7 +130,7 @@ def test_inference_mode_and_others_take_turns(hook: Hook) -> None:
     model, x = network(hook, "eval"), torch.randn(8, 32)
     expected = model(x).detach()
     with torch.inference_mode():
-        function = run(model, x, "no_grad", **({"regions": 0} if hook is normalize else {})).function
+        function = run(model, x, "no_grad").function
     for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.enable_grad):
         with mode():
             result = function(x)
