@@ -5,6 +5,7 @@ between them, such as activations and gates, for either order, and no prediction
 example inputs, side by side. The gain is kept on disk. Later processes compile the faster version only.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -50,7 +51,7 @@ def faster_version(
         sparse = version(trial := Trial(sparse=True))
         return _gain(sparse, version(Trial(sparse=False)), values) if trial.close else math.inf
 
-    wins = kept("whole-graphs", key, gain, median, math.isfinite) >= 1
+    wins = kept("whole-graphs", [key], gain, median, math.isfinite) >= 1
     if not made:
         return compile_(Trial(sparse=wins))
     compiled, publish = made[wins]
@@ -58,7 +59,7 @@ def faster_version(
     return compiled
 
 
-def _key(module: fx.GraphModule, values: Sequence[Any], options: Options) -> tuple[object, ...] | None:
+def _key(module: fx.GraphModule, values: Sequence[Any], options: Options) -> str | None:
     """Returns the key of a graph's gain on disk. Returns None if the graph has no convolutions, or must not be timed.
 
     Similar sizes have one key, also if torch leaves them open, because a network often gets images of many sizes.
@@ -72,7 +73,9 @@ def _key(module: fx.GraphModule, values: Sequence[Any], options: Options) -> tup
     moving = [value for number, value in enumerate(values) if number not in inputs.statics]
     elements = sum(value.numel() for value in moving if isinstance(value, torch.Tensor))
     names = [node.name for node in module.graph.nodes if not isinstance(node.meta.get("example_value"), torch.SymInt)]
-    return None if weights is None else (weights, names, round(math.log2(elements or 1)))
+    if weights is None:
+        return None
+    return hashlib.sha256(f"{weights}\n{names}\n{round(math.log2(elements or 1))}".encode()).hexdigest()
 
 
 def _is_open(value: Any) -> bool:
