@@ -60,6 +60,15 @@ class SparseConvTensor:
         self.coarse: dict[Sizes, Tensor] = {}
         """Indices of coarser levels by path, shared by all convolutions that lead there."""
 
+    @classmethod
+    def from_dense(cls, x: Tensor) -> "SparseConvTensor":
+        """Returns the sites of a dense tensor [batch, *spatial_shape, C] at which a feature is not 0. Gradients flow to x."""
+        if not isinstance(x, Tensor) or x.dim() < 3:
+            given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise GossamerError(f"x is {given}, must be a tensor [batch, *spatial_shape, C]")
+        indices = (x != 0).any(-1).nonzero()
+        return cls(x[indices.unbind(1)], indices.int(), x.shape[1:-1], x.shape[0])
+
     @property
     def indices(self) -> Tensor:
         """The indices of the sites, int32 [N, 1 + D]."""

@@ -193,3 +193,27 @@ def test_what_does_not_fit_is_refused() -> None:
     for call, message in wrong:
         with pytest.raises(gossamer.GossamerError, match=message):
             call()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_sites_of_a_dense_tensor(compiles: bool) -> None:
+    layer = spconv.SubMConv2d(3, 4, 3)
+
+    def convolved(x: Tensor) -> Tensor:
+        found = spconv.SparseConvTensor.from_dense(x)
+        return layer(found).dense(channels_first=False) + found.features.sum()
+
+    function = torch.compile(convolved, backend="sparse", fullgraph=True, options={"dense": "eager"}) if compiles else convolved
+    for many in (40, 3, 0):
+        x = torch.zeros(2, 9, 8, 3)
+        x.view(-1)[torch.randperm(x.numel())[:many]] = torch.randn(many)
+        x.requires_grad_()
+        occupied = (x != 0).any(-1, keepdim=True)
+        full = F.conv2d(x.movedim(-1, 1), layer.weight.movedim(-1, 1), layer.bias, padding=1).movedim(1, -1)
+        expected = torch.where(occupied, full, 0) + x.sum()
+        result = function(x)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+        grads = [torch.autograd.grad(each.square().sum(), x)[0] for each in (result, expected)]
+        torch.testing.assert_close(grads[0], torch.where(occupied, grads[1], 0), rtol=1e-4, atol=1e-4)
+    with pytest.raises(gossamer.GossamerError, match=r"x is \[3, 4\], must be a tensor"):
+        spconv.SparseConvTensor.from_dense(torch.ones(3, 4))
