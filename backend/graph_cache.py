@@ -96,7 +96,7 @@ def fingerprint(inputs: Inputs, options: Options, sparse: bool | None = None) ->
 
 
 def weights_here(inputs: Inputs) -> str | None:
-    """Returns a hash of the zeros of weights and of the machine, or None if regions cannot be kept on disk."""
+    """Returns a hash of the machine and of the zeros of weights. Returns None if regions cannot be kept on disk."""
     tensors = [static.tensor for static in inputs.statics.values()]
     kept = all(keeps_kernels(tensor.device) for tensor in tensors)
     if off(CACHE) or cache_files.directory() is None or not kept:

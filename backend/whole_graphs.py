@@ -62,7 +62,8 @@ def faster_version(
 def _key(module: fx.GraphModule, values: Sequence[Any], options: Options) -> str | None:
     """Returns the key of a graph's gain on disk. Returns None if the graph has no convolutions, or must not be timed.
 
-    Similar sizes have one key, also if torch leaves them open, because a network often gets images of many sizes.
+    Similar sizes have one key, also if torch leaves them open, because a network often gets images of many sizes. Images with
+    channels innermost have another key. Empty ones are not timed.
     """
     decides = options.min_gain > 0 and options.schedule == "auto" and options.dense != "eager" and not options.check
     able = decides and Budget.of(everything=False) is not None
@@ -72,10 +73,12 @@ def _key(module: fx.GraphModule, values: Sequence[Any], options: Options) -> str
     weights = weights_here(inputs)
     moving = [value for number, value in enumerate(values) if number not in inputs.statics]
     elements = sum(value.numel() for value in moving if isinstance(value, torch.Tensor))
-    names = [node.name for node in module.graph.nodes if not isinstance(node.meta.get("example_value"), torch.SymInt)]
-    if weights is None:
+    if weights is None or not elements:
         return None
-    return hashlib.sha256(f"{weights}\n{names}\n{round(math.log2(elements or 1))}".encode()).hexdigest()
+    names = [node.name for node in module.graph.nodes if not isinstance(node.meta.get("example_value"), torch.SymInt)]
+    strided = (value for value in values if isinstance(value, torch.Tensor) and value.layout is torch.strided)
+    orders = [value.is_contiguous() for value in strided]
+    return hashlib.sha256(f"{weights}\n{names}\n{orders}\n{round(math.log2(elements))}".encode()).hexdigest()
 
 
 def _is_open(value: Any) -> bool:

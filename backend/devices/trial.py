@@ -18,7 +18,7 @@ class Trial:
     close: bool = False
 
     def decides(self, gain: float, factor: float) -> bool:
-        """Whether the trial decides, given the predicted gain. Up to `factor` times as high a gain is close, too."""
+        """Whether the trial decides, given the predicted gain. A gain is also close if it is up to `factor` times as high."""
         least, most = _CLOSE
         self.close |= least <= gain <= most * factor
         return self.close

@@ -93,11 +93,15 @@ def test_similar_sizes_are_timed_once(predicted: Callable[[float], None], monkey
         for images in (torch.randn(2, 32, 12, 12), torch.randn(2, 32, 12, 11), torch.randn(1, 32, 16, 14)):
             torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-4)
         assert timer.asked == 1
+        compiled(IMAGES[:0])
+        assert timer.asked == 1
         images = torch.randn(2, 32, 40, 41)
         torch._dynamo.mark_dynamic(images, 2)
         torch.compiler.reset()
         torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-4)
-    assert timer.asked == 2
+        assert timer.asked == 2
+        assert compiled_regions(model, IMAGES.to(memory_format=torch.channels_last)) == 2
+    assert timer.asked == 3
 
 
 @pytest.mark.parametrize(("gain", "sparse"), [(5.0, 2), (0.2, 0)])
