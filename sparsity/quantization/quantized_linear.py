@@ -176,8 +176,8 @@ def quantized_linear(
 
 
 def _sums(q: Tensor, weight: Tensor) -> Tensor:
-    """Returns exact sums [T, M]. On CPUs it uses operations that other backends know, too."""
-    if q.device.type != "cpu":
+    """Returns exact sums [T, M]. Graphs for CPUs get operations that other backends know, too."""
+    if q.device.type != "cpu" or not torch.compiler.is_compiling():
         return int8_product(q, weight.t())
     return torch.ops.aten._int_mm(q, weight.t()) if weight.shape[1] > 1 else q.int() * weight.int().t()
 
