@@ -16,7 +16,17 @@ from gossamer.backend.page.saved import sizes
 from gossamer.backend.report.machine import this_machine
 from gossamer.backend.report.options import SCHEDULES
 from gossamer.backend.report.report import FEW_ZEROS, NO_PRODUCT, NO_ZEROS, Decision
-from gossamer.backend.report.words import count, in_bytes, in_percent, one_name, span, times, without_numbers
+from gossamer.backend.report.words import (
+    count,
+    in_bytes,
+    in_percent,
+    one_name,
+    one_reason,
+    span,
+    times,
+    without_numbers,
+    without_times,
+)
 
 _WIDTH = 100
 _NAME = 32
@@ -187,7 +197,8 @@ def _table(decisions: Iterable[Decision]) -> Table:
         name = one_name([d.name for d in group])
         again = f" (x{len(group)})" if len(group) > 1 else ""
         gains = [d.gain for d in group if d.gain is not None]
-        what = f"sparse {_kernel(first)}, {first.reason}" if first.sparse else f"dense: {first.reason}"
+        reason = one_reason([d.reason for d in group])
+        what = f"sparse {_kernel(first)}, {reason}" if first.sparse else f"dense: {reason}"
         table.add_row(
             _wrapped(f"{name}{again}"),
             first.op,
@@ -209,7 +220,7 @@ def _kernel(decision: Decision) -> str:
 def _kind(decision: Decision) -> object:
     """Returns a key. Decisions with equal keys share a row."""
     d = decision
-    return without_numbers(d.name), d.op, d.shape, d.sparse, d.format, d.schedule, d.reason, d.pattern
+    return without_numbers(d.name), d.op, d.shape, d.sparse, d.format, d.schedule, without_times(d.reason), d.pattern
 
 
 def _wrapped(name: str) -> str:

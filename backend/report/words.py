@@ -5,6 +5,8 @@ from collections.abc import Callable
 from itertools import groupby
 
 _NUMBER = re.compile(r"(?<![^. ])(?<!of )\d+(?![^. ,])")
+_TIME = re.compile(r"(\w+) (\d[\d.]*) us")
+_TIMES = re.compile(rf"{_TIME.pattern}(, {_TIME.pattern})*")
 
 
 def without_numbers(name: str) -> str:
@@ -17,6 +19,28 @@ def one_name(names: list[str]) -> str:
     numbers = [list(dict.fromkeys(found)) for found in zip(*map(_NUMBER.findall, names), strict=True)]
     texts = iter(column[0] if len(column) == 1 else f"{{{_runs(column)}}}" for column in numbers)
     return _NUMBER.sub(lambda _: next(texts), names[0])
+
+
+def without_times(reason: str) -> tuple[str, tuple[frozenset[str]]]:
+    """Returns a reason without its times, and the names of what was timed at each place. Reasons of a kind have equal ones."""
+    return _TIMES.sub("*", reason), tuple(frozenset(times) for times in _times(reason))
+
+
+def one_reason(reasons: list[str]) -> str:
+    """Returns one reason for reasons that differ only in times: rowpairs 90 us, dense 200 us → rowpairs 90-95 us, dense 200 us."""
+    places = zip(*map(_times, reasons), strict=True)
+    texts = (", ".join(f"{name} {_ends([times[name] for times in place])} us" for name in place[0]) for place in places)
+    return _TIMES.sub(lambda _: next(texts), reasons[0])
+
+
+def _times(reason: str) -> list[dict[str, str]]:
+    """Returns the times by their names, for each place of a reason that has some."""
+    return [dict(_TIME.findall(place.group())) for place in _TIMES.finditer(reason)]
+
+
+def _ends(numbers: list[str]) -> str:
+    low, high = min(numbers, key=float), max(numbers, key=float)
+    return low if low == high else f"{low}-{high}"
 
 
 def _runs(numbers: list[str]) -> str:

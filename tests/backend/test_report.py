@@ -19,7 +19,7 @@ from gossamer.backend.profiling.measured import in_time
 from gossamer.backend.report import graph_breaks
 from gossamer.backend.report.dump import Dump
 from gossamer.backend.report.report import NO_PRODUCT
-from gossamer.backend.report.words import in_bytes, one_name, times
+from gossamer.backend.report.words import in_bytes, one_name, one_reason, times, without_times
 from tests.backend.harness import compile_and_run, prune_
 
 EAGER = {"dense": "eager", "min_gain": 0}
@@ -127,6 +127,17 @@ def test_numbers_inside_of_names_and_gaps() -> None:
     text = str(Report([decision(f"conv2d.{i}.w") for i in (0, 1, 4)], [], 1))
     assert "conv2d.{0-1,4}.w (x3)" in text
     assert one_name(["layers.09.w", "layers.10.w"]) == "layers.{09-10}.w"
+
+
+def test_measured_times_share_a_row() -> None:
+    """Layers of one kind have the same contenders, in any order. Their times become ranges."""
+    reasons = ["in a chain; measured: rowpairs 9.5 us, dense 100 us", "in a chain; measured: dense 90 us, rowpairs 10 us"]
+    assert without_times(reasons[0]) == without_times(reasons[1])
+    assert one_reason(reasons) == "in a chain; measured: rowpairs 9.5-10 us, dense 90-100 us"
+    assert one_reason(reasons[:1]) == reasons[0]
+    assert without_times("measured: block 5 us") != without_times("measured: dense 5 us")
+    places = ["a 1 us, b 2 us; alone: a 3 us, b 4 us", "b 2 us, a 5 us; alone: b 5 us, a 3 us"]
+    assert one_reason(places) == "a 1-5 us, b 2 us; alone: a 3 us, b 4-5 us"
 
 
 def test_a_frozen_copy_of_a_weight_has_its_own_name() -> None:
