@@ -27,7 +27,7 @@ def without_times(reason: str) -> tuple[str, tuple[frozenset[str]]]:
 
 
 def one_reason(reasons: list[str]) -> str:
-    """Returns one reason for reasons that differ only in times: rowpairs 90 us, dense 200 us → rowpairs 90-95 us, dense 200 us."""
+    """Returns one reason for reasons that differ only in times: a 90 us, dense 200 us → a 90-95 us, dense 200 us."""
     places = zip(*map(_times, reasons), strict=True)
     texts = (", ".join(f"{name} {_ends([times[name] for times in place])} us" for name in place[0]) for place in places)
     return _TIMES.sub(lambda _: next(texts), reasons[0])
