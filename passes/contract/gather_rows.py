@@ -24,6 +24,7 @@ from gossamer.passes.loops.queries import all_ops, dims, walk
 from gossamer.passes.loops.scalars import Scalars
 from gossamer.passes.loops.vectors import byte_width
 
+_VECTORS = {16: 13, 32: 16}  # of sums, by registers. So AVX2 reads 104 columns of f32 in one pass over the entries, AVX-512 256
 _LARGE = 32 << 10  # bytes of a first-level cache. Rows of x are fetched ahead into it only if it is larger.
 
 
@@ -54,7 +55,7 @@ class GatherRows:
         check_elements(contract)
         scalars = Scalars(ir.RankedTensorType(contract.rhs.type).element_type)
         lanes = self.bits // (byte_width(scalars.wide) * 8)
-        vectors = registers(self.bits) // 2  # with AVX-512 256 columns of f32 in one pass over the entries
+        vectors = _VECTORS[registers(self.bits)]
         with ir.InsertionPoint(contract), contract.location:
             scheduled = GatherRowsOp(
                 contract.lhs, contract.rhs, integer(lanes), integer(vectors), integer(1 if self.l1d > _LARGE else 2),

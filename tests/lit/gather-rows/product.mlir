@@ -6,7 +6,7 @@
 // CHECK:         %[[Y:.*]] = "kernel.gather_rows"(%{{.*}}, %{{.*}}) ({
 // CHECK-NEXT:    ^bb0(%[[SUM:.*]]: f32):
 // CHECK-NEXT:      "kernel.yield"(%[[SUM]])
-// CHECK-NEXT:    }) {ahead = 2 : i64, gathers = 0 : i64, lanes = 8 : i64, vectors = 8 : i64}
+// CHECK-NEXT:    }) {ahead = 2 : i64, gathers = 0 : i64, lanes = 8 : i64, vectors = 13 : i64}
 // CHECK:         return %[[Y]]
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 func.func @spmm(%a: tensor<?x?xf32, #CSR>, %x: tensor<?x?xf32>, %m: index, %n: index) -> tensor<?x?xf32> {
@@ -39,7 +39,7 @@ func.func @csc(%a: tensor<?x?xf32, #CSC>, %x: tensor<?x?xf32>, %m: index, %n: in
 // CHECK-NEXT:    ^bb0(%[[SUM:.*]]: f32):
 // CHECK-NEXT:      %[[NARROW:.*]] = arith.truncf %[[SUM]] : f32 to bf16
 // CHECK-NEXT:      "kernel.yield"(%[[NARROW]])
-// CHECK-NEXT:    }) {ahead = 2 : i64, gathers = 0 : i64, lanes = 8 : i64, vectors = 8 : i64} : {{.*}} -> tensor<?xbf16>
+// CHECK-NEXT:    }) {ahead = 2 : i64, gathers = 0 : i64, lanes = 8 : i64, vectors = 13 : i64} : {{.*}} -> tensor<?xbf16>
 #CSR = #sparse_tensor.encoding<{map = (d0, d1) -> (d0 : dense, d1 : compressed)}>
 #product = {indexing_maps = [affine_map<(i, k) -> (i, k)>, affine_map<(i, k) -> (k)>, affine_map<(i, k) -> (i)>], iterator_types = ["parallel", "reduction"]}
 #each = {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
