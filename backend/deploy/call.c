@@ -1,5 +1,7 @@
 /* Calls kernels in a package: provides scratch memory, and tests whether this processor can run them. */
+#define _GNU_SOURCE
 #include <cpuid.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -47,6 +48,31 @@ int main(void) {
   }
   printf("%d more bytes\\n", (int)(after - before));
   return fclose(to);
+}
+"""
+
+OPENS = """
+#include "small.h"
+#include <dlfcn.h>
+#include <stdio.h>
+
+static float x[64 * 384];
+
+int main(void) {
+  for (int n = 0; n < 20; n++) {
+    void *opened = dlopen("./small.so", RTLD_NOW);
+    if (!opened) return puts(dlerror()), 1;
+    small *(*load)(void) = (small * (*)(void)) dlsym(opened, "small_load");
+    int (*run)(small *, const small_tensor *, small_tensor *) = (int (*)(small *, const small_tensor *, small_tensor *))
+      dlsym(opened, "small_run");
+    void (*release)(small_tensor *) = (void (*)(small_tensor *))dlsym(opened, "small_release");
+    void (*done)(small *) = (void (*)(small *))dlsym(opened, "small_free");
+    small *model = load();
+    small_tensor in[small_INPUTS] = {{.data = x, .type = small_FLOAT32, .rank = 2, .sizes = {64, 384}}}, out[small_OUTPUTS];
+    if (!model || run(model, in, out)) return 2;
+    release(out), done(model), dlclose(opened);
+  }
+  return 0;
 }
 """
 
@@ -148,3 +174,13 @@ def test_a_library_has_another_ending(tmp_path: Path) -> None:
 def test_names_of_files_become_names_in_c() -> None:
     assert [c_name(each) for each in ("mini-lm.v2", "2nd", "model", "modèle")] == ["mini_lm_v2", "nd", "model", "mod_le"]
     assert [c_name(each) for each in ("switch", "class", "tensor")] == ["switch_model", "class_model", "tensor_model"]
+
+
+def test_a_program_opens_and_closes_the_library(tmp_path: Path) -> None:
+    """Threads of OpenMP outlive it."""
+    gossamer.build(prune_(nn.Linear(384, 1536)).eval(), (torch.randn(64, 384),), tmp_path / "small.so", options=OPTIONS)
+    (tmp_path / "main.c").write_text(OPENS)
+    run_tool(compiler(), "-x", "c", tmp_path / "main.c", "-o", tmp_path / "main", "-ldl")
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([tmp_path / "main"], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, (done.returncode, done.stdout)
