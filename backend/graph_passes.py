@@ -42,6 +42,8 @@ GRAPH_PASSES = {
     "unsigned-products": "weights.unsigned_products:UnsignedProducts",
     # makes products with dequantized weights that `sparse-weights` takes
     "dequantized-products": "weights.dequantized_products:DequantizedProducts",
+    # after passes that make products of int8
+    "bytes-as-floats": "weights.bytes_as_floats:BytesAsFloats",
     # before `sparse-weights`, whose chains have attention as one operation
     "written-attention": "attention.written_attention:WrittenAttention",
     # before `sparse-weights` takes the products of single experts, and `silu-gradients` changes gradients
