@@ -73,8 +73,9 @@ def quantize(
       `weight_int8` and `weight_scale` are buffers. `weight` is computed from them and has no gradient. The gradient of the
       input goes straight through.
     - A token with NaN or infinity gives NaN.
-    - `torch.compile(model, backend="sparse")` runs these layers by int8 kernels, alone or in chains, if the CPU has AVX2 and
-      the kernels are predicted to be faster. `torch._int_mm` runs the other layers. NVIDIA GPUs have kernels for single layers.
+    - `torch.compile(model, backend="sparse")` runs these layers by int8 kernels, alone or in chains, if these are predicted to
+      be faster. If the CPU multiplies floats faster, kernels keep the integers as float32. `torch._int_mm` runs the other
+      layers. NVIDIA GPUs have kernels for single layers.
 
     Experts of transformers (`gate_up_proj`, `down_proj`) that `only` names become integers of 8 or 4 bits with a scale for each
     row. With `group` or "int4", a scale belongs to 16 weights of 8 bits or 32 weights of 4 bits. Their tokens stay floats; see
