@@ -19,14 +19,14 @@ from gossamer.backend.graph.nodes import VIEWS, arguments
 from gossamer.backend.graph.patterns import CONVERTS
 from gossamer.backend.regions.contractions import Contraction, contraction_at, find
 from gossamer.backend.regions.cost import predicted
-from gossamer.backend.regions.decide import refusal
+from gossamer.backend.regions.decide import judge, refusal
 from gossamer.backend.report.report import Decision
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class BytesAsFloats:
-    """All products of int8 in a graph become products of float32, or none, because a chain has one type."""
+    """All products of int8 in a graph that have a kernel become products of float32, or none: a chain has one type."""
 
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Makes no decision. sparse-weights decides about the new products."""
@@ -34,9 +34,9 @@ class BytesAsFloats:
         if options.min_gain == 0 or options.schedule != "auto":
             return []
         values = {node: static.tensor for node, static in context.inputs.match(graph).items()}
-        products = [each for each in find(graph, values) if _becomes_floats(each)]
-        made = [_Floats.of(each, values) for each in products]
-        if products and _us([each.floats for each in made]) < _us(products):
+        made = [_Floats.of(each, values) for each in find(graph, values) if _may_become_floats(each)]
+        made = [each for each in made if judge(each.floats, options)[0] is None]
+        if made and _us([each.floats for each in made]) < _us([each.integers for each in made]):
             for each in made:
                 each.replace()
         graph.eliminate_dead_code()
@@ -64,7 +64,7 @@ class _Floats:
             user.replace_all_uses_with(self.floats.node)
 
 
-def _becomes_floats(product: Contraction) -> bool:
+def _may_become_floats(product: Contraction) -> bool:
     """Whether a kernel computes a product of int8 on a CPU, and everybody reads it as float32."""
     node = product.node
     able = product.quantized and node.target is aten._int_mm.default and refusal(product) is None
