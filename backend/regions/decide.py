@@ -29,7 +29,9 @@ _REMEDIES = {
 }
 """Advice for the report: how to avoid an operation that has no sparse kernel."""
 
-_REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm", "routed_mlp", "routed_product", "region")
+_REPORTED = (
+    "bmm", "baddbmm", "convolution", "grouped_mm_fallback", "_grouped_mm", "routed_mlp", "routed_product", "region",
+)  # fmt: skip
 """Operations that the passes `convolutions` and `routed-experts` report themselves."""
 
 

@@ -64,9 +64,6 @@ OTHER_USES: dict[str, tuple[Callable[[Tensor], Callable[[Tensor], Tensor]], tupl
         lambda w: lambda x: F.embedding(x, w), (40, 16), torch.arange(5), "no sparse kernel for embedding",
     ),
     "addition": (lambda w: lambda x: x + w, (32, 32), torch.randn(32, 32), "no sparse kernel for add"),
-    "experts": (
-        lambda w: lambda x: torch.bmm(x, w), (4, 16, 16), torch.randn(4, 2, 16), "no sparse kernel for bmm",
-    ),
     "complex": (complex_product, (32, 32), torch.randn(4, 32), "no sparse kernel for complex64 on cpu"),
 }  # fmt: skip
 
