@@ -125,6 +125,13 @@ def left_out(
         yield Decision.dense(static.name, op or "-", tensor.shape, density(tensor), refused or reason)
 
 
+def overwritten(inputs: Inputs, graph: fx.Graph) -> Iterator[Decision]:
+    """Yields decisions about pruned parameters that a joint graph writes to, such as a weight that `forward` clips."""
+    reason = "trained dense: the model writes to it in the forward pass"
+    for name, tensor in ((each.name, each.tensor) for each in inputs.overwritten(graph) if zero_heavy(each.tensor)):
+        yield Decision.dense(name, "-", tensor.shape, density(tensor), reason)
+
+
 def unknown(inputs: Inputs) -> Iterator[Decision]:
     """Yields decisions about matrices whose values are not known during the compilation."""
     reason = "its values are unknown at compile time (a fake tensor)"

@@ -79,6 +79,20 @@ def test_uses_without_a_sparse_kernel(use: str) -> None:
     assert_same(run.output, function(x))
 
 
+def test_a_weight_that_the_model_clips_is_dense_in_training_and_the_report_says_so() -> None:
+    class Clipped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    model, x = prune_(Clipped(64, 64)), torch.randn(4, 64)
+    trained = compile_and_run(model, x, grad=True, regions=0)
+    assert only(trained.decisions).reason == "trained dense: the model writes to it in the forward pass"
+    assert_same(trained.output, model(x))
+    assert only(compile_and_run(model, x).decisions).sparse
+
+
 def test_integer_weights_stay_dense() -> None:
     w, x = torch.randint(0, 2, (32, 32)), torch.randint(0, 5, (4, 32))
     run = compile_and_run(lambda x: x @ w, x, regions=0)
