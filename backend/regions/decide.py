@@ -31,8 +31,9 @@ _REMEDIES = {
 
 _REPORTED = (
     "bmm", "baddbmm", "convolution", "grouped_mm_fallback", "_grouped_mm", "routed_mlp", "routed_product", "region",
+    "_scaled_dot_product_flash_attention_for_cpu",
 )  # fmt: skip
-"""Operations that the passes `convolutions` and `routed-experts` report themselves."""
+"""Operations that the passes `convolutions`, `routed-experts` and `masked-attention` report themselves."""
 
 
 def judge(contraction: Contraction, options: Options, renewed: float = 0.0) -> tuple[str | None, float | None]:

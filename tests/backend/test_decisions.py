@@ -93,6 +93,19 @@ def test_a_weight_that_the_model_clips_is_dense_in_training_and_the_report_says_
     assert only(compile_and_run(model, x).decisions).sparse
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_the_mask_of_attention_is_reported_once_as_attention(grad: bool) -> None:
+    lower, x = torch.tril(torch.ones(1, 1, 32, 32)), torch.randn(1, 2, 32, 16, requires_grad=grad)
+
+    def function(x: Tensor) -> Tensor:
+        scores = (x @ x.transpose(-2, -1)).masked_fill(lower == 0, float("-inf"))
+        return scores.softmax(-1) @ x
+
+    run = compile_and_run(function, x, grad=grad, regions=0, min_gain=1.1)
+    assert [each.name for each in run.decisions] == ["attention"]
+    assert_same(run.output, function(x))
+
+
 def test_integer_weights_stay_dense() -> None:
     w, x = torch.randint(0, 2, (32, 32)), torch.randint(0, 5, (4, 32))
     run = compile_and_run(lambda x: x @ w, x, regions=0)
