@@ -6,7 +6,8 @@
 
 Products that are not part of such a layer become gossamer::routed_product. Routers, shared experts and losses stay as they are.
 
-layers.py and loops.py find the layers, products.py the products. replace_experts.py and sparse_experts.py replace them.
+layers.py and loops.py find the layers, products.py the products. replace_experts.py, sparse_experts.py and batched_products.py
+replace them.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from gossamer.backend.experts.batched_products import take_batches
 from gossamer.backend.experts.cost import predicted_gain
 from gossamer.backend.experts.few_tokens import measured_layer, measured_product
 from gossamer.backend.experts.layers import Layer, Mixtures
@@ -42,6 +44,7 @@ class RoutedExperts:
     def run(self, graph: fx.Graph, context: GraphContext) -> list[Decision]:
         """Replaces layers, then other products. Returns a decision for each weight of experts."""
         statics = context.inputs.match(graph)
+        batches = take_batches(graph, statics, context)
         stored = StoredProducts(graph, {} if context.exported else statics)
         mixtures = Mixtures(graph)
         taking = _Taking(graph, context, statics, stored)
@@ -56,7 +59,7 @@ class RoutedExperts:
             graph.eliminate_dead_code()
         if unrolled:
             drop_vain_assertions(graph)
-        return taking.decisions
+        return batches + taking.decisions
 
 
 class _Taking:

@@ -111,6 +111,12 @@ class Inputs:
                 found[node] = static
         return found
 
+    def overwritten(self, graph: fx.Graph) -> list[Static]:
+        """Returns the parameters that a joint graph writes to. `match` leaves them out."""
+        written = overwritten(graph)
+        found = [self._resolve(node.meta.get("desc"))[0] for node in graph.nodes if node in written]
+        return [each for each in found if each is not None and isinstance(each.tensor, torch.nn.Parameter)]
+
     def value(self, node: fx.Node) -> torch.Tensor | None:
         """Returns the real tensor of a placeholder in a traced graph, or None if it is not one of the inputs."""
         return self.given(node.meta.get("desc"))

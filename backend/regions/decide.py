@@ -29,8 +29,11 @@ _REMEDIES = {
 }
 """Advice for the report: how to avoid an operation that has no sparse kernel."""
 
-_REPORTED = ("convolution", "grouped_mm_fallback", "_grouped_mm", "routed_mlp", "routed_product", "region")
-"""Operations that the passes `convolutions` and `routed-experts` report themselves."""
+_REPORTED = (
+    "bmm", "baddbmm", "convolution", "grouped_mm_fallback", "_grouped_mm", "routed_mlp", "routed_product", "region",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)  # fmt: skip
+"""Operations that the passes `convolutions`, `routed-experts` and `masked-attention` report themselves."""
 
 
 def judge(contraction: Contraction, options: Options, renewed: float = 0.0) -> tuple[str | None, float | None]:
@@ -121,6 +124,13 @@ def left_out(
         tensor = static.tensor
         refused = None if tensor.dtype is torch.int8 else _refusal(tensor, tensor)
         yield Decision.dense(static.name, op or "-", tensor.shape, density(tensor), refused or reason)
+
+
+def overwritten(inputs: Inputs, graph: fx.Graph) -> Iterator[Decision]:
+    """Yields decisions about pruned parameters that a joint graph writes to, such as a weight that `forward` clips."""
+    reason = "trained dense: the model writes to it in the forward pass"
+    for name, tensor in ((each.name, each.tensor) for each in inputs.overwritten(graph) if zero_heavy(each.tensor)):
+        yield Decision.dense(name, "-", tensor.shape, density(tensor), reason)
 
 
 def unknown(inputs: Inputs) -> Iterator[Decision]:

@@ -16,7 +16,7 @@ from gossamer.backend.graph.inputs import known_values, written_by, zero_heavy
 from gossamer.backend.graph.nodes import in_training
 from gossamer.backend.measuring.tune import tuned
 from gossamer.backend.regions import contractions
-from gossamer.backend.regions.decide import left_out, unknown
+from gossamer.backend.regions.decide import left_out, overwritten, unknown
 from gossamer.backend.regions.reorder_into_blocks import in_blocks
 from gossamer.backend.regions.replace_region import replace
 from gossamer.backend.regions.round_to_bf16 import may_round, with_rounded_weight
@@ -47,7 +47,7 @@ class SparseWeights:
         decisions, planned = plan(found, names, values, context)
         computed = computed_from(graph, values)
         covered = {leaf for contraction in found for leaf in contraction.weight.leaves}
-        decisions += [*left_out(lasting, covered, computed), *unknown(context.inputs)]
+        decisions += [*left_out(lasting, covered, computed), *overwritten(context.inputs, graph), *unknown(context.inputs)]
         replaced: dict[fx.Node, fx.Node] = {}
         for region, built in planned:
             if isinstance(region, Chain):

@@ -64,9 +64,6 @@ OTHER_USES: dict[str, tuple[Callable[[Tensor], Callable[[Tensor], Tensor]], tupl
         lambda w: lambda x: F.embedding(x, w), (40, 16), torch.arange(5), "no sparse kernel for embedding",
     ),
     "addition": (lambda w: lambda x: x + w, (32, 32), torch.randn(32, 32), "no sparse kernel for add"),
-    "experts": (
-        lambda w: lambda x: torch.bmm(x, w), (4, 16, 16), torch.randn(4, 2, 16), "no sparse kernel for bmm",
-    ),
     "complex": (complex_product, (32, 32), torch.randn(4, 32), "no sparse kernel for complex64 on cpu"),
 }  # fmt: skip
 
@@ -79,6 +76,33 @@ def test_uses_without_a_sparse_kernel(use: str) -> None:
     run = compile_and_run(function, x, regions=0)
     decision = only(run.decisions)
     assert (decision.name, decision.sparse, decision.reason) == ("w", False, reason)
+    assert_same(run.output, function(x))
+
+
+def test_a_weight_that_the_model_clips_is_dense_in_training_and_the_report_says_so() -> None:
+    class Clipped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    model, x = prune_(Clipped(64, 64)), torch.randn(4, 64)
+    trained = compile_and_run(model, x, grad=True, regions=0)
+    assert only(trained.decisions).reason == "trained dense: the model writes to it in the forward pass"
+    assert_same(trained.output, model(x))
+    assert only(compile_and_run(model, x).decisions).sparse
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_the_mask_of_attention_is_reported_once_as_attention(grad: bool) -> None:
+    lower, x = torch.tril(torch.ones(1, 1, 32, 32)), torch.randn(1, 2, 32, 16, requires_grad=grad)
+
+    def function(x: Tensor) -> Tensor:
+        scores = (x @ x.transpose(-2, -1)).masked_fill(lower == 0, float("-inf"))
+        return scores.softmax(-1) @ x
+
+    run = compile_and_run(function, x, grad=grad, regions=0, min_gain=1.1)
+    assert [each.name for each in run.decisions] == ["attention"]
     assert_same(run.output, function(x))
 
 
