@@ -167,7 +167,8 @@ class _Primal:
     def __init__(self, ctx: Any) -> None:
         self.__dict__.update(ctx.__dict__)
         self.needs_input_grad = ctx.needs_input_grad
-        self.saved_tensors = [each if each is None else forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors]
+        unpack = partial(forward_ad.unpack_dual, level=0)  # graphs open the level, but do not set torch's default for it
+        self.saved_tensors = [each if each is None else unpack(each).primal for each in ctx.saved_tensors]
 
 
 def _tensors(inputs: Iterable[Any]) -> list[Tensor]:

@@ -96,6 +96,22 @@ def test_jacobians_and_hessians() -> None:
     torch.testing.assert_close(pullback(out)[0], vjp(theirs, x)[1](out)[0])
 
 
+@pytest.mark.parametrize("of", ["values", "x"])
+def test_compiled_forward_over_backward(of: str) -> None:
+    a, x = sparse(matrix(4, 6, dtype=DOUBLE)), of_one(6, 3)
+    given = a.values() if of == "values" else x
+
+    def loss(changed: Tensor) -> Tensor:
+        return torch.tanh(a.with_values(changed) @ x if of == "values" else a @ changed).sum()
+
+    def products(changed: Tensor) -> Tensor:
+        return jvp(grad(loss), (changed,), (torch.ones_like(changed),))[1]
+
+    for function in (products, hessian(loss)):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(given), function(given))
+
+
 def test_dual_tensors() -> None:
     a, x, tangent = sparse(matrix(4, 6)), torch.randn(6, 3), torch.randn(6, 3)
     values = a.values().clone()
