@@ -204,7 +204,8 @@ def matrix_power(input: SparseTensor, n: int) -> Tensor:
     if n < 1:
         dense: Tensor = densified(torch.linalg.matrix_power, (input, n), {})
         return dense
-    return reduce(torch.matmul, [input] * n)
+    equal: list[Tensor] = [input] * n
+    return reduce(torch.matmul, equal)
 
 
 @implements(torch.linalg.multi_dot)
