@@ -42,6 +42,7 @@ Setup = Callable[[Any, Sequence[Any], Sequence[Tensor]], Sequence[Tensor]]
 Backward = Callable[[Any, Tensor], Sequence[Tensor | None]]
 Tangent = Callable[[Any, Sequence[Tensor | None]], Tensor | None]
 Operation = Callable[..., Any]
+Formula = Callable[..., Sequence[Tensor | None]]
 
 _single_level = refusal(TRANSFORMS) or enable_single_level_autograd_function
 
@@ -87,7 +88,7 @@ class Derivative:
                 gradient = gradients[ctx.at]
                 if gradient is None:
                     return (None,) * len(ctx.needs_input_grad)
-                return None, None, *_one_by_one(partial(backward, ctx), gradient)
+                return None, None, *_one_by_one(partial(backward, ctx), [gradient])
 
             @staticmethod
             def jvp(ctx: Any, _compute: None, _inputs: None, *tangents: Tensor | None) -> Any:
@@ -95,7 +96,7 @@ class Derivative:
                     with set_forward_gradients(True):
                         found = tangent(_Primal(ctx), tangents)
                 else:
-                    found = tangent(ctx, tangents)
+                    (found,) = _one_by_one(lambda *own: [tangent(ctx, own)], tangents)
                 return found if ctx.count == 1 else tuple(found if number == ctx.at else None for number in range(ctx.count))
 
         named: Any = type(name, (Differentiated,), {})  # the name that `grad_fn` shows
@@ -124,27 +125,37 @@ class Derivative:
         return call
 
 
-def _one_by_one(backward: Callable[[Tensor], Sequence[Tensor | None]], gradient: Tensor) -> Sequence[Tensor | None]:
-    """Returns what `backward` gives for a gradient, or for each of several at once (`is_grads_batched` of torch.autograd.grad).
+def _one_by_one(formula: Formula, given: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Returns what a formula gives for gradients or tangents, or for each of several at once.
 
-    Torch's own rule for these takes no operation with lists.
+    `is_grads_batched` of torch.autograd.grad and `vectorize` of torch.autograd.functional give several. Torch's own rule for
+    these takes no operation with lists.
     """
-    if not is_gradient_batch(gradient):
-        return backward(gradient)
+    if not any(map(_is_batch, given)):
+        return formula(*given)
     level = enter_gradient_batch() - 1
     leave_gradient_batch()
-    return _of_levels(backward, gradient, level)
+    return _of_levels(formula, given, level)
 
 
-def _of_levels(backward: Callable[[Tensor], Sequence[Tensor | None]], gradient: Tensor, level: int) -> Sequence[Tensor | None]:
-    """Does this for gradients in batches of several nested calls, of which `level` is the innermost."""
-    if level == 0 or not is_gradient_batch(gradient):
-        return backward(gradient)
-    each = gradients_of_batch(gradient, level, 0, 0)  # empty if the gradient is the same for the whole batch
-    if not len(each):
-        return _of_levels(backward, gradient, level - 1)
-    results = [_of_levels(backward, own, level - 1) for own in each]
+def _of_levels(formula: Formula, given: Sequence[Tensor | None], level: int) -> Sequence[Tensor | None]:
+    """Does this for batches of several nested calls, of which `level` is the innermost."""
+    if level == 0:
+        return formula(*given)
+    split = {at: gradients_of_batch(each, level, 0, 0) for at, each in enumerate(given) if each is not None and _is_batch(each)}
+    split = {at: each for at, each in split.items() if len(each)}  # it is empty if all in this batch are the same
+    if not split:
+        return _of_levels(formula, given, level - 1)
+    count = len(next(iter(split.values())))
+    results = [
+        _of_levels(formula, [split[at][number] if at in split else each for at, each in enumerate(given)], level - 1)
+        for number in range(count)
+    ]
     return [None if found[0] is None else gradient_batch(torch.stack(found), 0, level) for found in zip(*results, strict=True)]
+
+
+def _is_batch(given: Tensor | None) -> bool:
+    return given is not None and is_gradient_batch(given)
 
 
 def _keeping(names: str, operation: Any) -> Setup:
@@ -167,7 +178,8 @@ class _Primal:
     def __init__(self, ctx: Any) -> None:
         self.__dict__.update(ctx.__dict__)
         self.needs_input_grad = ctx.needs_input_grad
-        self.saved_tensors = [each if each is None else forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors]
+        unpack = partial(forward_ad.unpack_dual, level=0)  # graphs open the level, but do not set torch's default for it
+        self.saved_tensors = [each if each is None else unpack(each).primal for each in ctx.saved_tensors]
 
 
 def _tensors(inputs: Iterable[Any]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Concatenates and stacks SparseTensors."""
+"""Concatenates and stacks SparseTensors, and makes Kronecker products and diagonals of blocks."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from gossamer.dialects.errors import ArgumentError
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
-from gossamer.sparsity.tensor.coordinate_list import CoordinateList
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.extension import implements
 from gossamer.sparsity.tensor.shapes import unsqueeze, within
@@ -71,3 +71,40 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """Does `cat` along dimension 1, or along dimension 0 for vectors."""
     return cat(tensors, min(1, tensors[0].dim() - 1))
+
+
+@implements(torch.kron, torch.Tensor.kron)
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    """Returns the Kronecker product in the format of the first sparse operand. Of a dense operand, it stores all elements."""
+    if input.dim() != other.dim():
+        dense: Tensor = densified(torch.kron, (input, other), {})
+        return dense
+    one, two = (CoordinateList.of(each) if isinstance(each, SparseTensor) else _all_of(each) for each in (input, other))
+    sizes = [n * m for n, m in zip(input.shape, other.shape, strict=True)]
+    at = [(p[:, None] * m + q).flatten() for p, q, m in zip(one.at, two.at, other.shape, strict=True)]
+    sparse = next(each for each in (input, other) if isinstance(each, SparseTensor))
+    products = CoordinateList(tuple(at), (one.values[:, None] * two.values).flatten())
+    return products.assembled(of_rank(sparse.format, len(sizes)), sizes)
+
+
+def _all_of(dense: Tensor) -> CoordinateList:
+    """Returns all elements of a dense tensor."""
+    at = torch.meshgrid(*(torch.arange(size, device=dense.device) for size in dense.shape), indexing="ij")
+    return CoordinateList(tuple(each.flatten() for each in at), dense.flatten())
+
+
+@implements(torch.block_diag)
+def block_diag(*tensors: Tensor) -> Tensor:
+    """Returns a matrix with these matrices along its diagonal, in the format of the first. It is dense if one of them is."""
+    sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor) and tensor.dim() == 2]
+    if len(sparse) < len(tensors):
+        dense: Tensor = densified(torch.block_diag, tensors, {})
+        return dense
+    rows = columns = 0
+    lists = list[CoordinateList]()
+    for tensor in sparse:
+        listed = CoordinateList.of(tensor)
+        lists.append(CoordinateList((listed.at[0] + rows, listed.at[1] + columns), listed.values))
+        rows, columns = rows + tensor.shape[0], columns + tensor.shape[1]
+    at = tuple(torch.cat(crds) for crds in zip(*(each.at for each in lists), strict=True))
+    return CoordinateList(at, torch.cat([each.values for each in lists])).assembled(sparse[0].format, [rows, columns])

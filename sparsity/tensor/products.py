@@ -1,6 +1,7 @@
 """torch's functions for products of SparseTensors. All of them are einsums, or SDDMM."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
@@ -15,6 +16,7 @@ from gossamer.sparsity.operations.dense_results import sample
 from gossamer.sparsity.operations.open_sizes import agree
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
 from gossamer.sparsity.tensor.coordinate_list import CoordinateList
+from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.einsum import einsum
 from gossamer.sparsity.tensor.extension import implements, unsupported
 from gossamer.sparsity.tensor.fast_matmul import matmul_at_once
@@ -194,3 +196,27 @@ def _sums_products(equation: Any, operands: Any) -> bool:
 
 
 _LETTERS = ascii_uppercase + ascii_lowercase
+
+
+@implements(torch.matrix_power, torch.Tensor.matrix_power, torch.linalg.matrix_power)
+def matrix_power(input: SparseTensor, n: int) -> Tensor:
+    """Returns a product of n equal matrices, sparse for n > 0."""
+    if n < 1:
+        dense: Tensor = densified(torch.linalg.matrix_power, (input, n), {})
+        return dense
+    equal: list[Tensor] = [input] * n
+    return reduce(torch.matmul, equal)
+
+
+@implements(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the product of these matrices, from the right if the last is dense."""
+    if isinstance(tensors[-1], SparseTensor):
+        return reduce(torch.matmul, tensors)
+    return reduce(lambda product, each: each @ product, reversed(tensors))
+
+
+@implements(torch.chain_matmul)
+def chain_matmul(*matrices: Tensor) -> Tensor:
+    """Does `multi_dot`."""
+    return multi_dot(matrices)

@@ -1,4 +1,4 @@
-"""Indexes SparseTensors: slices, rows in any order, and elements under a mask."""
+"""Indexes SparseTensors: slices, rows in any order, diagonals, and elements under a mask."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from gossamer.dialects.errors import ArgumentError
 from gossamer.runtime.modules import sizes
 from gossamer.runtime.torch_internals import is_fake
 from gossamer.sparsity.operations.sparse_results import sizes_stay_inside
-from gossamer.sparsity.tensor.coordinate_list import CoordinateList
+from gossamer.sparsity.tensor.coordinate_list import CoordinateList, of_rank
 from gossamer.sparsity.tensor.densify import densified
 from gossamer.sparsity.tensor.entries import set_places
 from gossamer.sparsity.tensor.extension import implements
@@ -64,6 +64,46 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
         flat = input.expand(shape).reshape(-1) if shape != input.shape else reshape(input, input.numel())
     assert isinstance(flat, SparseTensor)
     return index_select(flat, 0, set_places(mask.expand(shape).flatten()))
+
+
+@implements(torch.diagonal, torch.Tensor.diagonal)
+def diagonal_of(input: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Returns a diagonal of a matrix, dense."""
+    if input.dim() != 2 or within(dim1, 2) == within(dim2, 2):
+        dense: Tensor = densified(torch.diagonal, (input, offset, dim1, dim2), {})
+        return dense
+    first, second = within(dim1, 2), within(dim2, 2)
+    listed = CoordinateList.of(input)
+    length = min(input.shape[first] + min(offset, 0), input.shape[second] - max(offset, 0))
+    found = listed.values.new_zeros(max(length, 0))
+    if length <= 0:
+        return found
+    kept = listed.at[second] - listed.at[first] == offset
+    place = torch.where(kept, listed.at[first] + min(offset, 0), 0)
+    return found.index_add(0, place, listed.values.where(kept, torch.zeros_like(listed.values)))
+
+
+@implements(torch.linalg.diagonal)
+def last_diagonal(A: SparseTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Does `diagonal_of`, by default of the last two dimensions."""
+    return diagonal_of(A, offset, dim1, dim2)
+
+
+@implements(torch.diag, torch.Tensor.diag)
+def diag(input: SparseTensor, diagonal: int = 0) -> Tensor:
+    """Returns a diagonal of a matrix, dense, or the sparse matrix that has a vector as a diagonal."""
+    if input.dim() != 1:
+        return diagonal_of(input, diagonal)
+    listed = CoordinateList.of(input)
+    size = input.shape[0] + abs(diagonal)
+    at = listed.at[0] + max(-diagonal, 0), listed.at[0] + max(diagonal, 0)
+    return CoordinateList(at, listed.values).assembled(of_rank(input.format, 2), [size, size])
+
+
+@implements(torch.trace, torch.Tensor.trace)
+def trace(input: SparseTensor) -> Tensor:
+    """Returns the sum of the diagonal."""
+    return diagonal_of(input).sum()
 
 
 @implements(torch.tril, torch.Tensor.tril)

@@ -36,7 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
 
 LAUNCHED = {
     **dict.fromkeys(PRODUCTS, "rows"),
-    **dict.fromkeys([*REDUCTIONS, *SOFTMAX, "SpGEMM", "intersection"], "segments"),
+    **dict.fromkeys([*REDUCTIONS, *SOFTMAX, "SpGEMM", "intersection", "powers"], "segments"),
     "SDDMM": "dots",
     **dict.fromkeys(["sum", "mean", "amax", "prod", "max and min"], ""),  # of all entries at once, which torch does
 }

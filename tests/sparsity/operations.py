@@ -24,6 +24,7 @@ PRODUCTS: dict[str, Operation] = {
     "addmv": lambda a, x: torch.addmv(x[:, 0], a, x[0]),
     "SDDMM": lambda a, x: einsum("ij,ir,jr->ij", a, x, x.t() @ x) if isinstance(a, SparseTensor) else a * (x @ x.t() @ x),
     "SpGEMM": lambda a, x: a @ a.t(),
+    "multi_dot": lambda a, x: torch.linalg.multi_dot([a, a.T, x]),
 }
 ELEMENTWISE: dict[str, Operation] = {
     "times a number": lambda a, x: 2 * a * -0.5,
@@ -77,6 +78,12 @@ SHAPES: dict[str, Operation] = {
     "row": lambda a, x: a[-1],
     "element": lambda a, x: a[0, 0],
     "masked_select": lambda a, x: torch.masked_select(a, x > 0),
+    "diagonals": lambda a, x: torch.cat([a.diagonal(), torch.diag(a, 1), a.diagonal(-1, 1, 0), a.diagonal(99)]),
+    "trace": lambda a, x: torch.trace(a),
+    "kron": lambda a, x: torch.kron(a[:2], a[1:]),
+    "kron with dense": lambda a, x: torch.kron(x[:2, :1], a),
+    "block_diag": lambda a, x: torch.block_diag(a, 2 * a, a.T),
+    "powers": lambda a, x: torch.linalg.matrix_power(a @ a.T, 2),
     "tril": lambda a, x: a.tril(-1),
     "triu": lambda a, x: torch.triu(a, 1) * x,
 }
@@ -100,9 +107,9 @@ DENSE: dict[str, Operation] = {
 
 OPERATIONS = {**PRODUCTS, **ELEMENTWISE, **REDUCTIONS, **SHAPES, **SOFTMAX, **DENSE}
 GIVE_SPARSE = {
-    "SDDMM", "SpGEMM", *ELEMENTWISE, *SOFTMAX, *(set(SHAPES) - {"to_dense", "row", "element"}),
+    "SDDMM", "SpGEMM", *ELEMENTWISE, *SOFTMAX, *(set(SHAPES) - {"to_dense", "row", "element", "diagonals", "trace"}),
 }  # fmt: skip
-TOO_FULL_FOR_2_4 = {"functions", "union", "difference", "cat of columns", "block", "columns by number"}
+TOO_FULL_FOR_2_4 = {"functions", "union", "difference", "cat of columns", "block", "columns by number", "kron", "block_diag"}
 """What may leave more than 2 of 4 elements, which 2:4 refuses to store."""
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd.functional import hessian as functional_hessian
+from torch.autograd.functional import jacobian
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from gossamer import GossamerError, SparseTensor, einsum, graph_attention
@@ -94,6 +96,46 @@ def test_jacobians_and_hessians() -> None:
         torch.testing.assert_close(twice(lambda x: ours(x).sum())(x), hessian(lambda x: theirs(x).sum())(x))
     out, pullback = vjp(ours, x)
     torch.testing.assert_close(pullback(out)[0], vjp(theirs, x)[1](out)[0])
+
+
+@pytest.mark.parametrize("of", ["values", "x"])
+def test_compiled_forward_over_backward(of: str) -> None:
+    a, x = sparse(matrix(4, 6, dtype=DOUBLE)), of_one(6, 3)
+    given = a.values() if of == "values" else x
+
+    def loss(changed: Tensor) -> Tensor:
+        return torch.tanh(a.with_values(changed) @ x if of == "values" else a @ changed).sum()
+
+    def products(changed: Tensor) -> Tensor:
+        return jvp(grad(loss), (changed,), (torch.ones_like(changed),))[1]
+
+    for function in (products, hessian(loss)):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(given), function(given))
+
+
+@pytest.mark.parametrize("of", ["values", "x", "both"])
+def test_several_tangents_at_once(of: str) -> None:
+    """By `vectorize` of torch.autograd.functional, which has transforms of its own."""
+    a, x = sparse(matrix(4, 6, dtype=DOUBLE)), of_one(6)
+    given = x if of == "x" else a.values().clone()
+    factors = of_one(a.nnz, 6)
+
+    def function(changed: Tensor) -> Tensor:
+        product = (
+            a @ changed
+            if of == "x"
+            else a.with_values(changed) @ (x if of == "values" else (changed[:, None] * factors).sum(0))
+        )
+        return torch.tanh(product)
+
+    def loss(changed: Tensor) -> Tensor:
+        return function(changed).sum()
+
+    found = jacobian(function, given, vectorize=True, strategy="forward-mode")
+    torch.testing.assert_close(found, jacobian(function, given))
+    found = functional_hessian(loss, given, vectorize=True, outer_jacobian_strategy="forward-mode")
+    torch.testing.assert_close(found, functional_hessian(loss, given))
 
 
 def test_dual_tensors() -> None:

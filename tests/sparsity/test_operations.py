@@ -285,6 +285,22 @@ def test_joined_matrices_are_those_of_scipy() -> None:
     assert joined.data.tolist() == theirs.data.tolist()
 
 
+def test_products_of_kronecker_and_diagonals_of_blocks_are_those_of_scipy() -> None:
+    x, y = (scipy.sparse.random_array((8, 9), density=0.2, rng=seed, format="csr") for seed in (1, 2))
+    a, b = SparseTensor.from_scipy(x), SparseTensor.from_scipy(y)
+    pairs = [(torch.kron(a, b), scipy.sparse.kron(x, y)), (torch.block_diag(a, b), scipy.sparse.block_diag([x, y]))]
+    for ours, theirs in pairs:
+        ours, theirs = ours.to_scipy(), theirs.tocsr()
+        assert ours.indices.tolist() == theirs.indices.tolist()
+        assert ours.data.tolist() == theirs.data.tolist()
+    for offset in (-8, -7, 0, 3, 9):
+        assert a.diagonal(offset).tolist() == x.diagonal(offset).tolist()
+    vector = a.sum(0)
+    matrix = torch.diag(SparseTensor.from_dense(vector, Format.coo(1)), -2)
+    assert isinstance(matrix, SparseTensor)
+    equal(matrix, torch.diag(vector, -2))
+
+
 def test_dimensions_that_do_not_fit() -> None:
     a = sparse(matrix(3, 4))
     for call in (lambda: a.sum(2), lambda: a.amax(-3), lambda: torch.softmax(a, 2), lambda: a.flatten(0, 5)):
