@@ -25,7 +25,7 @@ def believable(gain: float, predicted: float) -> bool:
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds by schedule and DENSE. `origin` names another weight that they were measured on; None for this one."""
+    """Microseconds by schedule and DENSE. `origin` names another kind of weight that they were measured on, or is None."""
 
     us: Mapping[str, float]
     origin: str | None = None

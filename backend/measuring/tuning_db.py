@@ -129,9 +129,8 @@ class TuningDatabase:
                 continue
             scaled = {name: times[name] * own[name] / predicted[name] for name in known}
             if Times(times).fastest == Times(scaled).fastest and _clear(times) and _clear(scaled):
-                m = other.matrix
                 records.used(self._name, _line(other, self._entries[other]))
-                return Times(scaled, f"{m.rows}x{m.columns} at {m.density:.0%}")
+                return Times(scaled, None if _in_words(other) == _in_words(key) else _in_words(other))
         return None
 
     def add(self, key: Key, times: Times, told: Mapping[str, Any] = MappingProxyType({})) -> Times:
@@ -173,3 +172,7 @@ def _distance(a: Key, b: Key) -> float | None:
 def _clear(us: Mapping[str, float]) -> bool:
     first, *rest = sorted(us.values())
     return not rest or rest[0] >= _CLEAR * first
+
+
+def _in_words(key: Key) -> str:
+    return f"{key.matrix.rows}x{key.matrix.columns} at {key.matrix.density:.0%}"

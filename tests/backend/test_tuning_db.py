@@ -78,7 +78,8 @@ def test_similar_patterns_lend_their_times(fields: dict[str, Any]) -> None:
     database, key = TuningDatabase(), another(**fields)
     database.add(KEY, TIMES)
     times = database.similar(key, predicted)
-    assert times is not None and times.origin == "768x3072 at 10%"
+    reads_alike = not {"rows", "columns", "density"} & {*fields}  # the report names size and share of the other weight
+    assert times is not None and times.origin == (None if reads_alike else "768x3072 at 10%")
     for name, us in TIMES.us.items():
         assert times.us[name] == pytest.approx(us * predicted(key)[name] / predicted(KEY)[name])
 
