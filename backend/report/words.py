@@ -21,7 +21,7 @@ def one_name(names: list[str]) -> str:
     return _NUMBER.sub(lambda _: next(texts), names[0])
 
 
-def without_times(reason: str) -> tuple[str, tuple[frozenset[str]]]:
+def without_times(reason: str) -> tuple[str, tuple[frozenset[str], ...]]:
     """Returns a reason without its times, and the names of what was timed at each place. Reasons of a kind have equal ones."""
     return _TIMES.sub("*", reason), tuple(frozenset(times) for times in _times(reason))
 
