@@ -19,7 +19,8 @@ from torch import fx
 
 from gossamer.backend.devices.device_kernel import contiguous_strides
 from gossamer.backend.graph.emit import Emitter
-from gossamer.backend.graph.nodes import equal
+from gossamer.backend.graph.nodes import equal, hint
+from gossamer.runtime.torch_internals import statically_known_true
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -166,12 +167,35 @@ def _interleaved(emit: Emitter, y: fx.Node, stride: Sequence[int]) -> fx.Node:
     if prod(stride) == 1:
         return y
     dims = len(stride)
+    lines = y.meta["val"].shape[2:]
     images, filters, *sizes = emit.sizes(y, tuple(range(2 + dims)))
     assert isinstance(filters, int)
     y = emit(aten.reshape.default, y, [images, filters // prod(stride), *stride, *sizes])
     y = emit(aten.permute.default, y, [0, 1, *(axis for n in range(dims) for axis in (2 + dims + n, 2 + n))])
-    sizes = [n * s if isinstance(n, int) else emit(operator.mul, n, s) for n, s in zip(sizes, stride, strict=True)]
-    return emit(aten.reshape.default, y, [images, filters // prod(stride), *sizes])
+    joined = [_times(emit, n, s) for n, s in zip(sizes, stride, strict=True)]
+    shape = [images, filters // prod(stride), *joined]
+    if any(map(_is_guarded, lines, stride)):
+        y = emit(aten.clone.default, y, memory_format=torch.contiguous_format)
+        return emit(aten.as_strided.default, y, shape, _contiguous(emit, shape))
+    return emit(aten.reshape.default, y, shape)
+
+
+def _is_guarded(lines: Any, step: int) -> bool:
+    """Whether a reshape that joins an axis with `lines` and one with `step` indices would add a guard: torch does not know that
+    the product divides no smaller number of lines. Users' bounds of sizes forbid guards."""
+    return hint(lines) is not None and not statically_known_true(lines % (lines * step) != 0)
+
+
+def _contiguous(emit: Emitter, shape: Sequence[int | fx.Node]) -> list[int | fx.Node]:
+    """Emits the strides of a contiguous tensor."""
+    strides: list[int | fx.Node] = [1]
+    for size in shape[:0:-1]:
+        strides.insert(0, _times(emit, strides[0], size))
+    return strides
+
+
+def _times(emit: Emitter, a: int | fx.Node, b: int | fx.Node) -> int | fx.Node:
+    return a * b if isinstance(a, int) and isinstance(b, int) else emit(operator.mul, a, b)
 
 
 def spread(emit: Emitter, images: fx.Node, axis: int, step: int, size: int) -> fx.Node:

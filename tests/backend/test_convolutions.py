@@ -200,6 +200,33 @@ class Open(nn.Module):
         return up, F.gelu(self.rows(up.mean(2))), self.volume(y[:, :4, None].expand(-1, -1, 3, -1, -1))
 
 
+class Net(nn.Module):
+    """A small U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.up, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.ConvTranspose2d(16, 16, 2, 2), nn.Conv2d(32, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.first(x)
+        up = self.up(F.max_pool2d(skipped, 2).relu())
+        rest = [0, skipped.shape[3] - up.shape[3], 0, skipped.shape[2] - up.shape[2]]
+        return self.last(torch.cat([F.pad(up, rest), skipped], 1))
+
+
+def test_sizes_within_bounds() -> None:
+    """Users' bounds of sizes forbid guards on them, also on halves of sizes."""
+    torch.manual_seed(0)
+    network, x = prune_(Net()).eval(), torch.randn(2, 3, 32, 48)
+    for axis in (2, 3):
+        torch._dynamo.mark_dynamic(x, axis, min=16, max=256)
+    run = compile_and_run(network, x, regions=3)
+    with torch.compiler.set_stance("fail_on_recompile"), torch.no_grad():
+        for sizes in ((32, 48), (33, 47), (17, 16)):
+            given = torch.randn(2, 3, *sizes)
+            assert_same(run.function(given), network(given))
+
+
 def test_images_of_open_sizes() -> None:
     torch.manual_seed(0)
     network, x = prune_(Open()).eval(), torch.randn(2, 5, 20, 40)
