@@ -181,9 +181,12 @@ def _interleaved(emit: Emitter, y: fx.Node, stride: Sequence[int]) -> fx.Node:
 
 
 def _is_guarded(lines: Any, step: int) -> bool:
-    """Whether a reshape that joins an axis with `lines` and one with `step` indices would add a guard: torch does not know that
-    the product divides no smaller number of lines. Users' bounds of sizes forbid guards."""
-    return hint(lines) is not None and not statically_known_true(lines % (lines * step) != 0)
+    """Whether a reshape that joins axes of `lines` and `step` indices would add a guard, which users' bounds of sizes forbid.
+
+    Torch asks whether `lines` is a multiple of `lines * step`. It knows the answer for most sizes.
+    """
+    is_open = isinstance(lines, torch.SymInt) and hint(lines) is not None
+    return is_open and step > 1 and not statically_known_true(lines % (lines * step) != 0)
 
 
 def _contiguous(emit: Emitter, shape: Sequence[int | fx.Node]) -> list[int | fx.Node]:

@@ -29,7 +29,7 @@ struct MODEL {
   struct pair *constants;
 };
 
-/* Threads of OpenMP wait in its library until the process ends. So it stays loaded if a program closes this one. */
+/* Threads of OpenMP wait in OpenMP's library until the process ends. So that library stays loaded if a program closes this one. */
 __attribute__((constructor)) static void keep_openmp(void) {
   Dl_info found;
   if (dladdr((void *)omp_get_max_threads, &found)) dlopen(found.dli_fname, RTLD_NOW | RTLD_NODELETE);

@@ -204,8 +204,10 @@ def matrix_power(input: SparseTensor, n: int) -> Tensor:
     if n < 1:
         dense: Tensor = densified(torch.linalg.matrix_power, (input, n), {})
         return dense
-    equal: list[Tensor] = [input] * n
-    return reduce(torch.matmul, equal)
+    if n == 1:
+        return input.clone()
+    half = matrix_power(input, n // 2)
+    return half @ half @ input if n % 2 else half @ half
 
 
 @implements(torch.linalg.multi_dot)

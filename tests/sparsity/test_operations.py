@@ -301,6 +301,18 @@ def test_products_of_kronecker_and_diagonals_of_blocks_are_those_of_scipy() -> N
     equal(matrix, torch.diag(vector, -2))
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_powers(n: int) -> None:
+    """They share no memory with the matrix."""
+    dense = torch.randn(6, 6, dtype=torch.float64) * (torch.rand(6, 6) < 0.4)
+    a = SparseTensor.from_dense(dense)
+    power = torch.matrix_power(a, n)
+    assert isinstance(power, SparseTensor)
+    torch.testing.assert_close(power.to_dense(), torch.linalg.matrix_power(dense, n))
+    power.values().zero_()
+    assert torch.equal(a.to_dense(), dense)
+
+
 def test_dimensions_that_do_not_fit() -> None:
     a = sparse(matrix(3, 4))
     for call in (lambda: a.sum(2), lambda: a.amax(-3), lambda: torch.softmax(a, 2), lambda: a.flatten(0, 5)):
